@@ -1,0 +1,100 @@
+"""Ids and positions.
+
+A position is what stands in the `id:` field of an event: kind, stream, generation and sequence number at fixed places.
+It is cut at those places and never split at a character, so nothing that may stand in an id can mislead it (R6).
+Within a stream positions rise, also as plain strings (S1).
+
+    c K3vJx0o8Qm2uYb7dT5aLwA . 000001 . 0000000042 ~ 9fQx
+    │ └ stream, 22 characters  └ generation └ sequence └ optional: makes a priming id unique, means nothing
+    └ c: call, s: standalone
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NewType
+
+SessionId = NewType("SessionId", str)
+StreamId = NewType("StreamId", str)
+NodeId = NewType("NodeId", str)
+Fence = NewType("Fence", int)
+
+RandomBytes = Callable[[int], bytes]
+"""A source of unguessable bytes, such as `secrets.token_bytes` (S11)."""
+
+SESSION_BYTES = 32
+"""256 bits: a session id is a bearer secret wherever no other authentication is used."""
+
+STREAM_BYTES = 16
+"""128 bits: unguessable, and short enough to stand in every event."""
+
+_PRIMING_BYTES = 6
+
+_POSITION = re.compile(r"([cs])([A-Za-z0-9_-]{22})\.([0-9]{6})\.([0-9]{10})(?:~[A-Za-z0-9_-]{1,32})?")
+_SESSION = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+class Kind(enum.Enum):
+    """What a stream is for."""
+
+    CALL = "c"
+    """Opened by a POST with at least one request; sealed by the last response it owes."""
+
+    STANDALONE = "s"
+    """One for each session, read by GET; lives as long as the session."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Position:
+    """A place in a stream: just behind the event with this sequence number (0: before the first)."""
+
+    stream: StreamId
+    generation: int
+    seq: int
+    kind: Kind
+
+    def __str__(self) -> str:
+        return position_prefix(self.kind, self.stream, self.generation) + f"{self.seq:010d}"
+
+    def priming(self, random: RandomBytes) -> str:
+        """The same place under a fresh name, for an event that carries nothing but its id."""
+        return f"{self}~{_text(random(_PRIMING_BYTES))}"
+
+
+def position_prefix(kind: Kind, stream: StreamId, generation: int) -> str:
+    """All of a position but its sequence number, which follows as ten digits."""
+    return f"{kind.value}{stream}.{generation:06d}."
+
+
+def parse_position(text: str) -> Position | None:
+    """Read a position from the wire; `None` if it is none of ours."""
+    match = _POSITION.fullmatch(text)
+    if match is None:
+        return None
+    kind, stream, generation, seq = match.groups()
+    return Position(kind=Kind(kind), stream=StreamId(stream), generation=int(generation), seq=int(seq))
+
+
+def new_session_id(random: RandomBytes) -> SessionId:
+    return SessionId(_text(random(SESSION_BYTES)))
+
+
+def new_stream_id(random: RandomBytes) -> StreamId:
+    return StreamId(_text(random(STREAM_BYTES)))
+
+
+def new_node_id(random: RandomBytes) -> NodeId:
+    return NodeId(_text(random(STREAM_BYTES)))
+
+
+def parse_session_id(text: str) -> SessionId | None:
+    """Read a session id from the wire; `None` if it cannot be one of ours."""
+    return SessionId(text) if _SESSION.fullmatch(text) else None
+
+
+def _text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")

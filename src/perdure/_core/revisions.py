@@ -1,0 +1,45 @@
+"""What each protocol revision of the session era changes, as data.
+
+Sources: the transports pages of 2025-03-26, 2025-06-18 and 2025-11-25.
+2024-11-05 is what the official SDK still negotiates by `initialize`; it is served like the oldest revision here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revision:
+    """The behaviour of sessions that negotiated this version."""
+
+    version: str
+    batches: bool
+    """POST bodies may be arrays; one stream then owes several responses."""
+    primes: bool
+    """Every event stream begins with an event that carries only an id, and with `retry`."""
+    closes_early: bool
+    """The server may close a connection before the response is there; the client comes back for it (SEP-1699)."""
+
+
+REVISIONS: dict[str, Revision] = {
+    revision.version: revision
+    for revision in (
+        Revision(version="2024-11-05", batches=False, primes=False, closes_early=False),
+        Revision(version="2025-03-26", batches=True, primes=False, closes_early=False),
+        Revision(version="2025-06-18", batches=False, primes=False, closes_early=False),
+        Revision(version="2025-11-25", batches=False, primes=True, closes_early=True),
+    )
+}
+
+DEFAULT_VERSION = "2025-03-26"
+"""What a request without a version header and without a session is taken for (A8)."""
+
+FIRST_SESSIONLESS = "2026-07-28"
+"""From this revision on there are no sessions; those requests go to the official SDK's own handler."""
+
+
+def is_sessionless(version: str) -> bool:
+    """Whether a version names a revision without sessions: 2026-07-28 or any later date."""
+    digits = version.replace("-", "", 2)
+    return len(version) == 10 and digits.isascii() and digits.isdigit() and version >= FIRST_SESSIONLESS

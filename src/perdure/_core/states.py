@@ -1,0 +1,151 @@
+"""The lives of a stream, a session, a call and the store, as tables.
+
+Each table maps a state and what happens to the state that follows. What is not in the table cannot happen:
+`advance` raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
+
+**Stream.** A stream accepts events whether somebody reads or not (R3): readers come and go, they only move it between
+LIVE and DETACHED. The last owed response seals it; a sealed stream is still read, until retention removes it. The
+standalone stream owes nothing, so it is never sealed; it goes with its session.
+
+**Session.** OPENING lasts while `initialize` runs. A session that nobody uses turns DORMANT (its runtime goes, record
+and answers stay) and comes back ACTIVE with its client's next message.
+
+**Call.** One row of the ledger. Exactly one of the three ends is reached, once (promise 3): a late answer to a cancelled
+call finds no way in the table, and is dropped.
+
+**Log.** What `/healthz` shows of the store: HEALTHY, or DEGRADED while it fails (promise 7).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import TypeVar
+
+
+class StreamState(enum.Enum):
+    LIVE = "live"
+    DETACHED = "detached"
+    SEALED = "sealed"
+    EXPIRED = "expired"
+
+
+class StreamStep(enum.Enum):
+    READER_ATTACHED = "reader attached"
+    READER_REPLACED = "reader replaced"
+    READER_LOST = "reader lost"
+    LAST_RESPONSE = "last response"
+    RETENTION_PASSED = "retention passed"
+    SESSION_ENDED = "session ended"
+
+
+class SessionState(enum.Enum):
+    OPENING = "opening"
+    ACTIVE = "active"
+    DORMANT = "dormant"
+    ENDED = "ended"
+
+
+class SessionStep(enum.Enum):
+    HANDSHAKE_DONE = "handshake done"
+    HANDSHAKE_FAILED = "handshake failed"
+    GRACE_PASSED = "grace passed"
+    CLIENT_CAME_BACK = "client came back"
+    WINDOW_PASSED = "replay window passed"
+    CLIENT_DELETED = "client deleted"
+
+
+class CallState(enum.Enum):
+    RUNNING = "running"
+    ANSWERED = "answered"
+    CANCELLED = "cancelled"
+    SETTLED = "settled"
+
+
+class CallStep(enum.Enum):
+    ANSWER = "answer"
+    CANCEL = "cancel"
+    SETTLE = "settle"
+
+
+class LogState(enum.Enum):
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+
+
+class LogStep(enum.Enum):
+    STORE_FAILED = "store failed"
+    STORE_CAUGHT_UP = "store caught up"
+
+
+STREAM: Mapping[StreamState, Mapping[StreamStep, StreamState]] = {
+    StreamState.LIVE: {
+        StreamStep.READER_REPLACED: StreamState.LIVE,
+        StreamStep.READER_LOST: StreamState.DETACHED,
+        StreamStep.LAST_RESPONSE: StreamState.SEALED,
+        StreamStep.SESSION_ENDED: StreamState.EXPIRED,
+    },
+    StreamState.DETACHED: {
+        StreamStep.READER_ATTACHED: StreamState.LIVE,
+        StreamStep.LAST_RESPONSE: StreamState.SEALED,
+        StreamStep.SESSION_ENDED: StreamState.EXPIRED,
+    },
+    StreamState.SEALED: {
+        StreamStep.READER_ATTACHED: StreamState.SEALED,
+        StreamStep.READER_REPLACED: StreamState.SEALED,
+        StreamStep.READER_LOST: StreamState.SEALED,
+        StreamStep.RETENTION_PASSED: StreamState.EXPIRED,
+        StreamStep.SESSION_ENDED: StreamState.EXPIRED,
+    },
+    StreamState.EXPIRED: {},
+}
+
+SESSION: Mapping[SessionState, Mapping[SessionStep, SessionState]] = {
+    SessionState.OPENING: {
+        SessionStep.HANDSHAKE_DONE: SessionState.ACTIVE,
+        SessionStep.HANDSHAKE_FAILED: SessionState.ENDED,
+    },
+    SessionState.ACTIVE: {
+        SessionStep.GRACE_PASSED: SessionState.DORMANT,
+        SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
+        SessionStep.CLIENT_DELETED: SessionState.ENDED,
+        SessionStep.WINDOW_PASSED: SessionState.ENDED,
+    },
+    SessionState.DORMANT: {
+        SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
+        SessionStep.CLIENT_DELETED: SessionState.ENDED,
+        SessionStep.WINDOW_PASSED: SessionState.ENDED,
+    },
+    SessionState.ENDED: {},
+}
+
+CALL: Mapping[CallState, Mapping[CallStep, CallState]] = {
+    CallState.RUNNING: {
+        CallStep.ANSWER: CallState.ANSWERED,
+        CallStep.CANCEL: CallState.CANCELLED,
+        CallStep.SETTLE: CallState.SETTLED,
+    },
+    CallState.ANSWERED: {},
+    CallState.CANCELLED: {},
+    CallState.SETTLED: {},
+}
+
+LOG: Mapping[LogState, Mapping[LogStep, LogState]] = {
+    LogState.HEALTHY: {LogStep.STORE_FAILED: LogState.DEGRADED},
+    LogState.DEGRADED: {LogStep.STORE_FAILED: LogState.DEGRADED, LogStep.STORE_CAUGHT_UP: LogState.HEALTHY},
+}
+
+State = TypeVar("State", bound=enum.Enum)
+Step = TypeVar("Step", bound=enum.Enum)
+
+
+class IllegalStep(RuntimeError):
+    """A state machine was asked for a step that its table does not have."""
+
+
+def advance(table: Mapping[State, Mapping[Step, State]], state: State, step: Step) -> State:
+    """The state that follows, or `IllegalStep`."""
+    try:
+        return table[state][step]
+    except KeyError:
+        raise IllegalStep(f"{type(state).__name__} {state.value!r} has no step {step.value!r}") from None

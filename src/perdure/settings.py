@@ -1,0 +1,148 @@
+"""Every setting: its name, its default, its range and its reason, in one table.
+
+The command line, the environment and the documentation are made from this table, so they cannot disagree.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from perdure.errors import BadSetting
+
+Eras = Literal["both", "session"]
+OnStoreFailure = Literal["hold", "refuse"]
+
+_DAY = 86_400.0
+_YEAR = 366 * _DAY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a value may be, and why somebody would change it."""
+
+    kind: Literal["duration", "count", "bytes", "flag", "choice", "names"]
+    why: str
+    low: float = 0
+    high: float = 0
+    choices: tuple[str, ...] = ()
+
+    def refuse(self, name: str, value: object) -> None:
+        """Raise `BadSetting` unless the value is allowed."""
+        if not self._fits(value):
+            raise BadSetting(f"{name} is {value!r}; allowed: {self.allowed}")
+
+    @property
+    def allowed(self) -> str:
+        match self.kind:
+            case "duration":
+                return f"{self.low:g} to {self.high:g} seconds"
+            case "count":
+                return f"a whole number from {self.low:g} to {self.high:,.0f}"
+            case "bytes":
+                return f"a whole number of bytes from {self.low:,.0f} to {self.high:,.0f}"
+            case "flag":
+                return "true or false"
+            case "choice":
+                return " or ".join(self.choices)
+            case "names":
+                return "a list of names"
+
+    def _fits(self, value: object) -> bool:
+        match self.kind:
+            case "duration":
+                return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+            case "count" | "bytes":
+                return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+            case "flag":
+                return isinstance(value, bool)
+            case "choice":
+                return value in self.choices
+            case "names":
+                return isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
+
+
+def _setting(default: Any, rule: Rule) -> Any:
+    return dataclasses.field(default=default, metadata={"rule": rule})
+
+
+def _duration(default: float, why: str, *, low: float = 0.001, high: float = _YEAR) -> Any:
+    return _setting(default, Rule(kind="duration", why=why, low=low, high=high))
+
+
+def _count(default: int, why: str, *, low: int = 1, high: int = 10_000_000) -> Any:
+    return _setting(default, Rule(kind="count", why=why, low=low, high=high))
+
+
+def _bytes(default: int, why: str, *, low: int = 1_024, high: int = 1 << 30) -> Any:
+    return _setting(default, Rule(kind="bytes", why=why, low=low, high=high))
+
+
+def _flag(default: bool, why: str) -> Any:
+    return _setting(default, Rule(kind="flag", why=why))
+
+
+def _choice(default: str, literal: Any, why: str) -> Any:
+    return _setting(default, Rule(kind="choice", why=why, choices=get_args(literal)))
+
+
+def _names(why: str) -> Any:
+    return _setting((), Rule(kind="names", why=why))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How Perdure serves. A value out of its range is refused with its name and the range (`BadSetting`)."""
+
+    # How long things are kept.
+    event_ttl: float = _duration(3_600.0, "how long an event that is not a final answer is kept")
+    replay_window: float = _duration(
+        _DAY, "how long final answers, and a session after its last activity, are kept"
+    )
+    session_grace: float = _duration(1_800.0, "how long a session without connection and running call stays loaded")
+    runtime_idle: float = _duration(300.0, "how long an unused runtime stays in memory; it comes back unnoticed")
+    cleanup_interval: float = _duration(300.0, "how often what has expired is removed")
+    enable_replay: bool = _flag(True, "whether a client may resume; off, a position is answered as lost")
+
+    # How connections behave.
+    retry: float = _duration(5.0, "how long clients wait before they come back", high=3_600.0)
+    keepalive_interval: float = _duration(30.0, "how often an idle connection carries a comment, for balancers")
+    stream_timeout: float = _duration(300.0, "how long a connection may hold unread bytes without any progress")
+    json_response: bool = _flag(False, "answer POSTs with one JSON body in place of an event stream")
+    eras: Eras = _choice("both", Eras, "`session` turns 2026-07-28 clients to the resumable revisions")
+
+    # How much is kept and done at once.
+    max_stream_events: int = _count(500, "events kept of one stream; an attached reader that lags by this makes its call wait")
+    max_streams: int = _count(100, "streams of one session that keep events beside their answers")
+    max_session_events: int = _count(10_000, "events kept of one session, answers aside")
+    max_answers: int = _count(10_000, "final answers kept of one session")
+    max_sessions: int = _count(10_000, "sessions open at once; 503 beyond")
+    max_principal_sessions: int = _count(1_000, "sessions open at once for one principal; 429 beyond")
+    max_calls: int = _count(100, "requests running at once in one session; 429 beyond")
+    max_readers: int = _count(20_000, "event streams open at once; 503 beyond")
+    max_body: int = _bytes(4 << 20, "size of a POST body; 413 beyond")
+    max_headers: int = _bytes(32 << 10, "size of a request's headers; 431 beyond")
+
+    # What happens when the store fails.
+    store_timeout: float = _duration(1.0, "how long the store may take before it counts as failing", high=60.0)
+    on_store_failure: OnStoreFailure = _choice(
+        "hold", OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
+    )
+    max_held_events: int = _count(10_000, "events held in memory while the store fails; calls wait beyond")
+
+    # Who may come in.
+    allowed_hosts: tuple[str, ...] = _names("Host headers accepted beside those of this machine (`name` or `name:port`)")
+    allowed_origins: tuple[str, ...] = _names("Origin headers accepted beside those of this machine")
+    cors_origins: tuple[str, ...] = _names("origins whose pages may read the answers; `*` for all")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            rule_of(field).refuse(field.name, getattr(self, field.name))
+
+
+def rule_of(field: dataclasses.Field[Any]) -> Rule:
+    """The rule that stands beside a setting."""
+    rule: Rule = field.metadata["rule"]
+    return rule
