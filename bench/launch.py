@@ -17,7 +17,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class NotAvailable(Exception):
+class UnavailableError(Exception):
     """This candidate cannot be started here."""
 
 
@@ -30,6 +30,7 @@ class Target:
     path: str
     process: psutil.Process
     db: Path
+    errors: Path
 
     def private_bytes(self) -> int:
         """Memory that would be free if the process ended (USS)."""
@@ -49,27 +50,38 @@ def running(kind: str, *, cores: str, settings: dict[str, Any] | None = None) ->
     with tempfile.TemporaryDirectory(prefix="perdure-bench-") as folder:
         db = Path(folder) / "bench.db"
         options = ["--db", str(db), "--cores", cores, "--settings", json.dumps(settings or {})]
-        child = subprocess.Popen(
-            [sys.executable, "-m", "bench.servers", kind, *options],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if kind.startswith("perdure") else None,
-        )
+        errors = Path(folder) / "stderr"
+        with errors.open("wb") as stderr:
+            command = [sys.executable, "-m", "bench.servers", kind, *options]
+            child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
         try:
-            said = _first_line(child)
-            yield Target(kind=kind, port=said["port"], path=said["path"], process=psutil.Process(child.pid), db=db)
+            said = _first_line(child, errors)
+            yield Target(
+                kind=kind,
+                port=said["port"],
+                path=said["path"],
+                process=psutil.Process(child.pid),
+                db=db,
+                errors=errors,
+            )
         finally:
             _stop(child)
 
 
-def _first_line(child: subprocess.Popen[bytes]) -> dict[str, Any]:
+def _first_line(child: subprocess.Popen[bytes], errors: Path) -> dict[str, Any]:
     assert child.stdout is not None
     line = child.stdout.readline()
-    said: dict[str, Any] = json.loads(line) if line else {"unavailable": "it ended before it listened"}
+    said: dict[str, Any] = json.loads(line) if line else {"unavailable": f"it ended at once: {last_line(errors)}"}
     if "unavailable" in said:
-        raise NotAvailable(said["unavailable"])
+        raise UnavailableError(said["unavailable"])
     return said
+
+
+def last_line(file: Path) -> str:
+    """The last thing a process said, which for Python names the error."""
+    lines = file.read_text(errors="replace").strip().splitlines()
+    # Results are kept with the sources, so they name no folder of this machine.
+    return lines[-1].replace(str(ROOT), "").replace(str(file.parent), "") if lines else "(it said nothing)"
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from perdure.errors import BadSetting
+from perdure.human import say_duration, say_size
 
 Eras = Literal["both", "session"]
 OnStoreFailure = Literal["hold", "refuse"]
@@ -18,12 +19,20 @@ OnStoreFailure = Literal["hold", "refuse"]
 _DAY = 86_400.0
 _YEAR = 366 * _DAY
 
+# The chapters of the table, in the order in which help and documentation show them.
+KEPT = "How long things are kept"
+CONNECTIONS = "How connections behave"
+LIMITS = "How much is kept and done at once"
+FAILURE = "What happens when the store fails"
+SECURITY = "Who may come in"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What a value may be, and why somebody would change it."""
 
     kind: Literal["duration", "count", "bytes", "flag", "choice", "names"]
+    group: str
     why: str
     low: float = 0
     high: float = 0
@@ -31,18 +40,20 @@ class Rule:
 
     def refuse(self, name: str, value: object) -> None:
         """Raise `BadSetting` unless the value is allowed."""
-        if not self._fits(value):
+        if not self.fits(value):
             raise BadSetting(f"{name} is {value!r}; allowed: {self.allowed}")
 
     @property
     def allowed(self) -> str:
         match self.kind:
             case "duration":
-                return f"{self.low:g} to {self.high:g} seconds"
+                said = f"{say_duration(self.low)} to {say_duration(self.high)}"
+                return f"{self.low:,g} to {self.high:,.0f} seconds ({said})"
             case "count":
                 return f"a whole number from {self.low:g} to {self.high:,.0f}"
             case "bytes":
-                return f"a whole number of bytes from {self.low:,.0f} to {self.high:,.0f}"
+                said = f"{say_size(int(self.low))} to {say_size(int(self.high))}"
+                return f"{self.low:,.0f} to {self.high:,.0f} bytes ({said})"
             case "flag":
                 return "true or false"
             case "choice":
@@ -50,7 +61,8 @@ class Rule:
             case "names":
                 return "a list of names"
 
-    def _fits(self, value: object) -> bool:
+    def fits(self, value: object) -> bool:
+        """Whether the value is allowed."""
         match self.kind:
             case "duration":
                 return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -68,74 +80,81 @@ def _setting(default: Any, rule: Rule) -> Any:
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
-def _duration(default: float, why: str, *, low: float = 0.001, high: float = _YEAR) -> Any:
-    return _setting(default, Rule(kind="duration", why=why, low=low, high=high))
+def _duration(group: str, default: float, why: str, *, low: float = 0.001, high: float = _YEAR) -> Any:
+    return _setting(default, Rule(kind="duration", group=group, why=why, low=low, high=high))
 
 
-def _count(default: int, why: str, *, low: int = 1, high: int = 10_000_000) -> Any:
-    return _setting(default, Rule(kind="count", why=why, low=low, high=high))
+def _count(group: str, default: int, why: str, *, low: int = 1, high: int = 10_000_000) -> Any:
+    return _setting(default, Rule(kind="count", group=group, why=why, low=low, high=high))
 
 
-def _bytes(default: int, why: str, *, low: int = 1_024, high: int = 1 << 30) -> Any:
-    return _setting(default, Rule(kind="bytes", why=why, low=low, high=high))
+def _bytes(group: str, default: int, why: str, *, low: int = 1_024, high: int = 1 << 30) -> Any:
+    return _setting(default, Rule(kind="bytes", group=group, why=why, low=low, high=high))
 
 
-def _flag(default: bool, why: str) -> Any:
-    return _setting(default, Rule(kind="flag", why=why))
+def _flag(group: str, default: bool, why: str) -> Any:
+    return _setting(default, Rule(kind="flag", group=group, why=why))
 
 
-def _choice(default: str, literal: Any, why: str) -> Any:
-    return _setting(default, Rule(kind="choice", why=why, choices=get_args(literal)))
+def _choice(group: str, default: str, literal: Any, why: str) -> Any:
+    return _setting(default, Rule(kind="choice", group=group, why=why, choices=get_args(literal)))
 
 
-def _names(why: str) -> Any:
-    return _setting((), Rule(kind="names", why=why))
+def _names(group: str, why: str) -> Any:
+    return _setting((), Rule(kind="names", group=group, why=why))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How Perdure serves. A value out of its range is refused with its name and the range (`BadSetting`)."""
 
-    # How long things are kept.
-    event_ttl: float = _duration(3_600.0, "how long an event that is not a final answer is kept")
+    event_ttl: float = _duration(KEPT, 3_600.0, "how long an event that is not a final answer is kept")
     replay_window: float = _duration(
-        _DAY, "how long final answers, and a session after its last activity, are kept"
+        KEPT, _DAY, "how long final answers, and a session after its last activity, are kept"
     )
-    session_grace: float = _duration(1_800.0, "how long a session without connection and running call stays loaded")
-    runtime_idle: float = _duration(300.0, "how long an unused runtime stays in memory; it comes back unnoticed")
-    cleanup_interval: float = _duration(300.0, "how often what has expired is removed")
-    enable_replay: bool = _flag(True, "whether a client may resume; off, a position is answered as lost")
-
-    # How connections behave.
-    retry: float = _duration(5.0, "how long clients wait before they come back", high=3_600.0)
-    keepalive_interval: float = _duration(30.0, "how often an idle connection carries a comment, for balancers")
-    stream_timeout: float = _duration(300.0, "how long a connection may hold unread bytes without any progress")
-    json_response: bool = _flag(False, "answer POSTs with one JSON body in place of an event stream")
-    eras: Eras = _choice("both", Eras, "`session` turns 2026-07-28 clients to the resumable revisions")
-
-    # How much is kept and done at once.
-    max_stream_events: int = _count(500, "events kept of one stream; an attached reader that lags by this makes its call wait")
-    max_streams: int = _count(100, "streams of one session that keep events beside their answers")
-    max_session_events: int = _count(10_000, "events kept of one session, answers aside")
-    max_answers: int = _count(10_000, "final answers kept of one session")
-    max_sessions: int = _count(10_000, "sessions open at once; 503 beyond")
-    max_principal_sessions: int = _count(1_000, "sessions open at once for one principal; 429 beyond")
-    max_calls: int = _count(100, "requests running at once in one session; 429 beyond")
-    max_readers: int = _count(20_000, "event streams open at once; 503 beyond")
-    max_body: int = _bytes(4 << 20, "size of a POST body; 413 beyond")
-    max_headers: int = _bytes(32 << 10, "size of a request's headers; 431 beyond")
-
-    # What happens when the store fails.
-    store_timeout: float = _duration(1.0, "how long the store may take before it counts as failing", high=60.0)
-    on_store_failure: OnStoreFailure = _choice(
-        "hold", OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
+    session_grace: float = _duration(
+        KEPT, 1_800.0, "how long a session without connection and running call stays loaded"
     )
-    max_held_events: int = _count(10_000, "events held in memory while the store fails; calls wait beyond")
+    runtime_idle: float = _duration(KEPT, 300.0, "how long an unused runtime stays in memory; it comes back unnoticed")
+    cleanup_interval: float = _duration(KEPT, 300.0, "how often what has expired is removed")
+    enable_replay: bool = _flag(KEPT, True, "whether a client may resume; off, a position is answered as lost")
 
-    # Who may come in.
-    allowed_hosts: tuple[str, ...] = _names("Host headers accepted beside those of this machine (`name` or `name:port`)")
-    allowed_origins: tuple[str, ...] = _names("Origin headers accepted beside those of this machine")
-    cors_origins: tuple[str, ...] = _names("origins whose pages may read the answers; `*` for all")
+    retry: float = _duration(CONNECTIONS, 5.0, "how long clients wait before they come back", high=3_600.0)
+    keepalive_interval: float = _duration(
+        CONNECTIONS, 30.0, "how often an idle connection carries a comment, for balancers"
+    )
+    stream_timeout: float = _duration(
+        CONNECTIONS, 300.0, "how long a connection may hold unread bytes without any progress"
+    )
+    json_response: bool = _flag(CONNECTIONS, False, "answer POSTs with one JSON body in place of an event stream")
+    eras: Eras = _choice(  # noqa: RUF009
+        CONNECTIONS, "both", Eras, "`session` turns 2026-07-28 clients to the resumable revisions"
+    )
+
+    max_stream_events: int = _count(
+        LIMITS, 500, "events kept of one stream; an attached reader that lags by this makes its call wait"
+    )
+    max_streams: int = _count(LIMITS, 100, "streams of one session that keep events beside their answers")
+    max_session_events: int = _count(LIMITS, 10_000, "events kept of one session, answers aside")
+    max_answers: int = _count(LIMITS, 10_000, "final answers kept of one session")
+    max_sessions: int = _count(LIMITS, 10_000, "sessions open at once; 503 beyond")
+    max_principal_sessions: int = _count(LIMITS, 1_000, "sessions open at once for one principal; 429 beyond")
+    max_calls: int = _count(LIMITS, 100, "requests running at once in one session; 429 beyond")
+    max_readers: int = _count(LIMITS, 20_000, "event streams open at once; 503 beyond")
+    max_body: int = _bytes(LIMITS, 4 << 20, "size of a POST body; 413 beyond")
+    max_headers: int = _bytes(LIMITS, 32 << 10, "size of all headers; 431 beyond")
+
+    store_timeout: float = _duration(FAILURE, 1.0, "how long the store may take before it counts as failing", high=60.0)
+    on_store_failure: OnStoreFailure = _choice(  # noqa: RUF009
+        FAILURE, "hold", OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
+    )
+    max_held_events: int = _count(FAILURE, 10_000, "events held in memory while the store fails; calls wait beyond")
+
+    allowed_hosts: tuple[str, ...] = _names(
+        SECURITY, "Host headers accepted beside those of this machine (`name` or `name:port`)"
+    )
+    allowed_origins: tuple[str, ...] = _names(SECURITY, "Origin headers accepted beside those of this machine")
+    cors_origins: tuple[str, ...] = _names(SECURITY, "origins whose pages may read the answers; `*` for all")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

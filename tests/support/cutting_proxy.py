@@ -1,7 +1,7 @@
 """A TCP proxy on the loopback that a test tells when to lose connections.
 
-It knows nothing of HTTP but one thing: what the bytes of a Server-Sent Event look like, so that a test can say "lose the
-connection after the fourth message". Three ways to lose one:
+Of HTTP it knows the method at the head of a request, and how a Server-Sent Event looks in bytes, so that a test can say
+"lose the GET" or "lose the connection after the fourth message". Three ways to lose one:
 
 - both ends learn it (`Loss.BOTH`): a reset, as when a process in the middle dies;
 - only the client learns it (`Loss.CLIENT`): the server goes on believing in the connection, as after a lost network;
@@ -16,16 +16,16 @@ import enum
 import re
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 CHUNK = 65536
 
-#: The end of an SSE event that carries a JSON-RPC message. Priming events have no data and do not count.
-MESSAGE = re.compile(rb"data: ?\{[^\n]*\n\r?\n")
-#: The end of any SSE event with an id, priming events included.
-EVENT = re.compile(rb"id: ?[^\n]*\n(?:[^\r\n][^\n]*\n)*\r?\n")
+METHOD = re.compile(rb"(GET|POST|DELETE) ")
+#: An SSE event that carries a JSON-RPC message. Priming events have no data and do not count.
+MESSAGE = re.compile(rb"data: ?\{[^\n]*\n(?:[^\r\n][^\n]*\n)*\r?\n")
 
 
 class Loss(enum.Enum):
@@ -35,14 +35,34 @@ class Loss(enum.Enum):
     CLIENT = "client"
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Cut:
-    """One cut that was asked for: the n-th match of a pattern within one connection, on its way to the client."""
+    """A cut that was asked for: at the n-th match of a pattern on one connection's way to the client."""
 
     pattern: re.Pattern[bytes]
     times: int
     loss: Loss
     happened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, sent: bytes | bytearray) -> int | None:
+        """Where in `sent` the n-th match ends."""
+        for number, match in enumerate(self.pattern.finditer(sent), start=1):
+            if number == self.times:
+                return match.end()
+        return None
+
+
+@dataclass(kw_only=True, eq=False)
+class _Link:
+    """One connection: its two sockets and what is remembered of it."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    #: The method of the newest request, and whether its answer has begun.
+    method: str = ""
+    answered: bool = False
+    #: What went to the client since the first pending cut was asked for.
+    sent: bytearray = field(default_factory=bytearray)
 
 
 class CuttingProxy:
@@ -51,10 +71,14 @@ class CuttingProxy:
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
         self.port = 0
-        #: How many connections were accepted so far; retries of a client are seen here.
+        #: Connections accepted so far, and requests forwarded so far by method: a client's retries are seen here.
         self.accepted = 0
+        self.requests: Counter[str] = Counter()
+        self._answers: Counter[str] = Counter()
+        self._answer_began = asyncio.Event()
         self._links: set[_Link] = set()
         self._ghosts: list[_Link] = []
+        self._serving: set[asyncio.Task[None]] = set()
         self._cuts: list[Cut] = []
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -66,32 +90,32 @@ class CuttingProxy:
 
     @property
     def connections(self) -> int:
-        """How many connections are open now."""
+        """How many connections are open now, as the client sees it."""
         return len(self._links)
 
-    def cut(self, *, loss: Loss = Loss.BOTH) -> int:
-        """Lose every open connection now; returns how many."""
-        links = list(self._links)
+    def cut(self, *, only: str | None = None, loss: Loss = Loss.BOTH) -> int:
+        """Lose every open connection now, or those whose newest request has the method `only`; returns how many."""
+        links = [link for link in self._links if only in (None, link.method)]
         for link in links:
             self._lose(link, loss)
         return len(links)
 
     def cut_after(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, loss: Loss = Loss.BOTH) -> Cut:
-        """Lose the next connection that has carried `what` to the client: n messages, or a pattern for the n-th time.
+        """Lose the connection that carries `what` to the client: n messages, or a pattern for the n-th time.
 
-        The byte that completes it still goes out, the one after it does not. Each cut happens once; several cuts happen
-        in the order in which they were asked for.
+        Counting begins now. The byte that completes it still goes out, the one after it does not. Each cut happens
+        once; several cuts happen in the order in which they were asked for.
         """
         if isinstance(what, int):
-            pattern, times = MESSAGE, what
+            cut = Cut(pattern=MESSAGE, times=what, loss=loss)
         else:
             pattern = re.compile(re.escape(what)) if isinstance(what, bytes) else what
-        cut = Cut(pattern=pattern, times=times, loss=loss)
+            cut = Cut(pattern=pattern, times=times, loss=loss)
         self._cuts.append(cut)
         return cut
 
     def hold(self) -> None:
-        """Forward nothing more in either direction and close nothing. New connections are accepted and held as well."""
+        """Forward nothing more in either direction and close nothing; new connections are accepted and held as well."""
         self._flowing.clear()
 
     def release(self) -> None:
@@ -105,108 +129,115 @@ class CuttingProxy:
     def accept(self) -> None:
         self._refusing = False
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answered(self, method: str, *, times: int = 1) -> None:
+        """Wait until the answer to the n-th request with this method has begun to go to the client."""
+        while self._answers[method] < times:
+            self._answer_began.clear()
+            await self._answer_began.wait()
+
+    async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One client's connection, from accept to its end."""
         self.accepted += 1
         if self._refusing:
-            _reset(writer)
+            _reset(to_client)
             return
-        link = _Link(client=writer)
-        self._links.add(link)
         try:
-            from_server, link.server = await asyncio.open_connection("127.0.0.1", self.upstream)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._upstream(reader, link))
-                group.create_task(self._downstream(from_server, link))
-        except* (ConnectionError, TimeoutError):
-            self._lose(link, Loss.BOTH)
-        finally:
-            self._links.discard(link)
-            if link not in self._ghosts:
-                link.close()
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self.upstream)
+        except ConnectionError:
+            _reset(to_client)
+            return
+        link = _Link(client=to_client, server=to_server)
+        self._links.add(link)
+        async with asyncio.TaskGroup() as group:
+            for direction in (self._upstream(from_client, link), self._downstream(from_server, link)):
+                task = group.create_task(direction)
+                self._serving.add(task)
+                task.add_done_callback(self._serving.discard)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self.cut()
         for ghost in self._ghosts:
-            ghost.reset_server()
-        self._ghosts.clear()
+            _reset(ghost.server)
         self.release()
+        if self._serving:
+            await asyncio.wait(self._serving)
 
     async def _upstream(self, reader: asyncio.StreamReader, link: _Link) -> None:
-        while data := await reader.read(CHUNK):
-            await self._flowing.wait()
-            assert link.server is not None
-            link.server.write(data)
-            await link.server.drain()
-        if link not in self._ghosts:
-            link.end_server()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(CHUNK):
+                await self._flowing.wait()
+                if link not in self._links:
+                    return
+                self._note_request(link, data)
+                link.server.write(data)
+                await link.server.drain()
+        self._part(link)
 
     async def _downstream(self, reader: asyncio.StreamReader, link: _Link) -> None:
-        while data := await reader.read(CHUNK):
-            await self._flowing.wait()
-            if link.lost:
-                return  # the rest of what the server sends is for nobody
-            link.sent += data
-            cut, end = self._due(link)
-            link.client.write(data[: len(data) - (len(link.sent) - end)])
-            if cut is not None:
-                self._cuts.remove(cut)
-                self._lose(link, cut.loss)
-                cut.happened.set()
-                return
-            await link.client.drain()
-        link.client.close()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(CHUNK):
+                await self._flowing.wait()
+                if link not in self._links:
+                    return  # lost: what the server goes on sending is for nobody
+                cut, data = self._cut_due(link, data)
+                link.client.write(data)
+                self._note_answer(link)
+                if cut is not None:
+                    self._carry_out(cut, link)
+                    return
+                await link.client.drain()
+        self._part(link)
 
-    def _due(self, link: _Link) -> tuple[Cut | None, int]:
-        """The cut that this connection has reached, and up to which byte of all it carried the client may see."""
-        for cut in self._cuts[:1]:
-            for number, match in enumerate(cut.pattern.finditer(link.sent), start=1):
-                if number == cut.times:
-                    return cut, match.end()
-        return None, len(link.sent)
+    def _note_request(self, link: _Link, data: bytes) -> None:
+        # Clients do not pipeline, so a request begins where a read begins.
+        if found := METHOD.match(data):
+            link.method, link.answered = found[1].decode(), False
+            self.requests[link.method] += 1
+
+    def _note_answer(self, link: _Link) -> None:
+        if not link.answered:
+            link.answered = True
+            self._answers[link.method] += 1
+            self._answer_began.set()
+
+    def _cut_due(self, link: _Link, data: bytes) -> tuple[Cut | None, bytes]:
+        """The cut that `data` completes on this connection, and as much of `data` as may still go out."""
+        if not self._cuts:
+            return None, data
+        link.sent += data
+        end = self._cuts[0].end(link.sent)
+        if end is None:
+            return None, data
+        return self._cuts[0], data[: len(data) - (len(link.sent) - end)]
+
+    def _carry_out(self, cut: Cut, link: _Link) -> None:
+        self._cuts.remove(cut)
+        for other in self._links:
+            other.sent.clear()  # the next cut counts from here
+        self._lose(link, cut.loss)
+        cut.happened.set()
 
     def _lose(self, link: _Link, loss: Loss) -> None:
-        link.lost = True
         self._links.discard(link)
-        link.reset_client()
+        _reset(link.client)
         if loss is Loss.CLIENT:
             self._ghosts.append(link)
         else:
-            link.reset_server()
+            _reset(link.server)
 
-
-@dataclass(kw_only=True, eq=False)
-class _Link:
-    """The two sockets of one connection."""
-
-    client: asyncio.StreamWriter
-    server: asyncio.StreamWriter | None = None
-    sent: bytearray = field(default_factory=bytearray)
-    lost: bool = False
-
-    def reset_client(self) -> None:
-        _reset(self.client)
-
-    def reset_server(self) -> None:
-        if self.server is not None:
-            _reset(self.server)
-
-    def end_server(self) -> None:
-        if self.server is not None and self.server.can_write_eof() and not self.server.is_closing():
-            self.server.write_eof()
-
-    def close(self) -> None:
-        self.client.close()
-        if self.server is not None:
-            self.server.close()
+    def _part(self, link: _Link) -> None:
+        """One end closed in the ordinary way: close the other in the ordinary way too."""
+        if link in self._links:
+            self._links.discard(link)
+            link.client.close()
+            link.server.close()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with a TCP reset, what was written before included in what the peer may still read."""
+    """Close with a TCP reset instead of a farewell."""
     sock = writer.get_extra_info("socket")
-    if isinstance(sock, socket.socket) or hasattr(sock, "setsockopt"):
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
@@ -220,4 +251,4 @@ async def cutting_proxy(upstream: int) -> AsyncIterator[CuttingProxy]:
         yield proxy
     finally:
         server.close()
-        proxy.close()
+        await proxy.aclose()

@@ -1,0 +1,1 @@
+"""What answers a session's requests: the SDK server in process."""

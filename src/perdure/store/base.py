@@ -6,17 +6,19 @@ makes it safe to hold steps while the store fails and to write them afterwards, 
 
 The promises; the contract suite in `perdure.testing` carries the same numbers.
 
-1. **Atomic.** `commit` applies all its steps or none. What one `Append` carries (events, ends of calls, the seal) is seen
-   together or not at all.
-2. **Fenced.** A step on a stream shows a fence. If another writer has claimed the stream since, that step is refused
-   (`StaleFence` at its place in the result) and the others are not touched.
-3. **Durable.** What `commit` returned without error survives the death of this process; the backend's own page says what
-   else it survives.
-4. **Ordered.** `read` gives each retained event after a sequence number once, in order. Numbers of one stream rise by one.
-   What is missing between two of them was trimmed: the reader sees the gap in the numbers.
-5. **Repeatable.** A step that was committed before is accepted and changes nothing.
-6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the one
-   before ended, so that an old position never names a new event.
+1. **Atomic.** `commit` applies all its steps or none. What one `Append` carries (events, ends of calls, the seal) is
+   seen together or not at all.
+2. **Fenced.** An `Append` shows a fence. It is refused (`StaleFence` at its place in the result), and the others are
+   not touched, if another writer has claimed the stream since, if the stream is gone or sealed, or if its events do not
+   follow the last one there: in each case this writer's picture of the stream is not the store's.
+3. **Durable.** What `commit` returned without error survives the death of this process; the backend's own page says
+   what else it survives.
+4. **Ordered.** `read` gives each retained event after a sequence number once, in order. Numbers of one stream rise by
+   one. What is missing between two of them was trimmed: the reader sees the gap in the numbers.
+5. **Repeatable.** Committing again what was committed last, in the same order, changes nothing: events are known by
+   their numbers, an ended call keeps its first end.
+6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the
+   one before ended, so that an old position never names a new event.
 7. **Answers last.** `Trim` never removes a final answer; only `DropStream`, `EndSession` and `sweep` do.
 8. **Only a hint.** A wake-up may be lost, late or needless; `read` tells the truth.
 9. **Failure is named.** A backend's own exceptions leave as `StoreError`, with their cause kept.
@@ -173,7 +175,10 @@ class CallEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Append:
-    """Add events to a stream; with the last answer also the ends of its calls and the seal, in the same step."""
+    """Add events to a stream; with the last answer also the ends of its calls and the seal, in the same step.
+
+    Of events that are known by their number already only the rest is added (5).
+    """
 
     stream: StreamId
     fence: Fence
@@ -223,9 +228,7 @@ class LeaveReader:
     reader: str
 
 
-Step = (
-    PutSession | EndSession | OpenStream | Append | Trim | DropStream | OpenAsk | CloseAsk | PutReader | LeaveReader
-)
+Step = PutSession | EndSession | OpenStream | Append | Trim | DropStream | OpenAsk | CloseAsk | PutReader | LeaveReader
 
 Refusals = Sequence[StaleFence | None]
 """For each step of a commit: `None`, or why it was refused."""

@@ -1,0 +1,43 @@
+# Everything a developer does here. `make` alone lists it.
+
+PYTHON ?= python3
+PORT ?= 8000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format conformance bench clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/ready ## Make the environment in .venv (demo and test do it by themselves)
+
+demo: .venv/ready ## Watch a call survive a cut connection, then try it (PORT=8000)
+	@.venv/bin/python examples/demo.py --port $(PORT)
+
+test: lint ## Check style and types, run all tests
+	@scripts/test
+
+lint: .venv/ready ## Check style and types
+	@scripts/lint
+
+format: .venv/ready ## Format the code
+	@.venv/bin/ruff check --fix-only --quiet .
+	@.venv/bin/ruff format .
+
+conformance: .venv/ready ## Run the official conformance suite for each protocol revision
+	@.venv/bin/python -m tests.conformance.conformance
+
+bench: ## Measure Perdure beside its peers; results in bench/results
+	@PYTHON=$(PYTHON) bench/setup.sh
+	@.bench-venv/bin/python -m bench.run
+
+clean: ## Remove what was made here
+	rm -rf .venv .bench-venv build dist .coverage .coverage.* .hypothesis .mypy_cache .ruff_cache
+	find . -name node_modules -prune -exec rm -rf {} +
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Made again when what it is made from changes; what is installed already stays.
+.venv/ready: pyproject.toml requirements-dev.txt requirements-fastmcp.txt constraints.txt scripts/setup
+	@echo "setting up .venv; the first time this takes a few minutes"
+	@$(PYTHON) scripts/setup
+	@touch $@

@@ -1,0 +1,275 @@
+"""A call that survives a cut connection, played in the terminal: `make demo`.
+
+Starts `perdure serve examples/hello.py:server` and talks to it over real HTTP with nothing but an HTTP client and a
+decoder of server-sent events, so that each step is in sight. Then the server stays up for you to try.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from perdure._core.sse import Decoder, ServerSentEvent
+from perdure.errors import Misuse
+from perdure.listener import listen
+
+BAKERY = Path(__file__).with_name("hello.py")
+LOAVES = 8
+SEEN_BEFORE_THE_CUT = 3
+#: Longer than one loaf takes, so that some events are missed.
+RETRY = "1500ms"
+#: What comes this soon after the client is back was waiting for it.
+AT_ONCE = 0.2
+
+JSON_AND_SSE = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+VERSION = "2025-11-25"
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "demo", "version": "1"}},
+}
+INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+BAKE = {
+    "jsonrpc": "2.0",
+    "id": 2,
+    "method": "tools/call",
+    "params": {"name": "bake", "arguments": {"loaves": LOAVES}, "_meta": {"progressToken": "bread"}},
+}
+
+CURL = """\
+url={url}
+json='Content-Type: application/json'
+accept='Accept: application/json, text/event-stream'
+session=$(curl -s -D - -o /dev/null "$url" -H "$json" -H "$accept" -d '{{"jsonrpc":"2.0","id":1,"method":"initialize",
+  "params":{{"protocolVersion":"2025-11-25","capabilities":{{}},"clientInfo":{{"name":"curl","version":"1"}}}}}}' |
+  tr -d '\\r' | awk 'tolower($1) == "mcp-session-id:" {{ print $2 }}')
+curl -s "$url" -H "$json" -H "$accept" -H "Mcp-Session-Id: $session" \\
+  -d '{{"jsonrpc":"2.0","method":"notifications/initialized"}}'
+curl -sN "$url" -H "$json" -H "$accept" -H "Mcp-Session-Id: $session" -d '{{"jsonrpc":"2.0","id":2,
+  "method":"tools/call","params":{{"name":"bake","arguments":{{"loaves":5}},"_meta":{{"progressToken":"p"}}}}}}'
+"""
+CURL_RESUME = """\
+curl -sN "$url" -H 'Accept: text/event-stream' -H "Mcp-Session-Id: $session" -H 'Last-Event-ID: {position}'
+"""
+INSPECTOR = """\
+npx @modelcontextprotocol/inspector --transport http --server-url {url}
+"""
+PYTHON = """\
+import asyncio
+from mcp import Client
+
+async def told(done, total, message):
+    print(message)
+
+async def main():
+    async with Client("{url}", mode="legacy") as client:  # sessions, which can be resumed
+        result = await client.call_tool("bake", {{"loaves": 5}}, progress_callback=told)
+        print(result.content[0].text)
+
+asyncio.run(main())
+"""
+
+
+class Terminal:
+    """Sober output: colour only for people who look at a terminal."""
+
+    def __init__(self) -> None:
+        self.colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self.steps = 0
+
+    def paint(self, code: str, text: str) -> str:
+        return f"\033[{code}m{text}\033[0m" if self.colour else text
+
+    def step(self, title: str) -> None:
+        self.steps += 1
+        print(f"\n{self.paint('1', f'{self.steps}. {title}')}", flush=True)
+
+    def line(self, text: str, *, mark: str = " ") -> None:
+        colours = {"✓": "32", "✗": "31", "✂": "33", "•": "36"}
+        print(f"   {self.paint(colours.get(mark, '0'), mark)} {text}", flush=True)
+
+    def block(self, text: str) -> None:
+        print("".join(f"     {line}\n" for line in text.splitlines()), flush=True)
+
+
+@dataclass
+class Client:
+    """As much of an MCP client as the scene needs. It remembers every event that it has handled."""
+
+    url: str
+    terminal: Terminal
+    http: httpx2.Client = field(default_factory=lambda: httpx2.Client(timeout=30, trust_env=False))
+    headers: dict[str, str] = field(default_factory=dict)
+    events: list[ServerSentEvent] = field(default_factory=list)
+    position: str = ""
+    retry: float = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def open_session(self) -> str:
+        response = self.http.post(self.url, json=INITIALIZE, headers=JSON_AND_SSE).raise_for_status()
+        session = response.headers["Mcp-Session-Id"]
+        self.headers = {"Mcp-Session-Id": session, "MCP-Protocol-Version": VERSION}
+        self.http.post(self.url, json=INITIALIZED, headers=JSON_AND_SSE | self.headers).raise_for_status()
+        return str(session)
+
+    def call_and_be_cut(self) -> None:
+        self.began = time.monotonic()
+        with self.http.stream("POST", self.url, json=BAKE, headers=JSON_AND_SSE | self.headers) as response:
+            for event in self.read(response):
+                self.tell(event, "live")
+                if len(self.events) == SEEN_BEFORE_THE_CUT:
+                    break  # leaving the block closes the socket, although the answer has not ended
+
+    def resume(self) -> None:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": self.position}
+        back = time.monotonic()
+        with self.http.stream("GET", self.url, headers=headers | self.headers) as response:
+            for event in self.read(response):
+                self.tell(event, "was missed" if time.monotonic() - back < AT_ONCE else "live")
+
+    def read(self, response: httpx2.Response) -> Iterator[ServerSentEvent]:
+        """Events with a message, until the server ends the stream. A priming event only brings a position."""
+        response.raise_for_status()
+        decoder = Decoder()
+        for chunk in response.iter_raw():
+            for event in decoder.feed(chunk):
+                self.position = event.id
+                self.retry = (decoder.retry or 0) / 1000
+                if event.data:
+                    self.events.append(event)
+                    yield event
+
+    def tell(self, event: ServerSentEvent, how: str) -> None:
+        message = json.loads(event.data)
+        said = message["params"]["message"] if "method" in message else "the result: " + text_of(message)
+        at = f"{time.monotonic() - self.began:4.1f} s"
+        self.terminal.line(f"{at}  {how:<10}  {said:<32}  {self.terminal.paint('2', event.id)}", mark="•")
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return str(response["result"]["content"][0]["text"]) if "result" in response else json.dumps(response)
+
+
+def losses(events: list[ServerSentEvent], loaves: int = LOAVES) -> list[str]:
+    """What is wrong with the events of the whole call; nothing, if each came once and in order."""
+    messages = [json.loads(event.data) for event in events]
+    progress = [message["params"]["progress"] for message in messages if "method" in message]
+    found = []
+    if progress != list(range(1, loaves + 1)):
+        found.append(f"progress came as {progress}, not as 1 to {loaves} once each")
+    if [message.get("id") for message in messages if "method" not in message] != [BAKE["id"]]:
+        found.append("the result did not come exactly once")
+    if "result" not in messages[-1]:
+        found.append("the last event was not the result")
+    if len({event.id for event in events}) != len(events):
+        found.append("two events had the same position")
+    return found
+
+
+def play(url: str, terminal: Terminal) -> list[str]:
+    """The scene; returns what was lost."""
+    client = Client(url=url, terminal=terminal)
+    terminal.step("A client opens a session")
+    terminal.line(f"Mcp-Session-Id: {client.open_session()}")
+
+    terminal.step(f"It calls a tool that takes a while: bake(loaves={LOAVES})")
+    client.call_and_be_cut()
+
+    terminal.step("The connection is cut in the middle of the call")
+    terminal.line(f"socket closed after {len(client.events)} events; the last position was {client.position}", mark="✂")
+    terminal.line(f"the oven goes on; the client stays away for the {client.retry:g} s that the server asked for")
+    time.sleep(client.retry)
+
+    terminal.step("The client comes back with that position: GET, Last-Event-ID")
+    client.resume()
+
+    terminal.step("Was anything lost?")
+    lost = losses(client.events)
+    for loss in lost:
+        terminal.line(loss, mark="✗")
+    if not lost:
+        terminal.line(f"no: {LOAVES} of {LOAVES} progress events, each once and in order, and the result", mark="✓")
+    return lost
+
+
+def invite(url: str, terminal: Terminal) -> None:
+    """How to try it yourself."""
+    terminal.step("Try it yourself; the server stays up until you press Ctrl-C")
+    terminal.line("With curl:")
+    terminal.block(CURL.format(url=url))
+    terminal.line("Stop the last command with Ctrl-C before it ends, then go on behind the last `id:` that you saw:")
+    terminal.block(CURL_RESUME.format(position="…"))
+    terminal.line("With the MCP Inspector (node 22):")
+    terminal.block(INSPECTOR.format(url=url))
+    terminal.line("With the Python SDK:")
+    terminal.block(PYTHON.format(url=url))
+
+
+@contextlib.contextmanager
+def bakery(port: int, store: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The server in a process of its own, and its URL from the line that says it is ready."""
+    command = [sys.executable, "-m", "perdure", "serve", f"{BAKERY}:server", "--port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--store", store, "--retry", RETRY], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        if not ready:
+            raise SystemExit(process.wait())  # it has said why
+        yield process, ready.rpartition(" ")[2].strip()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait()
+
+
+def run(port: int, *, once: bool, folder: str) -> int:
+    terminal = Terminal()
+    store = f"sqlite:{folder}/demo.db"
+    terminal.step("A server starts, with its log in a file")
+    terminal.line(f"perdure serve examples/hello.py:server --port {port} --store {store}")
+    with bakery(port, store) as (process, url):
+        terminal.line(f"ready on {url}")
+        lost = play(url, terminal)
+        if not once and not lost:
+            invite(url, terminal)
+            process.wait()
+    return 1 if lost else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A call that survives a cut connection.")
+    parser.add_argument("--port", type=int, default=8000, help="port to serve on (8000); 0 picks a free one")
+    parser.add_argument("--once", action="store_true", help="end after the scene")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with listen("127.0.0.1", given.port):
+            pass
+        with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
+            return run(given.port, once=given.once, folder=folder)
+    except Misuse:
+        print(f"demo: port {given.port} is in use; choose another: make demo PORT=8001", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The command `perdure`. Only this module reads the environment and prints."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+import perdure
+from perdure.errors import PerdureError
+from perdure.human import read_count
+from perdure.listener import listen
+from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
+from perdure.serving import serve
+from perdure.settings import SECURITY, Rule, Settings
+from perdure.target import load_target
+from perdure.tokens import FileTokens
+
+#: What was asked for cannot be done: bad arguments, a busy port, an unusable store. The status argparse and click use.
+REFUSED = 2
+#: What a shell reports for a command that Ctrl-C ended.
+INTERRUPTED = 130
+
+_LEVELS = ("debug", "info", "warning", "error")
+_WHERE = "Where to serve"
+_PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
+_PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
+
+_ABOUT = """\
+Serve TARGET, a Python MCP server, over Streamable HTTP, so that dropped connections lose nothing.
+
+TARGET is package.module:name or path/file.py:name; the object is an MCPServer or a low-level Server (package mcp),
+or a FastMCP server.
+"""
+_VALUES = """\
+TIME is a number of seconds, or has a suffix: 500ms, 30s, 5m, 1h, 7d. SIZE is a number of bytes, or has a suffix: 64KiB,
+4MiB.
+
+Each option has a variable in the environment: PERDURE_EVENT_TTL=1h is --event-ttl 1h, PERDURE_JSON_RESPONSE=true is
+--json-response, and PERDURE_ALLOWED_HOSTS, PERDURE_ALLOWED_ORIGINS and PERDURE_CORS_ORIGINS take several names,
+separated by commas. The command line wins.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the program. Whatever the user got wrong is one line on stderr and status 2."""
+    try:
+        status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False)
+    except click.ClickException as error:
+        status = _refuse(_sentence(error))
+    except PerdureError as error:
+        status = _refuse(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        status = INTERRUPTED
+    sys.exit(status or 0)
+
+
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(version("perdure"), message="perdure %(version)s")
+@click.pass_context
+def perdure_command(ctx: click.Context) -> None:
+    """MCP sessions that last: serve any Python MCP server so that dropped connections lose nothing."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+class ServeCommand(click.Command):
+    """A command whose options stand under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        chapters: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            if isinstance(option, ServeOption):
+                chapters.setdefault(option.group, []).append(option.get_help_record(ctx))
+        for chapter, records in chapters.items():
+            with formatter.section(chapter):
+                formatter.write_dl(records, col_max=34)
+
+
+def serve_command(
+    target: str, store: str, host: str, port: int, path: str, tokens: Path | None, log_level: str, **settings: Any
+) -> int:
+    # Before the target is imported: the SDK would set up logging of its own, with a record for each request.
+    logging.basicConfig(level=log_level.upper(), format="perdure: %(levelname)s: %(message)s", stream=sys.stderr)
+    return _serve(target, store, host, port, path, tokens, settings_from(settings))
+
+
+def _serve(target: str, store: str, host: str, port: int, path: str, tokens: Path | None, settings: Settings) -> int:
+    auth = FileTokens.read(tokens) if tokens is not None else None
+    with listen(host, port) as listener:
+        if auth is None and not _is_loopback(listener.getsockname()[0]):
+            logging.getLogger("perdure").warning("%s can be reached by others, and no --tokens protect it", host)
+        server = load_target(target)
+        app = perdure.asgi(server, store=store, settings=settings, auth=auth, path=path)
+        name = f"[{host}]" if ":" in host else host
+        return serve(app, listener=listener, url=f"http://{name}:{listener.getsockname()[1]}{path}", settings=settings)
+
+
+def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not _PATH.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
+    return value
+
+
+_STORE_HELP = "where the log is kept: memory:, sqlite:PATH, or sqlite:PATH?sync=full to survive power cuts as well"
+_TOKENS_HELP = "let only those in who have one of the bearer tokens in FILE; its lines are principal:token"
+_PORT_TYPE = Value("port", read_count, _PORT)
+
+perdure_command.add_command(
+    ServeCommand(
+        "serve",
+        callback=serve_command,
+        params=[
+            click.Argument(["target"], metavar="TARGET"),
+            ServeOption(["--store"], group=_WHERE, default="sqlite:perdure.db", metavar="STORE", help=_STORE_HELP),
+            ServeOption(["--host"], group=_WHERE, default="127.0.0.1", metavar="HOST", help="address to listen on"),
+            ServeOption(["--port"], group=_WHERE, default=8000, type=_PORT_TYPE, metavar="PORT", help=_PORT.why),
+            ServeOption(
+                ["--path"], group=_WHERE, default="/mcp", callback=_path, metavar="PATH", help="path of the endpoint"
+            ),
+            ServeOption(
+                ["--log-level"],
+                group=_WHERE,
+                default="warning",
+                type=click.Choice(_LEVELS),
+                metavar="LEVEL",
+                help=f"what is logged on stderr: {', '.join(_LEVELS)}",
+            ),
+            *setting_options(),
+            ServeOption(
+                ["--tokens"], group=SECURITY, type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS_HELP
+            ),
+        ],
+        help=_ABOUT,
+        epilog=_VALUES,
+        short_help="Serve an MCP server.",
+    )
+)
+
+
+def _is_loopback(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_loopback
+
+
+def _sentence(error: click.ClickException) -> str:
+    """What click has to say, with the option or variable spelled as the user gave it."""
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{spelling(error.ctx, error.param)} is missing; see perdure serve --help"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"{spelling(error.ctx, error.param)}: {error.message}"
+    message = error.format_message()
+    return message[:1].lower() + message[1:]
+
+
+def _refuse(message: str) -> int:
+    """One line, whatever the message holds."""
+    text = "".join(character if character.isprintable() else " " for character in message)
+    print(f"perdure: {' '.join(text.split())}", file=sys.stderr)
+    return REFUSED

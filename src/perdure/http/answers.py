@@ -1,0 +1,121 @@
+"""What the endpoint says when it says no: each refusal has one name, one status, one code and one sentence.
+
+The body is a JSON-RPC error. Codes of ours are between -31001 and -31099; the others are JSON-RPC's.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+
+from starlette.types import Send
+
+from perdure.ledger import POSITION_LOST
+
+INVALID_REQUEST = -32600
+PARSE_ERROR = -32700
+UNSUPPORTED_VERSION = -32022
+SESSION_NOT_FOUND = -31003
+LIMIT_REACHED = -31004
+STORE_UNAVAILABLE = -31005
+STOPPING = -31006
+
+
+class Refusal(enum.Enum):
+    """Every way to say no: status, code, sentence. `{…}` is filled in with what was seen."""
+
+    BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
+    BAD_ORIGIN = (403, INVALID_REQUEST, "Origin {origin} is not allowed here; allow it with --allowed-origin")
+    HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
+    METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST, GET or DELETE")
+    BODY_TOO_LARGE = (413, LIMIT_REACHED, "The body is larger than {limit} bytes")
+    MEDIA_TYPE = (415, INVALID_REQUEST, "Content-Type must be application/json, not {seen}")
+    NOT_ACCEPTABLE_POST = (406, INVALID_REQUEST, "Accept must allow application/json and text/event-stream")
+    NOT_ACCEPTABLE_JSON = (406, INVALID_REQUEST, "Accept must allow application/json")
+    NOT_ACCEPTABLE_GET = (406, INVALID_REQUEST, "Accept must allow text/event-stream")
+    BAD_VERSION = (400, UNSUPPORTED_VERSION, "MCP-Protocol-Version {seen} is not supported")
+    BAD_MESSAGE = (400, INVALID_REQUEST, "{reason}")
+    BATCH = (400, INVALID_REQUEST, "Batches belong to protocol version 2025-03-26; this session speaks {version}")
+    INITIALIZE_IN_BATCH = (400, INVALID_REQUEST, "An initialize request must not be part of a batch")
+    DUPLICATE_ID = (400, INVALID_REQUEST, "Request id {seen} is still in use by a running request of this session")
+    NO_SESSION_ID = (400, INVALID_REQUEST, "Mcp-Session-Id is missing; begin with an initialize request")
+    SESSION_GONE = (404, SESSION_NOT_FOUND, "Session not found")
+    NOTHING_MORE = (405, POSITION_LOST, "This stream is complete: nothing follows the given Last-Event-ID")
+    POSITION_UNKNOWN = (400, POSITION_LOST, "This session has no stream for the given Last-Event-ID")
+    REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
+    TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
+    TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You hold {limit} sessions, as many as you may (max_principal_sessions)")
+    TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} requests running, as many as it may (max_calls)")
+    TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
+    STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
+    STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    STOPPING = (503, STOPPING, "This server is stopping")
+
+    def __init__(self, status: int, code: int, sentence: str) -> None:
+        self.status = status
+        self.code = code
+        self.sentence = sentence
+
+
+RECOVERY = {"recovery": {"action": "initialize", "detail": "Send initialize without Mcp-Session-Id, then go on."}}
+"""What a client does about a session that is gone. The same for everybody: only its owner may learn why."""
+
+RETRY_AFTER = {429: b"1", 503: b"1"}
+"""Seconds after which a refusal that passes by itself is worth another try."""
+
+
+class Refused(Exception):
+    """The endpoint says no."""
+
+    def __init__(
+        self,
+        refusal: Refusal,
+        *,
+        id: int | str | None = None,  # noqa: A002 - JSON-RPC's word
+        code: int | None = None,
+        data: object = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        **seen: object,
+    ) -> None:
+        self.refusal = refusal
+        self.id = id
+        self.code = refusal.code if code is None else code
+        self.sentence = refusal.sentence.format(**{name: _shown(value) for name, value in seen.items()})
+        self.data = data
+        self.headers = headers
+        super().__init__(self.sentence)
+
+    @property
+    def answer(self) -> Answer:
+        error: dict[str, object] = {"code": self.code, "message": self.sentence}
+        if self.data is not None:
+            error["data"] = self.data
+        body = json.dumps({"jsonrpc": "2.0", "id": self.id, "error": error}).encode()
+        status = self.refusal.status
+        wait = ((b"retry-after", RETRY_AFTER[status]),) if status in RETRY_AFTER else ()
+        return Answer(status=status, body=body, headers=(*self.headers, *wait))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
+
+    async def send(self, send: Send) -> None:
+        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
+        if self.body:
+            headers.append((b"content-type", self.content_type))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def _shown(value: object) -> str:
+    """What was seen, safe and short enough for a sentence."""
+    text = value if isinstance(value, str) else str(value)
+    text = "".join(c if c.isprintable() else "�" for c in text)
+    return text if len(text) <= 80 else text[:80] + "…"

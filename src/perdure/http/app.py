@@ -1,0 +1,249 @@
+"""The ASGI application: the endpoint, what stands beside it, and the life of the process.
+
+Requests of the session era are ours; those of 2026-07-28 and later go to the SDK's own handler on the same path. Auth,
+custom routes and OAuth routes that the served server brings along keep working: only its endpoint is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import TokenVerifier, principal_components
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.applications import Starlette
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from perdure._core.ids import new_node_id
+from perdure._core.retention import Limits
+from perdure._core.revisions import REVISIONS, is_sessionless
+from perdure._core.states import LogState
+from perdure.errors import Misuse
+from perdure.http.answers import Answer, Refusal, Refused
+from perdure.http.endpoint import ClientGone, Endpoint
+from perdure.http.security import Gate
+from perdure.hub import Hub
+from perdure.journal import Journal
+from perdure.observe import Counters
+from perdure.runtime.server import endpoint_of, host, is_guarded, sessionless
+from perdure.session import House
+from perdure.sessions import SessionInfo, Sessions
+from perdure.settings import Settings
+from perdure.store import open_store
+from perdure.store.base import Store
+
+
+class App:
+    """Serves one MCP server. Run it with any ASGI server, or mount it and hand its `lifespan` to the outer app."""
+
+    def __init__(
+        self, server: object, *, store: Store | str, settings: Settings, auth: TokenVerifier | None, path: str
+    ) -> None:
+        self.counters = Counters()
+        self.path = "/" + path.strip("/")
+        self._settings = settings
+        self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
+        self._hosted = host(server, path=self.path)
+        self._gate = Gate(settings)
+        self._shell = Starlette(lifespan=self.lifespan)
+        self._endpoint: Endpoint | None = None
+        self._sessions: Sessions | None = None
+        self._journal: Journal | None = None
+        self._hub: Hub | None = None
+        self._sessionless: StreamableHTTPSessionManager | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+        self._entry = self._make_entry(auth)
+
+    def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
+        """Wrap the endpoint in whatever checks who is calling, and in CORS where it is wanted."""
+        web, entry = self._hosted.web, self._serve
+        if web is not None and is_guarded(web):
+            if auth is not None:
+                raise Misuse("this server brings its own authentication; `auth` and --tokens cannot replace it")
+            entry = web
+        elif auth is not None:
+            entry = AuthenticationMiddleware(
+                AuthContextMiddleware(RequireAuthMiddleware(self._serve, [])), backend=BearerAuthBackend(auth)
+            )
+        if self._settings.cors_origins:
+            entry = CORSMiddleware(
+                entry,
+                allow_origins=self._settings.cors_origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["Mcp-Session-Id", "WWW-Authenticate", "Retry-After"],
+            )
+        return entry
+
+    # The life of the process
+
+    @asynccontextmanager
+    async def lifespan(self, _: object = None) -> AsyncIterator[None]:
+        """Open the store, enter the server's own lifespan once, and run until the end."""
+        async with AsyncExitStack() as stack:
+            await self._store.open()
+            stack.push_async_callback(self._store.aclose)
+            server, state = await stack.enter_async_context(self._hosted.start())
+            settings, counters = self._settings, self.counters
+            hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=secrets.token_bytes)
+            journal = Journal(self._store, settings, counters)
+            stack.push_async_callback(journal.aclose)
+            node = new_node_id(secrets.token_bytes)
+            house = House(
+                server=server,
+                lifespan_state=state,
+                store=self._store,
+                journal=journal,
+                hub=hub,
+                settings=settings,
+                counters=counters,
+                node=node,
+                fence=await self._store.join(node),
+                clock=time.time,
+                random=secrets.token_bytes,
+                ask_ids=itertools.count(1),
+                context=contextvars.copy_context(),
+                limits=Limits(
+                    streams=settings.max_streams,
+                    session_events=settings.max_session_events,
+                    answers=settings.max_answers,
+                ),
+            )
+            sessions = Sessions(house)
+            stack.push_async_callback(sessions.aclose)
+            self._sessionless = sessionless(
+                server, state, json_response=settings.json_response, max_body=settings.max_body
+            )
+            await stack.enter_async_context(self._sessionless.run())
+            if self._hosted.web is not None:
+                endpoint_of(self._hosted.web).session_manager = _Stand(self._serve)
+            self._endpoint = Endpoint(house, sessions)
+            self._sessions, self._journal, self._hub = sessions, journal, hub
+            self._loop = asyncio.get_running_loop()
+            chores = [asyncio.create_task(chore()) for chore in (hub.keep_alive, sessions.tend, sessions.sweep)]
+            stack.push_async_callback(_cancel, chores)
+            try:
+                yield
+            finally:
+                self._stop()
+
+    def begin_stop(self) -> None:
+        """The process is about to stop: refuse what is new, end what runs. May be called from a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._sessions is not None and self._hub is not None:
+            self._sessions.abandon_calls("the server is stopping")
+            self._hub.end_idle()
+
+    # Requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._shell(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+        else:
+            await self._route(scope, receive, send)
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
+        if path == self.path:
+            await self._entry(scope, receive, send)
+        elif path == "/healthz":
+            await self._health().send(send)
+        elif self._hosted.web is not None:
+            await self._hosted.web(scope, receive, send)
+        else:
+            await Answer(status=404, body=b'{"error":"not found"}').send(send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        try:
+            self._gate.check(scope["headers"], headers)
+            if scope["method"] == "OPTIONS":
+                await Answer(status=204, headers=((b"allow", b"GET, POST, DELETE, OPTIONS"),)).send(send)
+            elif self._is_sessionless(headers):
+                assert self._sessionless is not None
+                await self._sessionless.handle_request(scope, receive, send)
+            else:
+                await self._started()(scope, receive, send, headers, principal_of(scope))
+        except Refused as refused:
+            self.counters.requests_refused += 1
+            await refused.answer.send(send)
+        except ClientGone:
+            pass
+
+    def _started(self) -> Endpoint:
+        if self._endpoint is None:
+            raise Misuse("Perdure was not started: hand `app.lifespan` to the application that it is mounted in")
+        if self._stopping:
+            raise Refused(Refusal.STOPPING)
+        return self._endpoint
+
+    def _is_sessionless(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a request belongs to the era without sessions (by its header, before its body is read)."""
+        header = headers.get(b"mcp-protocol-version")
+        version = None if header is None else header.decode("latin-1")
+        if version is None or version in REVISIONS:
+            return False
+        # A version that nobody knows, without a session: the SDK's answer names what it supports, era and all.
+        if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
+            self._started()
+            return True
+        raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
+
+    def _health(self) -> Answer:
+        """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
+        journal = self._journal
+        if self._stopping or journal is None:
+            status, word = 503, "stopping" if self._stopping else "starting"
+        elif journal.state is LogState.DEGRADED:
+            status, word = 503 if journal.refuses else 200, "degraded"
+        else:
+            status, word = 200, "ok"
+        return Answer(status=status, body=json.dumps({"status": word}).encode())
+
+    # What can be asked
+
+    def session_info(self, session_id: str) -> SessionInfo | None:
+        """What there is to know of a session of this process (S6)."""
+        return None if self._sessions is None else self._sessions.info(session_id)
+
+    def session_ids(self) -> list[str]:
+        return [] if self._sessions is None else list(self._sessions.ids())
+
+
+class _Stand:
+    """Stands where the served server's own session manager was. (The SDK calls `asgi_app`, FastMCP `handle_request`.)"""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.asgi_app = app
+        self.handle_request = app
+
+
+def principal_of(scope: Scope) -> str:
+    """Who is calling: one name for each (client, issuer, subject), whatever token they show; empty for nobody."""
+    user = scope.get("user")
+    return json.dumps(principal_components(user.access_token)) if isinstance(user, AuthenticatedUser) else ""
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,316 @@
+"""Readers on streams.
+
+A reader is one HTTP response on one stream. It holds a position and pulls: read what comes after it, write it, go on;
+nothing there, then rest until woken. Reading at the end is live delivery, reading from further back is resuming; there is
+one path for both, so there is no moment between them in which an event could fall through (promise 2).
+
+At rest a reader costs no task of its own: its response waits for the client to leave, and `wake` starts a pump that
+runs until it has caught up. The newest reader of a stream wins; the older one is ended at once and writes nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from perdure._core import sse
+from perdure._core.ids import RandomBytes
+from perdure._core.states import StreamStep
+from perdure.errors import StoreUnavailable
+from perdure.observe import Counters, note
+from perdure.settings import Settings
+from perdure.store.base import Event
+from perdure.streams import Stream
+
+Write = Callable[[bytes, bool], Awaitable[None]]
+"""Write bytes to the connection; `True` with the last ones."""
+
+BATCH = 256
+"""Events read and written together at the most: one write for many, and never a long one for a slow reader."""
+
+BATCH_BYTES = 256 * 1024
+"""Bytes written together, roughly."""
+
+_CLOSE_SECONDS = 1.0
+"""How long ending a connection politely may take; a dead socket is not waited for."""
+
+_logger = logging.getLogger("perdure")
+
+_KEEPALIVE = sse.encode_comment("keep-alive")
+
+
+class Reader:
+    """One response on one stream. `cursor` is the sequence number of the last event that was written."""
+
+    __slots__ = (
+        "_again",
+        "_answers_lost",
+        "_closing",
+        "_finished",
+        "_gapped",
+        "_hub",
+        "_owner",
+        "_preamble",
+        "_pump",
+        "_stop_at",
+        "_tells_by_log",
+        "_write",
+        "cursor",
+        "last_write",
+        "live_from",
+        "since",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        hub: Hub,
+        stream: Stream,
+        write: Write,
+        *,
+        cursor: int,
+        preamble: bytes = b"",
+        tells_by_log: bool = False,
+        answers_lost: Callable[[], Awaitable[Sequence[bytes]]] | None = None,
+    ) -> None:
+        self.stream = stream
+        self.cursor = cursor
+        self.live_from = stream.visible
+        self.since = hub.clock()
+        self.last_write = hub.monotonic()
+        self._hub = hub
+        self._write = write
+        self._preamble = preamble
+        self._tells_by_log = tells_by_log
+        self._answers_lost = answers_lost
+        self._owner: asyncio.Task[object] | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._again = False
+        self._closing = False
+        self._finished = False
+        self._gapped = False
+        self._stop_at: int | None = None
+
+    async def run(self, disconnected: Callable[[], Awaitable[None]]) -> None:
+        """Serve until the stream is over, another reader takes it, or the client leaves."""
+        self._owner = asyncio.current_task()
+        self.wake()
+        try:
+            await disconnected()
+        except asyncio.CancelledError:
+            if not self._finished or self._owner is None or self._owner.uncancel() > 0:
+                raise
+        finally:
+            self._finished = True
+            if self._pump is not None:
+                self._pump.cancel()
+            self._hub.detach(self)
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        if self._closing:
+            return
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._run_pump())
+        else:
+            self._again = True
+
+    def keep_alive(self) -> None:
+        if self._pump is None and not self._closing:
+            self._preamble += _KEEPALIVE
+            self.wake()
+
+    def stop_here(self) -> None:
+        """Close the connection once everything appended so far is written; the stream goes on (P7)."""
+        self._stop_at = self.stream.last
+        self.wake()
+
+    def end(self) -> None:
+        """Close the connection now, without another event."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._pump is not None:
+            self._pump.cancel()
+        self._pump = asyncio.create_task(self._close())
+
+    async def _run_pump(self) -> None:
+        try:
+            while await self._deliver() or self._again:
+                self._again = False
+        except TimeoutError:
+            self._hub.counters.slow_readers_ended += 1
+            note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
+            self._finish()
+        except StoreUnavailable as failure:
+            note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
+            self._pump = None
+            self.end()
+        except OSError:
+            self._finish()  # the connection broke; the client may resume
+        except Exception:
+            _logger.exception("a reader failed and was ended; its client may resume", extra={"action": "reader.failed"})
+            self._finish()
+        else:
+            self._pump = None
+
+    async def _deliver(self) -> bool:
+        """Write what is there; tells whether there was anything."""
+        stream = self.stream
+        target = stream.durable
+        events = await stream.read(after=self.cursor, limit=BATCH)
+        frames = [self._preamble] if self._preamble else []
+        self._preamble = b""
+        cursor = self._encode(events, frames)
+        if not events and cursor < target:
+            frames.append(self._gap(cursor + 1, target))
+            cursor = target
+        last = self._is_last(cursor)
+        if last and stream.over and self._gapped and self._answers_lost is not None:
+            frames += await self._lost_answers(cursor)
+        if frames or last:
+            await self._send(b"".join(frames), last=last)
+            if cursor > self.cursor:
+                self._hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
+            self.cursor = cursor
+            stream.delivered = max(stream.delivered, cursor)
+            stream.moved()
+        if last:
+            self._finish()
+            return False
+        return bool(events)
+
+    def _encode(self, events: Sequence[Event], frames: list[bytes]) -> int:
+        """Add the frames of events, as many as fit into one write; gives the sequence number of the last one."""
+        cursor, size, prefix = self.cursor, 0, self.stream.prefix
+        for event in events:
+            if event.seq != cursor + 1:
+                frames.append(self._gap(cursor + 1, event.seq - 1))
+            frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
+            cursor = event.seq
+            size += len(event.payload)
+            if size >= BATCH_BYTES:
+                break
+        return cursor
+
+    def _is_last(self, cursor: int) -> bool:
+        if self._stop_at is not None and cursor >= self._stop_at:
+            return True
+        return self.stream.over and cursor >= self.stream.visible
+
+    def _gap(self, first: int, last: int) -> bytes:
+        """Tell that events are no longer there (promise 4)."""
+        self._gapped = True
+        self._hub.counters.gaps += 1
+        stream = self.stream
+        note(logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone", stream=stream.id)
+        return gap_frames(stream, first, last, reason="trimmed", random=self._hub.random, log=self._tells_by_log)
+
+    async def _lost_answers(self, cursor: int) -> list[bytes]:
+        assert self._answers_lost is not None
+        answers = await self._answers_lost()
+        name = self.stream.position(cursor)
+        return [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
+
+    async def _send(self, body: bytes, *, last: bool) -> None:
+        async with asyncio.timeout(self._hub.stream_timeout):
+            await self._write(body, last)
+        self.last_write = self._hub.monotonic()
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._write(b"", True)
+        except (OSError, TimeoutError):
+            pass  # dead or stuck: letting go of it is all that is left
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._closing = True
+            if self._owner is not None:
+                self._owner.cancel()
+
+
+class Hub:
+    """All readers of this process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        counters: Counters,
+        *,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        random: RandomBytes,
+    ) -> None:
+        self.counters = counters
+        self.clock = clock
+        self.monotonic = monotonic
+        self.random = random
+        self.stream_timeout = settings.stream_timeout
+        self._keepalive = settings.keepalive_interval
+        self._most = settings.max_readers
+        self.readers: set[Reader] = set()
+
+    @property
+    def full(self) -> bool:
+        return len(self.readers) >= self._most
+
+    def attach(self, reader: Reader) -> None:
+        """Put a reader on its stream; whoever was there is ended (take-over)."""
+        stream = reader.stream
+        before = stream.reader
+        stream.reader = reader
+        self.readers.add(reader)
+        if before is not None:
+            self.counters.take_overs += 1
+            before.end()
+        stream.advance(StreamStep.READER_REPLACED if before is not None else StreamStep.READER_ATTACHED)
+
+    def detach(self, reader: Reader) -> None:
+        self.readers.discard(reader)
+        stream = reader.stream
+        if stream.reader is reader:
+            stream.reader = None
+            if not stream.over:
+                stream.advance(StreamStep.READER_LOST)
+            stream.moved()
+
+    async def keep_alive(self) -> None:
+        """Write a comment to every connection that was silent for the interval; runs for ever."""
+        while True:
+            await asyncio.sleep(self._keepalive / 4)
+            due = self.monotonic() - self._keepalive * 3 / 4
+            for reader in list(self.readers):
+                if reader.last_write <= due:
+                    reader.keep_alive()
+
+    def end_idle(self) -> None:
+        """End every reader whose stream is not about to end by itself."""
+        for reader in list(self.readers):
+            if not reader.stream.sealed:
+                reader.end()
+
+
+def gap_frames(stream: Stream, first: int, last: int, *, reason: str, random: RandomBytes, log: bool) -> bytes:
+    """A gap on the wire: a comment for people, a notification for programs, a log message where that is declared."""
+    params = {"stream": stream.id, "from": first, "to": last, "reason": reason}
+    messages = [{"jsonrpc": "2.0", "method": "notifications/perdure/gap", "params": params}]
+    if log:
+        data = f"Events {first} to {last} of this stream are no longer retained ({reason})."
+        messages.append(
+            {
+                "jsonrpc": "2.0",
+                "method": "notifications/message",
+                "params": {"level": "warning", "logger": "perdure", "data": data},
+            }
+        )
+    behind = stream.position(last)
+    frames = [sse.encode_comment(f"gap: events {first} to {last} are no longer retained ({reason})")]
+    frames += [sse.encode_event(behind.priming(random).encode(), json.dumps(m).encode()) for m in messages]
+    return b"".join(frames)

@@ -1,0 +1,293 @@
+"""The one way into the store: in order, grouped, and held while the store fails.
+
+Whoever has something to write puts a *source* into the queue. At the end of the event loop's turn the journal takes what
+each source has by then, commits it as one group, and tells the sources. Small groups are committed at once where the
+store can do that without waiting; the others go through the store's own thread, and meanwhile the next group forms.
+
+When the store fails (`LogState.DEGRADED`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
+are told that they are accepted, so that live traffic goes on from memory; with `refuse` nobody is told before they are
+written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from perdure._core.ids import StreamId
+from perdure._core.states import LOG, LogState, LogStep, advance
+from perdure.errors import StaleFence, StoreError, StoreUnavailable
+from perdure.observe import Counters, note
+from perdure.settings import Settings
+from perdure.store.base import Append, Event, Step, Store, Trim
+
+_RETRY_FIRST = 0.02
+_RETRY_MOST = 0.5
+"""Seconds between attempts while the store fails: soon at first, then without being a burden to a store in trouble."""
+
+_BACKLOG_CHUNK = 256
+"""Steps of the backlog that are written in one commit, so that each attempt is short."""
+
+_PROBE = (Trim(stream=StreamId(""), through=0),)
+"""A step that changes nothing: it shows whether the store takes writes again."""
+
+
+class Source(Protocol):
+    """Somebody with something to write."""
+
+    def take(self) -> Sequence[Step]:
+        """All there is at the moment, in order."""
+        ...
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        """These are written, or held: they may be shown."""
+        ...
+
+    def written(self, steps: Sequence[Step]) -> None:
+        """These are in the store."""
+        ...
+
+    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+        """These were refused for good."""
+        ...
+
+
+_Group = list[tuple[Source, Sequence[Step]]]
+
+
+class Journal:
+    """Writes steps; knows whether the store is well."""
+
+    def __init__(self, store: Store, settings: Settings, counters: Counters) -> None:
+        self.state = LogState.HEALTHY
+        self._store = store
+        self._timeout = settings.store_timeout
+        self._holds = settings.on_store_failure == "hold"
+        self._most_held = settings.max_held_events
+        self._counters = counters
+        self._queue: list[Source] = []
+        self._backlog: deque[tuple[Source, Sequence[Step]]] = deque()
+        self._held = 0
+        self._scheduled = False
+        self._writer: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def refuses(self) -> bool:
+        """New work is refused at the moment: the store fails, and the setting says so or too much is held."""
+        return self.state is LogState.DEGRADED and (not self._holds or not self._room.is_set())
+
+    @property
+    def has_room(self) -> bool:
+        return self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait while more events are held than memory should carry."""
+        await self._room.wait()
+
+    def put(self, source: Source) -> None:
+        """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
+        self._queue.append(source)
+        self._idle.clear()
+        self._schedule()
+
+    async def write(self, *steps: Step) -> None:
+        """Write steps and wait until they are accepted. Raises `StoreUnavailable` where the journal refuses."""
+        if not self._queue and self._writer is None and (refusals := self._at_once(steps)) is not None:
+            _raise_first(refusals)
+            return
+        waiter = _Waiter(steps)
+        self.put(waiter)
+        await waiter.future
+
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        """Read from the store, within its time."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._store.read(stream, after=after, limit=limit)
+        except TimeoutError:
+            raise StoreUnavailable(f"the store did not answer within {self._timeout:g} s") from None
+
+    async def aclose(self) -> None:
+        """Write what is queued; what the store does not take within its time is lost with the process."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            lost = sum(len(steps) for _, steps in self._backlog)
+            note(logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost)
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    # Writing
+
+    def _schedule(self) -> None:
+        busy = self._writer is not None and self.state is LogState.HEALTHY
+        if self._queue and not self._scheduled and not busy:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self.state is LogState.DEGRADED:
+            self._hold(self._take())
+            return
+        if self._writer is not None or not self._queue:
+            return
+        group = self._take()
+        steps = _flat(group)
+        refusals = self._at_once(steps)
+        if refusals is None:
+            self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
+        else:
+            self._done(group, refusals)
+            self._settle_idle()
+
+    def _take(self) -> _Group:
+        sources, self._queue = self._queue, []
+        return [(source, steps) for source in sources if (steps := source.take())]
+
+    def _at_once(self, steps: Sequence[Step]) -> Sequence[StaleFence | None] | None:
+        if self.state is LogState.DEGRADED:
+            return None
+        try:
+            return self._store.commit_now(steps)
+        except StoreError:
+            return None  # the way through the writer meets the same failure, and deals with it
+
+    async def _write(self, group: _Group) -> None:
+        """Write a group, and whatever has queued up meanwhile, until nothing is left."""
+        try:
+            await self._write_group(group)
+            while self._queue or self.state is LogState.DEGRADED:
+                if self.state is LogState.DEGRADED:
+                    await self._catch_up()
+                elif group := self._take():
+                    await self._write_group(group)
+        finally:
+            self._writer = None
+            self._settle_idle()
+
+    async def _write_group(self, group: _Group) -> None:
+        try:
+            refusals = await self._commit(_flat(group))
+        except StoreError as failure:
+            self._failed(failure)
+            self._hold(group)
+        else:
+            self._done(group, refusals)
+
+    async def _commit(self, steps: Sequence[Step]) -> Sequence[StaleFence | None]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._store.commit(steps)
+        except TimeoutError:
+            raise StoreUnavailable(f"the store did not answer within {self._timeout:g} s") from None
+
+    def _done(self, group: _Group, refusals: Sequence[StaleFence | None]) -> None:
+        place = 0
+        for source, steps in group:
+            reasons = [reason for reason in refusals[place : place + len(steps)] if reason is not None]
+            place += len(steps)
+            if reasons:
+                source.refused(steps, reasons[0])
+            else:
+                source.accepted(steps)
+                source.written(steps)
+
+    def _settle_idle(self) -> None:
+        if not self._queue and not self._backlog and self._writer is None:
+            self._idle.set()
+        else:
+            self._schedule()
+
+    # Holding
+
+    def _failed(self, failure: StoreError) -> None:
+        if self.state is LogState.HEALTHY:
+            self._counters.outages += 1
+            what = "live traffic goes on from memory" if self._holds else "new requests are refused"
+            note(logging.ERROR, "store.degraded", f"the store fails ({failure}); {what}")
+        self.state = advance(LOG, self.state, LogStep.STORE_FAILED)
+
+    def _hold(self, group: _Group) -> None:
+        for source, steps in group:
+            if isinstance(source, _Waiter) and not self._holds:
+                source.refused(steps, StoreUnavailable("the store fails"))
+                continue
+            self._backlog.append((source, steps))
+            self._held += _events(steps)
+            if self._holds:
+                self._counters.events_held += _events(steps)
+                source.accepted(steps)
+        if self._held >= self._most_held:
+            self._room.clear()
+
+    async def _catch_up(self) -> None:
+        """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
+        delay = _RETRY_FIRST
+        while self.state is LogState.DEGRADED:
+            try:
+                await self._write_backlog()
+            except StoreError as failure:
+                self._failed(failure)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, _RETRY_MOST)
+            else:
+                self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
+                note(logging.WARNING, "store.recovered", "the store is back; everything held is written")
+
+    async def _write_backlog(self) -> None:
+        await self._commit(_PROBE)
+        while self._backlog:
+            group = [self._backlog[i] for i in range(min(len(self._backlog), _BACKLOG_CHUNK))]
+            refusals = await self._commit(_flat(group))
+            for _, steps in group:
+                self._backlog.popleft()
+                self._held -= _events(steps)
+            if self._held < self._most_held:
+                self._room.set()
+            self._done(group, refusals)
+
+
+class _Waiter:
+    """A source for steps that somebody waits for."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._steps = steps
+
+    def take(self) -> Sequence[Step]:
+        return self._steps
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+    def written(self, steps: Sequence[Step]) -> None:
+        pass
+
+    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+        if not self.future.done():
+            self.future.set_exception(reason)
+
+
+def _flat(group: _Group) -> list[Step]:
+    return [step for _, steps in group for step in steps]
+
+
+def _events(steps: Sequence[Step]) -> int:
+    return sum(len(step.events) for step in steps if isinstance(step, Append))
+
+
+def _raise_first(refusals: Sequence[StaleFence | None]) -> None:
+    for refusal in refusals:
+        if refusal is not None:
+            raise refusal

@@ -1,0 +1,157 @@
+"""The ledger of one session in this process: accepted requests, each of which ends in exactly one answer (promise 3).
+
+A call is known by two names: the client's request id, which may repeat as soon as the call has ended, and a number of
+ours, under which the runtime knows it. The number stays in the table until the runtime is through with the call, also
+when it was answered long before (a cancelled tool that does not stop): what it still sends is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perdure._core.jsonrpc import Request, coerce_id
+from perdure._core.states import CALL, CallState, CallStep, advance
+from perdure.store.base import CallEnd, CallRecord, SessionRecord, Step
+from perdure.streams import Stream
+
+REQUEST_CANCELLED = -32800
+"""The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the SDK."""
+
+OUTCOME_UNKNOWN = -31001
+"""The request was interrupted and nobody can tell how far it got."""
+
+POSITION_LOST = -31002
+"""What the position, or the request, asks for is no longer retained."""
+
+STICKY_METHODS = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+"""Requests whose effect belongs to the session: repeated when its runtime is loaded again."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Call:
+    """One accepted request."""
+
+    number: int
+    request: Request
+    incarnation: int
+    stream: Stream
+    state: CallState = CallState.RUNNING
+
+    @property
+    def token(self) -> Any:
+        """The progress token that the client gave, or `None`."""
+        return progress_token(self.request)
+
+    def end(self, step: CallStep, payload: bytes, also: Step | None = None) -> None:
+        """Answer it: the response, the seal and the row's end in one step."""
+        self.state = advance(CALL, self.state, step)
+        end = CallEnd(incarnation=self.incarnation, request_id=self.request.id, state=self.state)
+        self.stream.append(payload, end=end, also=also)
+
+
+class Calls:
+    """A session's calls in this process."""
+
+    __slots__ = ("_by_id", "_by_number", "_numbers")
+
+    def __init__(self) -> None:
+        self._by_number: dict[int, Call] = {}
+        self._by_id: dict[int | str, Call | None] = {}
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        """How many are not answered yet."""
+        return len(self._by_id)
+
+    @property
+    def runtime_is_idle(self) -> bool:
+        """The runtime is through with everything it was given."""
+        return not self._by_number
+
+    def reserve(self, requests: Sequence[Request]) -> Request | None:
+        """Keep the ids of new requests, before anything else happens. Gives the first one that is taken already."""
+        for place, request in enumerate(requests):
+            key = coerce_id(request.id)
+            if key in self._by_id:
+                self.release(requests[:place])
+                return request
+            self._by_id[key] = None
+        return None
+
+    def release(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._by_id.pop(coerce_id(request.id), None)
+
+    def open(self, requests: Iterable[Request], *, incarnation: int, stream: Stream) -> list[Call]:
+        """Enter reserved requests."""
+        calls = [
+            Call(number=next(self._numbers), request=request, incarnation=incarnation, stream=stream)
+            for request in requests
+        ]
+        for call in calls:
+            self._by_number[call.number] = call
+            self._by_id[coerce_id(call.request.id)] = call
+        return calls
+
+    def numbered(self, number: object) -> Call | None:
+        """The call that the runtime knows under this number."""
+        return self._by_number.get(number) if isinstance(number, int) else None
+
+    def running(self, request_id: int | str) -> Call | None:
+        """The running call that the client knows under this id."""
+        return self._by_id.get(coerce_id(request_id))
+
+    def all_running(self) -> list[Call]:
+        return [call for call in self._by_id.values() if call is not None]
+
+    def answer(self, call: Call, step: CallStep, payload: bytes, also: Step | None = None) -> bool:
+        """Give a call its final answer, unless it has one. Tells whether this was it."""
+        if call.state is not CallState.RUNNING:
+            return False
+        call.end(step, payload, also)
+        self.release((call.request,))
+        return True
+
+    def runtime_done(self, number: int) -> None:
+        self._by_number.pop(number, None)
+
+    def runtime_gone(self) -> None:
+        self._by_number.clear()
+
+
+def rows(
+    requests: Sequence[Request], bodies: Sequence[bytes], *, session: SessionRecord, stream: Any
+) -> tuple[CallRecord, ...]:
+    """The ledger rows of new requests."""
+    return tuple(
+        CallRecord(
+            session=session.id,
+            incarnation=session.incarnation,
+            request_id=request.id,
+            stream=stream,
+            method=request.method,
+            request=body,
+            principal=session.owner,
+            node=session.node,
+        )
+        for request, body in zip(requests, bodies, strict=True)
+    )
+
+
+def error_payload(request_id: int | str | None, code: int, message: str, data: object = None) -> bytes:
+    """An error response, encoded."""
+    error: dict[str, object] = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, separators=(",", ":")).encode()
+
+
+def progress_token(request: Request) -> Any:
+    """`params._meta.progressToken`, if it is one: a string or an integer."""
+    meta = (request.params or {}).get("_meta")
+    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    return token if isinstance(token, str | int) and not isinstance(token, bool) else None

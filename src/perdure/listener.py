@@ -1,0 +1,108 @@
+"""The listening socket, and a bound for what a peer may send before a request's headers are complete.
+
+uvicorn with httptools collects headers without limit and waits for them for ever. The endpoint judges headers that are
+complete; here is the limit for those that never are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from perdure.errors import Misuse
+
+#: Connections that the system keeps for us until we accept them; what uvicorn uses.
+BACKLOG = 2048
+#: A client that has connected sends its headers at once; nginx and Apache give it 60 and 20 to 40 seconds.
+HEAD_SECONDS = 30.0
+
+_TOO_LARGE = b"the request's headers are too large"
+_ANSWER_431 = b"\r\n".join(
+    [
+        b"HTTP/1.1 431 Request Header Fields Too Large",
+        b"content-type: text/plain; charset=utf-8",
+        b"content-length: %d" % len(_TOO_LARGE),
+        b"connection: close",
+        b"",
+        _TOO_LARGE,
+    ]
+)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a busy port is found before anything else happens. Raises `Misuse`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise Misuse(f"cannot listen on {host!r}: no such address") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A port whose last server has just ended may be taken at once; one that is listened on may not.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise Misuse(_why(error, host, port)) from error
+    return listener
+
+
+def _why(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use; choose another with --port (0 picks a free one)"
+    return f"cannot listen on {host} port {port}: {error.strerror or error}"
+
+
+class Connection(HttpToolsProtocol):
+    """An HTTP connection with a limit for the size and the time of incomplete headers."""
+
+    head_seconds = HEAD_SECONDS
+    #: Bytes of headers so far, without the chunk in which they began; None when no headers are under way.
+    head: int | None = None
+    head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_complete()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self.head = -1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_complete()
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.head is None:
+            return
+        # The first chunk may carry the end of an earlier request, so it does not count.
+        self.head = 0 if self.head < 0 else self.head + len(data)
+        if self.head > (self.config.h11_max_incomplete_event_size or 0):
+            self._refuse_head()
+        elif self.head_timer is None:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self.head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
+
+    def _head_is_complete(self) -> None:
+        self.head = None
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def _refuse_head(self) -> None:
+        self._head_is_complete()
+        # While an answer is on its way there is no room for another one.
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_ANSWER_431)
+        self.transport.close()

@@ -1,0 +1,203 @@
+"""The SDK's server, driven through its public parts.
+
+`JSONRPCDispatcher` runs the handlers, `Connection` holds what is known of the client, `serve_connection` joins them. The
+two streams between them and us are ours: what goes in carries the context of the HTTP request it came with, and what
+comes out is appended to the log in the handler's own task, so order and back-pressure come by themselves, call by call.
+
+The runtime knows requests under numbers of ours, never under the client's ids: those repeat after each reload, and the
+SDK takes "8" for 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+import anyio
+from mcp.server.connection import Connection
+from mcp.server.lowlevel.server import Server
+from mcp.server.runner import serve_connection
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import MCPError
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.message import SessionMessage
+from mcp_types import CONNECTION_CLOSED, InitializeRequestParams, JSONRPCMessage, JSONRPCNotification
+
+from perdure._core.ids import NodeId
+from perdure.store.base import SessionRecord
+
+
+class Answers(Protocol):
+    """Where a runtime's messages go: the session."""
+
+    async def emit(self, message: JSONRPCMessage, related: int | str | None) -> None:
+        """Append a message to the log. `related` is the number of the call that it belongs to."""
+        ...
+
+
+class Inbox:
+    """The dispatcher's read stream. `last_context` is how the SDK learns in which context to run a handler."""
+
+    def __init__(self) -> None:
+        self.last_context: contextvars.Context | None = None
+        self._items: deque[tuple[contextvars.Context, SessionMessage]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def feed(self, context: contextvars.Context, message: SessionMessage) -> None:
+        self._items.append((context, message))
+        self._wake()
+
+    async def receive(self) -> SessionMessage:
+        while not self._items:
+            if self._closed:
+                raise anyio.EndOfStream
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self.last_context, message = self._items.popleft()
+        return message
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Outbox:
+    """The dispatcher's write stream: the way to the log. Once closed it takes nothing more."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._closed = False
+
+    async def send(self, item: SessionMessage, /) -> None:
+        if self._closed:
+            raise anyio.ClosedResourceError
+        await self._answers.emit(item.message, getattr(item.metadata, "related_request_id", None))
+
+    def close(self) -> None:
+        self._closed = True
+
+    async def aclose(self) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Dispatcher(JSONRPCDispatcher):
+    """Gives asks ids that never repeat within a session, on any node, and that name the node that waits."""
+
+    def __init__(self, inbox: Inbox, outbox: Outbox, ask_ids: itertools.count[int], node: NodeId) -> None:
+        super().__init__(inbox, outbox, inline_methods=frozenset({"initialize"}))
+        self._ask_ids = ask_ids
+        self._node = node
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        # The letters in front keep the SDK from taking the id for an integer.
+        opts = CallOptions(**(opts or {}), request_id=f"ask-{self._node}-{next(self._ask_ids)}")
+        return await super().send_raw_request(method, params, opts, **kwargs)
+
+
+class Outbound:
+    """The connection's own channel. Notifications reach the log also after the runtime was dropped (a tool may have kept
+    its session object); requests need a runtime that waits for the answer."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.dispatcher: Dispatcher | None = None
+        self._answers = answers
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
+        if params is None:
+            message = JSONRPCNotification(jsonrpc="2.0", method=method)
+        else:
+            message = JSONRPCNotification(jsonrpc="2.0", method=method, params=dict(params))
+        await self._answers.emit(message, None)
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        if self.dispatcher is None:
+            raise MCPError(code=CONNECTION_CLOSED, message="Connection closed")
+        return await self.dispatcher.send_raw_request(method, params, opts)
+
+
+class Runtime:
+    """One session's server, running."""
+
+    def __init__(
+        self,
+        server: Server[Any],
+        lifespan_state: object,
+        answers: Answers,
+        record: SessionRecord,
+        *,
+        ask_ids: itertools.count[int],
+        node: NodeId,
+        context: contextvars.Context,
+    ) -> None:
+        self.inbox = Inbox()
+        self._outbox = Outbox(answers)
+        self._outbound = Outbound(answers)
+        dispatcher = Dispatcher(self.inbox, self._outbox, ask_ids, node)
+        self._outbound.dispatcher = dispatcher
+        self._connection = _connection(self._outbound, record)
+        self.task = asyncio.create_task(
+            serve_connection(server, dispatcher, connection=self._connection, lifespan_state=lifespan_state),
+            name="perdure-runtime",
+            context=context,
+        )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Somebody's code keeps things in this connection that dropping it would lose."""
+        return bool(self._connection.state)
+
+    async def aclose(self) -> None:
+        """End it without a word: first the way to the log, then the handlers, so that no answer of the SDK's about a
+        closed connection gets into the log."""
+        self._outbox.close()
+        self._outbound.dispatcher = None
+        self.inbox.close()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def _connection(outbound: Outbound, record: SessionRecord) -> Connection:
+    """The connection as the record tells it; a session that is still opening has no client params yet."""
+    if not record.version:
+        return Connection.for_loop(outbound, session_id=record.id)
+    params = InitializeRequestParams.model_validate_json(record.client_params, by_name=False)
+    connection = Connection(outbound, protocol_version=record.version, session_id=record.id, client_params=params)
+    if record.initialized:
+        connection.initialized.set()
+    return connection

@@ -1,0 +1,221 @@
+"""All sessions of this process: open, find, tend, end.
+
+A session answers only the principal that opened it; to anybody else it does not exist (promise 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic_core import to_json
+
+from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
+from perdure._core.jsonrpc import Request
+from perdure._core.retention import cutoffs
+from perdure._core.states import SessionState, SessionStep
+from perdure.errors import StoreError
+from perdure.ledger import Call
+from perdure.observe import note
+from perdure.session import House, Session
+from perdure.store.base import OpenStream, PutSession, SessionRecord, StreamRecord
+
+_TEND_MOST = 30.0
+_TEND_LEAST = 0.05
+"""Seconds between two rounds over all sessions, whatever the settings say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamInfo:
+    """A stream, as it is shown to whoever asks for a session (S6)."""
+
+    id: str
+    kind: str
+    state: str
+    last: int
+    """Sequence number of the last event."""
+    connected_since: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionInfo:
+    """A session, as it is shown to whoever asks (S6)."""
+
+    id: str
+    owner: str
+    state: str
+    version: str
+    created: float
+    active: float
+    running_calls: tuple[str, ...]
+    """Methods of the requests that are not answered yet."""
+    streams: tuple[StreamInfo, ...]
+    """The standalone stream, then the calls' streams that are not over."""
+
+
+class Sessions:
+    """The sessions that this process holds."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._by_id: dict[SessionId, Session] = {}
+        self._of_owner: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def full(self) -> bool:
+        return len(self._by_id) >= self._house.settings.max_sessions
+
+    def full_for(self, owner: str) -> bool:
+        """One principal has all it may have. Callers without a name share nothing but the limit for all."""
+        return bool(owner) and self._of_owner[owner] >= self._house.settings.max_principal_sessions
+
+    def find(self, text: str, owner: str) -> Session | None:
+        """The session of that id, if it belongs to that principal."""
+        session_id = parse_session_id(text)
+        session = None if session_id is None else self._by_id.get(session_id)
+        return session if session is not None and session.record.owner == owner else None
+
+    async def open(self, owner: str, request: Request, body: bytes) -> tuple[Session, Call]:
+        """Begin a session with its `initialize` request."""
+        house = self._house
+        now = house.clock()
+        standalone = StreamRecord(
+            id=new_stream_id(house.random),
+            session=new_session_id(house.random),
+            kind=Kind.STANDALONE,
+            fence=house.fence,
+            opened=now,
+        )
+        record = SessionRecord(
+            id=standalone.session,
+            owner=owner,
+            node=house.node,
+            state=SessionState.OPENING,
+            version="",
+            client_params=to_json(request.params or {}),
+            result=b"",
+            initialized=False,
+            sticky=(),
+            incarnation=1,
+            standalone=standalone.id,
+            created=now,
+            active=now,
+        )
+        session = Session(house, record, standalone)
+        self._enter(session)
+        try:
+            session.calls.reserve((request,))
+            [call] = await session.accept((request,), (body,), PutSession(record=record), OpenStream(record=standalone))
+        except BaseException:
+            self._leave(session)
+            raise
+        house.counters.sessions_opened += 1
+        return session, call
+
+    async def end(self, session: Session, step: SessionStep, reason: str) -> None:
+        """End a session; from this moment on its id is unknown."""
+        if self._leave(session):
+            await session.end(step, reason)
+
+    def info(self, session_id: str) -> SessionInfo | None:
+        """What there is to know of a session (S6)."""
+        session = self._by_id.get(SessionId(session_id))
+        if session is None:
+            return None
+        record = session.record
+        streams = (session.standalone, *session.streams.values())
+        return SessionInfo(
+            id=record.id,
+            owner=record.owner,
+            state=record.state.value,
+            version=record.version,
+            created=record.created,
+            active=session.active,
+            running_calls=tuple(call.request.method for call in session.calls.all_running()),
+            streams=tuple(
+                StreamInfo(
+                    id=stream.id,
+                    kind="standalone" if stream.kind is Kind.STANDALONE else "call",
+                    state=stream.state.value,
+                    last=stream.last,
+                    connected_since=stream.reader.since if stream.reader else None,
+                )
+                for stream in streams
+            ),
+        )
+
+    def ids(self) -> Sequence[str]:
+        return list(self._by_id)
+
+    def _enter(self, session: Session) -> None:
+        self._by_id[session.record.id] = session
+        self._of_owner[session.record.owner] += 1
+
+    def _leave(self, session: Session) -> bool:
+        if self._by_id.pop(session.record.id, None) is None:
+            return False
+        self._of_owner[session.record.owner] -= 1
+        if not self._of_owner[session.record.owner]:
+            del self._of_owner[session.record.owner]
+        return True
+
+    # Tending
+
+    async def tend(self) -> None:
+        """Drop idle runtimes, turn unused sessions dormant, end those whose time has passed; runs for ever."""
+        settings = self._house.settings
+        shortest = min(settings.runtime_idle, settings.session_grace, settings.replay_window, settings.cleanup_interval)
+        while True:
+            await asyncio.sleep(max(_TEND_LEAST, min(_TEND_MOST, shortest / 2)))
+            for session in list(self._by_id.values()):
+                await self._look_after(session)
+
+    async def _look_after(self, session: Session) -> None:
+        settings = self._house.settings
+        if session.record.state is SessionState.OPENING:
+            if self._house.clock() - session.active >= settings.session_grace:
+                await self.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
+            return
+        session.keep_record_fresh()
+        session.enforce_limits()
+        unused = self._house.clock() - session.active
+        if not session.busy and unused >= settings.replay_window:
+            await self.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
+        elif not session.busy and unused >= settings.session_grace:
+            if session.record.state is SessionState.ACTIVE:
+                session.go_dormant()
+            await session.drop_runtime()
+        elif session.runtime_may_go and session.runtime_idle_for >= settings.runtime_idle:
+            await session.drop_runtime()
+
+    async def sweep(self) -> None:
+        """Remove what has expired from the store, on a timer; runs for ever."""
+        house, settings = self._house, self._house.settings
+        while True:
+            await asyncio.sleep(settings.cleanup_interval)
+            before = cutoffs(now=house.clock(), event_ttl=settings.event_ttl, replay_window=settings.replay_window)
+            try:
+                rows = await house.store.sweep(before)
+            except StoreError as failure:
+                note(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
+                continue
+            for session in self._by_id.values():
+                session.retained.swept(before)
+            if rows:
+                note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
+
+    def abandon_calls(self, reason: str) -> None:
+        """Give every running call its final answer: interrupted, outcome unknown (promise 3)."""
+        for session in self._by_id.values():
+            session.abandon(reason)
+
+    async def aclose(self) -> None:
+        """Drop every runtime; nothing is ended, nothing is told."""
+        for session in list(self._by_id.values()):
+            await session.drop_runtime()

@@ -1,0 +1,67 @@
+"""Moves what was written from the log beside the file (`-wal`) into the file, off the append path.
+
+SQLite would do that within some unlucky commit, which then takes milliseconds. Here another connection, in a thread of
+its own, copies while commits go on. That alone would let the log grow for ever under steady load, because its start is
+reused only when all of it has been copied at a moment when nobody writes; so beyond `MAX_LOG` the writer is held up
+for the short rest. A log that is reused, not grown, also makes commits about a quarter cheaper.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+
+from perdure.store._sqlite_file import NAMED, open_checkpointer
+
+STEP = 4 << 20
+"""Bytes written between two checkpoints: SQLite's own default."""
+
+MAX_LOG = 16 << 20
+"""Bytes in the log before its start is reused by force."""
+
+COMMIT = 8 << 10
+"""What a commit adds to the log beside its own bytes: it writes whole pages, two at least."""
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Told of every commit by whoever holds the writer's lock."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-sqlite-checkpoint")
+        self._running = False
+        self._written = 0
+
+    def note(self, size: int) -> None:
+        """A commit of about this many bytes was made."""
+        self._written += size + COMMIT
+        if self._written >= STEP and not self._running:
+            self._written = 0
+            self._running = True
+            self._thread.submit(self._run)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            self._checkpoint()
+        except NAMED as error:
+            # Put off, not lost; the commits themselves tell if the file is in trouble.
+            _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "checkpoint_put_off"})
+        finally:
+            self._running = False
+
+    def _checkpoint(self) -> None:
+        if self._connection is None:
+            self._connection = open_checkpointer(self._path)
+        _, pages, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        (page,) = self._connection.execute("PRAGMA page_size").fetchone()
+        if pages * page > MAX_LOG:
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()

@@ -1,0 +1,180 @@
+"""A SQLite file of ours: made, checked, brought to this release's version, connected to. And its failures, named."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.store import _sql
+
+Sync = Literal["normal", "full"]
+
+APPLICATION_ID = 0x50455244
+"""Stands in the file's header ("PERD"), so that another program's database is not mistaken for ours."""
+
+OLDEST_SQLITE = (3, 24, 0)
+"""The first release with `ON CONFLICT … DO`."""
+
+RETRY = 0.0007
+"""Seconds between two tries to become the writer. SQLite's own handler waits up to 100 ms: too long here."""
+
+_OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
+
+
+def failure(error: BaseException, path: str, doing: str) -> StoreError:
+    """The named failure for a driver's exception: unavailable where trying again may help, else plainly refused."""
+    sentence = f"the SQLite file {path} cannot be {doing}: {error}"
+    # DatabaseError itself (not its children) says: no database, or a damaged one.
+    if isinstance(error, (*_OF_THE_MOMENT, OSError)) or type(error) is sqlite3.DatabaseError:
+        return StoreUnavailable(sentence)
+    return StoreError(sentence)
+
+
+NAMED = (sqlite3.Error, sqlite3.Warning, OSError, OverflowError, UnicodeError)
+"""What may come out of the driver; each leaves the store as a `StoreError`."""
+
+
+@contextlib.contextmanager
+def named(path: str, doing: str) -> Iterator[None]:
+    """Let the driver's exceptions leave as ours, with their cause (promise 9)."""
+    try:
+        yield
+    except NAMED as error:
+        raise failure(error, path, doing) from error
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection is writing."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def begin(connection: sqlite3.Connection, *, deadline: float) -> None:
+    """Become the writer; tries until the deadline (of the monotonic clock), at least once."""
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY)
+        else:
+            return
+
+
+def connect(path: str, *, timeout: float) -> sqlite3.Connection:
+    return sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=timeout, cached_statements=len(_sql.queries()) + 16
+    )
+
+
+def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connection:
+    """The writing connection; the file is made if there is none, and migrated if it is of an older release."""
+    with named(path, "opened"):
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.24 or later")
+        _make_file(path)
+        connection = connect(path, timeout=0)
+        try:
+            _prepare(connection, path, sync=sync, deadline=time.monotonic() + busy_timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def open_reader(path: str, *, busy_timeout: float) -> sqlite3.Connection:
+    connection = connect(path, timeout=busy_timeout)
+    connection.execute("PRAGMA query_only = 1")
+    return connection
+
+
+def open_checkpointer(path: str) -> sqlite3.Connection:
+    # It waits for nobody: a reader or writer in the way only puts the checkpoint off.
+    connection = connect(path, timeout=0)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _make_file(path: str) -> None:
+    """Private from the first moment: it holds what users' tools said. SQLite gives `-wal` and `-shm` the same mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync, deadline: float) -> None:
+    _refuse_foreign(connection, path)
+    if _value(connection, "user_version") < _sql.schema_version():
+        _use_wal(connection, path, deadline=deadline)
+        begin(connection, deadline=deadline)
+        try:
+            # Looked at again: another process may have been faster.
+            _refuse_foreign(connection, path)
+            bring_up_to_date(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            rollback(connection)
+            raise
+    _use_wal(connection, path, deadline=deadline)
+    connection.execute(f"PRAGMA synchronous = {sync.upper()}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
+    version = _value(connection, "user_version")
+    empty = version == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    if not empty and _value(connection, "application_id") != APPLICATION_ID:
+        raise StoreUnavailable(f"the SQLite file {path} belongs to another program; give Perdure a file of its own")
+    ours = _sql.schema_version()
+    if version > ours:
+        raise StoreTooNew(
+            f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
+            f" {ours}"
+        )
+
+
+def bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Apply the schema to an empty file, or to an older one the migrations it lacks. The caller holds a transaction."""
+    version = _value(connection, "user_version")
+    if version == 0:
+        statements = list(_sql.schema())
+    else:
+        statements = [
+            statement for step in _sql.migrations() if step.version > version for statement in step.statements
+        ]
+    for statement in statements:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
+
+
+def _use_wal(connection: sqlite3.Connection, path: str, *, deadline: float) -> None:
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(RETRY)
+        else:
+            break
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
+        )
+
+
+def rollback(connection: sqlite3.Connection) -> None:
+    """Back to before the transaction, if SQLite has not gone there by itself (it does on a full disk)."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _value(connection: sqlite3.Connection, pragma: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+    return int(value)

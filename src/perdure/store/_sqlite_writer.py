@@ -1,0 +1,222 @@
+"""The one writer of a SQLite file: inline when it can be done at once, else a thread that groups what waits.
+
+Both use one connection, under one lock. The thread takes jobs off the queue only while it holds the lock, and the
+inline way is open only while the queue is empty; so jobs are done in the order in which they came, whichever way they
+took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store._sqlite_checkpoints import Checkpoints
+from perdure.store._sqlite_file import NAMED, Sync, begin, failure, is_busy, open_writer, rollback
+from perdure.store._sqlite_steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, Steps, weigh
+from perdure.store.base import Refusals, Step
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+MAX_GROUP = 256
+"""Jobs in one transaction. More would gain little and make the first of them wait for the last."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Something to write, and who waits for it."""
+
+    work: Callable[[Steps, sqlite3.Connection], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    deadline: float
+    size: int
+    result: Any = None
+    error: BaseException | None = None
+
+    def settle(self) -> None:
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class Writer:
+    def __init__(self, path: str, *, sync: Sync, busy_timeout: float) -> None:
+        self._path = path
+        self._sync = sync
+        self._busy_timeout = busy_timeout
+        self._lock = threading.Lock()
+        self._jobs: deque[Job] = deque()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._closed = True
+
+    def open(self) -> None:
+        self._connection = open_writer(self._path, sync=self._sync, busy_timeout=self._busy_timeout)
+        self._steps = Steps(self._connection)
+        self._checkpoints = Checkpoints(self._path)
+        self._thread = threading.Thread(target=self._serve, name="perdure-sqlite-writer", daemon=True)
+        self._closed = False
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take nothing more. (Called where `run` is called, so nothing can slip in behind the end.)"""
+        self._closed = True
+        self._wake.put(False)
+
+    def join(self) -> None:
+        """Wait until what is queued was written and the file is closed."""
+        self._thread.join()
+
+    # In the event loop
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        """Commit in this very moment, or not at all (`None`)."""
+        # A commit with full sync waits for the disk: not in the event loop.
+        if self._jobs or self._closed or self._sync == "full":
+            return None
+        count, size = weigh(steps)
+        if count > MAX_INLINE_EVENTS or size > MAX_INLINE_BYTES or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._commit_now(steps, size)
+        except NAMED as error:
+            raise failure(error, self._path, "written") from error
+        finally:
+            self._lock.release()
+
+    def _commit_now(self, steps: Sequence[Step], size: int) -> Refusals | None:
+        connection = self._connection
+        if not self._steps.forgets_little(steps):
+            return None
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if is_busy(error):
+                return None
+            raise
+        try:
+            refusals = self._steps.apply(steps)
+            connection.execute("COMMIT")
+        except BaseException:
+            self._undo()
+            raise
+        self._checkpoints.note(size)
+        return refusals
+
+    async def run(self, work: Callable[[Steps, sqlite3.Connection], T], *, size: int = 0) -> T:
+        """Have something written by the thread, in a transaction."""
+        if self._closed:
+            raise StoreUnavailable(f"the SQLite file {self._path} is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        deadline = time.monotonic() + self._busy_timeout
+        self._jobs.append(Job(work=work, loop=loop, future=future, deadline=deadline, size=size))
+        self._wake.put(True)
+        return await future
+
+    # In the thread
+
+    def _serve(self) -> None:
+        while self._wake.get():
+            self._work_off()
+        self._work_off()
+        with self._lock:
+            self._checkpoints.close()
+            self._close_file()
+
+    def _close_file(self) -> None:
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except NAMED as error:
+            # Nothing is lost: the next one to open the file finds it in the log.
+            _log.warning("the log of %s could not be moved into the file at close: %s", self._path, error)
+        self._connection.close()
+
+    def _work_off(self) -> None:
+        while self._jobs:
+            with self._lock:
+                done = self._work_off_some()
+            _settle(done)
+
+    def _work_off_some(self) -> list[Job]:
+        """One transaction for what waits; where that fails, one for each, so that only the cause of it fails."""
+        try:
+            begin(self._connection, deadline=self._jobs[0].deadline)
+        except NAMED as error:
+            return self._give_up(error)
+        group = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_GROUP))]
+        try:
+            self._do(group)
+        except BaseException as error:
+            if len(group) == 1:
+                group[0].error = self._named(error)
+            else:
+                for job in group:
+                    self._do_alone(job)
+        return group
+
+    def _do(self, group: Sequence[Job]) -> None:
+        try:
+            for job in group:
+                job.result = job.work(self._steps, self._connection)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self._undo()
+            raise
+        self._checkpoints.note(sum(job.size for job in group))
+
+    def _do_alone(self, job: Job) -> None:
+        try:
+            begin(self._connection, deadline=job.deadline)
+            self._do([job])
+        except BaseException as error:
+            job.result, job.error = None, self._named(error)
+
+    def _give_up(self, error: BaseException) -> list[Job]:
+        """Those whose time is over; the others get another try."""
+        now = time.monotonic()
+        late = [self._jobs.popleft()]
+        while self._jobs and self._jobs[0].deadline <= now:
+            late.append(self._jobs.popleft())
+        for job in late:
+            job.error = self._named(error)
+        return late
+
+    def _undo(self) -> None:
+        self._steps.forget()
+        rollback(self._connection)
+
+    def _named(self, error: BaseException) -> BaseException:
+        if not isinstance(error, NAMED):
+            return error
+        ours: StoreError = failure(error, self._path, "written")
+        ours.__cause__ = error
+        return ours
+
+
+def _settle(jobs: Sequence[Job]) -> None:
+    """Tell those who wait: one call into each event loop."""
+    waiting: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        waiting.setdefault(job.loop, []).append(job)
+    for loop, theirs in waiting.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_settle_all, theirs)
+
+
+def _settle_all(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job.settle()

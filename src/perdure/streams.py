@@ -1,0 +1,262 @@
+"""A stream while somebody writes or reads it: numbers, tail, limits.
+
+Three numbers tell how far it is: `last` (appended), `visible` (may be shown: in the store, or held while the store
+fails) and `durable` (in the store). Readers see nothing beyond `visible`, so no byte leaves before the store has accepted
+it (promise 1). The tail keeps in memory what is not durable yet or what the attached reader still needs, so that
+reading at the end costs no query; whatever the tail no longer has is read from the store. Nothing depends on the tail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from perdure._core.ids import Kind, Position, position_prefix
+from perdure._core.retention import Kept
+from perdure._core.states import STREAM, StreamState, StreamStep, advance
+from perdure.errors import StoreError
+from perdure.journal import Journal
+from perdure.observe import note
+from perdure.store.base import Append, CallEnd, Event, Step, StreamRecord, Trim
+
+if TYPE_CHECKING:
+    from perdure.hub import Reader
+
+RUN_AHEAD = 64
+"""Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
+
+TAIL_BYTES = 256 * 1024
+"""Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
+
+
+class Stream:
+    """One stream of this process. Appending is synchronous and never fails; `flow` is where a writer waits."""
+
+    __slots__ = (
+        "_also",
+        "_blocked",
+        "_clock",
+        "_ends",
+        "_fenced",
+        "_finals",
+        "_journal",
+        "_limit",
+        "_pending",
+        "_queued",
+        "_seal",
+        "_tail",
+        "_tail_bytes",
+        "_trimmed",
+        "delivered",
+        "durable",
+        "fence",
+        "generation",
+        "id",
+        "kind",
+        "last",
+        "on_settled",
+        "owed",
+        "prefix",
+        "reader",
+        "session",
+        "state",
+        "visible",
+    )
+
+    def __init__(
+        self, record: StreamRecord, journal: Journal, *, clock: Callable[[], float], limit: int, owed: int = 0
+    ) -> None:
+        self.id = record.id
+        self.session = record.session
+        self.kind = record.kind
+        self.generation = record.generation
+        self.fence = record.fence
+        self.prefix = position_prefix(record.kind, record.id, record.generation).encode()
+        self.last = self.visible = self.durable = record.last
+        self.delivered = 0
+        self.owed = owed
+        self.state = StreamState.SEALED if record.sealed else StreamState.DETACHED
+        self.reader: Reader | None = None
+        self.on_settled: Callable[[Stream], None] | None = None
+        self._journal = journal
+        self._clock = clock
+        self._limit = limit
+        self._pending: list[Event] = []
+        self._ends: list[CallEnd] = []
+        self._also: list[Step] = []
+        self._seal = False
+        self._queued = False
+        self._fenced = False
+        self._finals: list[int] = []
+        self._trimmed = 0
+        self._tail: deque[Event] = deque()
+        self._tail_bytes = 0
+        self._blocked: list[asyncio.Future[None]] = []
+
+    def position(self, seq: int) -> Position:
+        return Position(kind=self.kind, stream=self.id, generation=self.generation, seq=seq)
+
+    @property
+    def sealed(self) -> bool:
+        """Everything owed is appended; it may not be visible yet."""
+        return self._seal or self.state is StreamState.SEALED
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will come."""
+        return self.state in (StreamState.SEALED, StreamState.EXPIRED) or self._fenced
+
+    def advance(self, step: StreamStep) -> None:
+        self.state = advance(STREAM, self.state, step)
+
+    # Writing
+
+    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None) -> None:
+        """Add a message. `end` marks a final answer, `also` is committed together with it."""
+        self.last += 1
+        event = Event(self.last, self._clock(), payload, end is not None)
+        self._pending.append(event)
+        self._tail.append(event)
+        self._tail_bytes += len(payload)
+        if end is not None:
+            self._finals.append(self.last)
+            self._ends.append(end)
+            self.owed -= 1
+            self._seal = self.owed == 0
+        if also is not None:
+            self._also.append(also)
+        if not self._queued:
+            self._queued = True
+            self._journal.put(self)
+
+    @property
+    def crowded(self) -> bool:
+        """The writer should wait in `flow` before it goes on."""
+        return self.last - self.visible >= RUN_AHEAD or self._reader_lags or not self._journal.has_room
+
+    async def flow(self) -> None:
+        """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind."""
+        while self.last - self.visible >= RUN_AHEAD and not self._fenced:
+            await self._wait()
+        while self._reader_lags:
+            await self._wait()
+        if not self._journal.has_room:
+            await self._journal.room()
+
+    @property
+    def _reader_lags(self) -> bool:
+        # The standalone stream never makes anybody wait: its oldest events go instead.
+        return self.kind is Kind.CALL and self.reader is not None and self.last - self.reader.cursor >= self._limit
+
+    async def _wait(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._blocked.append(future)
+        await future
+
+    def moved(self) -> None:
+        """The reader has got further, or is gone: let waiting writers look again, forget what nobody needs."""
+        if self._blocked:
+            blocked, self._blocked = self._blocked, []
+            for future in blocked:
+                if not future.done():
+                    future.set_result(None)
+        self._release()
+        self._look_settled()
+
+    async def wait_over(self) -> None:
+        """Wait until everything owed is there."""
+        while not self.over:
+            await self._wait()
+
+    def _look_settled(self) -> None:
+        """Once it is over, written and unread, the store has all there is to know of it: this object may go."""
+        if self.on_settled is not None and self.over and self.reader is None and self.durable >= self.last:
+            settled, self.on_settled = self.on_settled, None
+            settled(self)
+
+    # A source of the journal
+
+    def take(self) -> Sequence[Step]:
+        self._queued = False
+        append = Append(
+            stream=self.id, fence=self.fence, events=tuple(self._pending), ends=tuple(self._ends), seal=self._seal
+        )
+        steps: list[Step] = [append, *self._also]
+        self._pending, self._ends, self._also = [], [], []
+        through = self._overflow()
+        if through > self._trimmed:
+            self._trimmed = through
+            steps.append(Trim(stream=self.id, through=through))
+        return steps
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        append = steps[0]
+        assert isinstance(append, Append)
+        if append.events:
+            self.visible = max(self.visible, append.events[-1].seq)
+        if append.seal and not self.over:
+            self.advance(StreamStep.LAST_RESPONSE)
+        if self.reader is not None:
+            self.reader.wake()
+        self.moved()
+
+    def written(self, steps: Sequence[Step]) -> None:
+        append = steps[0]
+        assert isinstance(append, Append)
+        if append.events:
+            self.durable = max(self.durable, append.events[-1].seq)
+        self._release()
+        self._look_settled()
+
+    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+        note(logging.ERROR, "stream.fenced", f"another writer has taken stream {self.id}: {reason}", stream=self.id)
+        self._fenced = True
+        if self.reader is not None:
+            self.reader.end()
+        self.moved()
+
+    # Reading
+
+    async def read(self, *, after: int, limit: int) -> Sequence[Event]:
+        """Visible events after a sequence number; from the tail where it reaches back far enough."""
+        tail = self._tail
+        if tail and tail[0].seq <= after + 1:
+            start = after + 1 - tail[0].seq
+            return list(islice(tail, start, start + min(limit, self.visible - after)))
+        if after >= self.durable:
+            return ()
+        return await self._journal.read(self.id, after=after, limit=limit)
+
+    def _release(self) -> None:
+        tail = self._tail
+        floor = self.durable if self.reader is None else min(self.durable, self.reader.cursor)
+        while tail and (tail[0].seq <= floor or (self._tail_bytes > TAIL_BYTES and tail[0].seq <= self.durable)):
+            self._tail_bytes -= len(tail.popleft().payload)
+
+    # Retention
+
+    @property
+    def kept(self) -> Kept:
+        floor = self.last if self.reader is None else min(self.last, self.reader.cursor)
+        events = floor - self._trimmed - sum(1 for seq in self._finals if self._trimmed < seq <= floor)
+        return Kept(
+            stream=self.id, events=max(0, events), answers=len(self._finals), idle=self.over and not self.reader
+        )
+
+    def forget_events(self) -> Trim:
+        """Trim everything that may go, final answers excepted."""
+        self._trimmed = self.last if self.reader is None else min(self.last, self.reader.cursor)
+        return Trim(stream=self.id, through=self._trimmed)
+
+    def _overflow(self) -> int:
+        """Up to where events must go so that no more than the limit are kept; never past an attached reader."""
+        events = self.last - self._trimmed - sum(1 for seq in self._finals if seq > self._trimmed)
+        through = self._trimmed + max(0, events - self._limit)
+        for seq in self._finals:
+            if self._trimmed < seq <= through:
+                through += 1
+        return through if self.reader is None else max(self._trimmed, min(through, self.reader.cursor))

@@ -1,0 +1,128 @@
+"""Find the object to serve: `package.module:name` or `path/file.py:name`.
+
+Only finding happens here; whether the object is an MCP server is judged by `perdure.runtime`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from perdure.errors import BadTarget
+
+_FORMS = "write package.module:name or path/file.py:name"
+
+
+def load_target(target: str) -> object:
+    """The object that a target names. Raises `BadTarget` with one sentence that says what is wrong."""
+    place, colon, name = target.rpartition(":")
+    if not colon:
+        raise BadTarget(f"{target!r} names no object in a module; {_FORMS}")
+    if not place or not name:
+        raise BadTarget(f"{target!r} has nothing {'before' if not place else 'after'} the colon; {_FORMS}")
+    module = _load_file(Path(place)) if _is_path(place) else _load_module(place)
+    return _attribute(module, place, name)
+
+
+def blame(error: BaseException) -> str:
+    """An exception in one line: its type, its message, and the file and line that raised it."""
+    message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
+    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{said} ({where})" if (where := _raised_at(error)) else said
+
+
+def _is_path(place: str) -> bool:
+    return place.endswith(".py") or "/" in place or os.sep in place
+
+
+def _load_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise BadTarget(f"{name!r} is not the name of a module; {_FORMS}")
+    _importable(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise BadTarget(f"no module named {error.name!r} here or among the installed packages") from error
+        raise _import_failed(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(name, error) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        guess = path.with_name(path.name + ".py")
+        raise BadTarget(f"no file {str(path)!r}" + (f"; did you mean {str(guess)!r}?" if guess.is_file() else ""))
+    path = path.resolve()
+    if known := sys.modules.get(path.stem):
+        if _same_file(known, path):
+            return known
+        raise BadTarget(f"{path.name} has the name of a module that is in use, {path.stem!r}; rename the file")
+    _importable(path.parent)
+    return _run_file(path)
+
+
+def _run_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise BadTarget(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Known before it runs, as the import statement does it: dataclasses and typing look their module up.
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[path.stem]
+        raise _import_failed(path.name, error) from error
+    return module
+
+
+def _importable(folder: Path) -> None:
+    """As `python -m` does with the current directory, and `python FILE` with the file's."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _same_file(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path
+
+
+def _import_failed(name: str, error: BaseException) -> BadTarget:
+    if isinstance(error, SystemExit):
+        return BadTarget(f"{name} ended the program when it was imported: {blame(error)}")
+    return BadTarget(f"{name} cannot be imported: {blame(error)}")
+
+
+def _attribute(module: ModuleType, place: str, name: str) -> object:
+    found: object = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            close = difflib.get_close_matches(part, [known for known in dir(found) if not known.startswith("_")])
+            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise BadTarget(f"{place} has no {name!r}{hint}") from None
+    return found
+
+
+def _raised_at(error: BaseException) -> str:
+    """The innermost file and line; the import machinery itself is no place to look at."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename)}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith("<frozen ") and frame.filename != __file__:
+            return f"{_short(frame.filename)}:{frame.lineno}"
+    return ""
+
+
+def _short(filename: str) -> str:
+    """Relative to the current directory where that is inside it, as compilers say it."""
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

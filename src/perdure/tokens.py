@@ -1,0 +1,114 @@
+"""Bearer tokens from a file: one `principal:token` in each line.
+
+Several tokens may name one principal, so that a token can be replaced while the old one still works. Messages name the
+file and the line and never show a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+
+from perdure.errors import Misuse
+
+#: Tens of thousands of tokens fit; a larger file is most likely the wrong one.
+MAX_FILE = 1 << 20
+#: A guesser has 16 characters against him: 64 bits even if they are only hexadecimal digits.
+MIN_TOKEN = 16
+
+
+class FileTokens(TokenVerifier):
+    """Knows who a bearer token belongs to.
+
+    It keeps digests only. Looking a digest up takes a time that tells nothing useful about the token: whoever
+    guesses cannot choose the digest's bytes.
+    """
+
+    def __init__(self, principals: dict[bytes, str]) -> None:
+        self._principals = principals
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> FileTokens:
+        """Read a file of tokens. Raises `Misuse` with the file, the line and the reason."""
+        principals: dict[bytes, str] = {}
+        for where, line in _lines(Path(path)):
+            principal, token = _entry(where, line)
+            if principals.setdefault(_digest(token), principal) != principal:
+                raise Misuse(
+                    f"{where}: this token already belongs to another principal, {principals[_digest(token)]!r}"
+                )
+        if not principals:
+            raise Misuse(f"{path} holds no token, so nobody could come in")
+        return cls(principals)
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        principal = self._principals.get(_digest(token))
+        if principal is None:
+            return None
+        return AccessToken(token=token, client_id=principal, subject=principal, scopes=[])
+
+
+def _digest(token: str) -> bytes:
+    # Header values may hold whatever a peer sends; no text may make this raise.
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _entry(where: str, line: str) -> tuple[str, str]:
+    principal, colon, token = (part.strip() for part in line.partition(":"))
+    if not colon:
+        raise Misuse(f"{where}: no colon; each line is principal:token")
+    if not principal or not token:
+        raise Misuse(f"{where}: no {'principal before' if not principal else 'token after'} the colon")
+    if not principal.isprintable():
+        raise Misuse(f"{where}: the principal has characters that cannot be shown")
+    if reason := _unfit(token):
+        raise Misuse(f"{where}: {reason}")
+    return principal, token
+
+
+def _unfit(token: str) -> str | None:
+    """Why a token cannot be one."""
+    if not all("!" <= character <= "~" for character in token):
+        return "the token has blanks or other characters than visible ASCII, which an HTTP header cannot carry safely"
+    if ":" in token:
+        return "more than one colon; neither a principal nor a token may have one"
+    if len(token) < MIN_TOKEN:
+        return f"the token has {len(token)} characters; fewer than {MIN_TOKEN} could be guessed"
+    return None
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Each line that says something, with its place."""
+    try:
+        text = _contents(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise Misuse(f"{path} is not UTF-8 text") from None
+    for number, line in enumerate(text.split("\n"), 1):
+        if (line := line.strip()) and not line.startswith("#"):
+            yield f"{path}:{number}", line
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        # Without O_NONBLOCK a pipe would make us wait for its writer before we can see that it is one.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            # Asked of the open file, so a link is judged by what it leads to and nothing can change in between.
+            _refuse_unsafe(path, os.fstat(file.fileno()))
+            return file.read(MAX_FILE)
+    except OSError as error:
+        raise Misuse(f"cannot read the tokens in {path}: {error.strerror or error}") from error
+
+
+def _refuse_unsafe(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise Misuse(f"{path} is not a regular file")
+    # Windows has no such mode bits; access lists decide there.
+    if os.name == "posix" and status.st_mode & 0o077:
+        raise Misuse(f"{path} can be used by others than its owner (mode {status.st_mode & 0o777:04o}); do: chmod 600")
+    if status.st_size > MAX_FILE:
+        raise Misuse(f"{path} is larger than {MAX_FILE >> 20} MiB")

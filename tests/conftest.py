@@ -1,0 +1,12 @@
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
+settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("perdure")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """asyncio is what the supported servers run on; anyio's own default would run each test on trio as well."""
+    return "asyncio"

@@ -1,0 +1,108 @@
+"""Serve a target in a process of its own, the way a user does: `perdure serve TARGET --port 0`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOOLBOX = "tests.support.toolbox:server"
+
+#: How to start a server. The variable lets the same tests run against another one that prints the same ready line.
+SERVE = tuple(
+    shlex.split(os.environ["PERDURE_TEST_SERVE"])
+    if "PERDURE_TEST_SERVE" in os.environ
+    else (sys.executable, "-m", "perdure", "serve")
+)
+
+READY = re.compile(r"perdure: serving on (http://127\.0\.0\.1:(\d+)/\S*)")
+#: A process that only imports and binds; generous because several start at once on a small machine.
+START_SECONDS = 30
+#: Longer than any drain time the tests set.
+STOP_SECONDS = 15
+
+
+@dataclass(kw_only=True)
+class Served:
+    """A server process that answers."""
+
+    process: asyncio.subprocess.Process
+    url: str
+    port: int
+    #: Every line it has printed so far, both outputs together.
+    output: list[str] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def stop(self) -> int:
+        """Ask it to stop (SIGTERM), insist if it does not (SIGKILL); returns its exit status."""
+        return await self._end(signal.SIGTERM)
+
+    async def kill(self) -> int:
+        """Kill it as a crash would (SIGKILL)."""
+        return await self._end(signal.SIGKILL)
+
+    async def _end(self, how: signal.Signals) -> int:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(how)
+        try:
+            return await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            self.process.kill()
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def serving(
+    target: str = TOOLBOX, *options: str, argv: Sequence[str] = SERVE, port: int = 0
+) -> AsyncIterator[Served]:
+    """A running server. It stops when the block ends; a test may stop or kill it before."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        target,
+        "--port",
+        str(port),
+        *options,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    served = Served(process=process, url="", port=0)
+    drain: asyncio.Task[None] | None = None
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            served.url, served.port = await _ready(process.stdout, served.output)
+        drain = asyncio.create_task(_drain(process.stdout, served.output))
+        yield served
+    finally:
+        await served.stop()
+        if drain is not None:
+            await drain
+
+
+async def _ready(stdout: asyncio.StreamReader, output: list[str]) -> tuple[str, int]:
+    while line := await stdout.readline():
+        output.append(line.decode().rstrip())
+        if found := READY.search(output[-1]):
+            return found[1], int(found[2])
+    raise RuntimeError("the server ended before it was ready:\n" + "\n".join(output))
+
+
+async def _drain(stdout: asyncio.StreamReader, output: list[str]) -> None:
+    """Keep reading, or the process would block on a full pipe."""
+    while line := await stdout.readline():
+        output.append(line.decode().rstrip())

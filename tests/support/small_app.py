@@ -1,0 +1,67 @@
+"""A tiny app under `perdure.serving.serve`, for tests of starting and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from starlette.types import Receive, Scope, Send
+
+from perdure.errors import PerdureError, StoreTooNew
+from perdure.listener import listen
+from perdure.serving import serve
+from perdure.settings import Settings
+
+
+class SmallApp:
+    """Streams until it is told to stop. The mode says what goes wrong."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.stopping = asyncio.Event()
+
+    def begin_stop(self) -> None:
+        self.stopping.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.lifespan(receive, send)
+        else:
+            await self.stream(send)
+
+    async def lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        match self.mode:
+            case "start-raises":
+                raise KeyError("DATABASE")
+            case "start-refuses":
+                raise ExceptionGroup("two", [ExceptionGroup("one", [StoreTooNew("log.db is too new")])])
+            case "start-fails":
+                return await send({"type": "lifespan.startup.failed", "message": "no wind\nno water"})
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        if self.mode == "stop-raises":
+            raise OSError("disk full")
+        return await send({"type": "lifespan.shutdown.complete"})
+
+    async def stream(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await self.stopping.wait()
+        if self.mode == "hangs":
+            await send({"type": "http.response.body", "body": b"hanging", "more_body": True})
+            await asyncio.Event().wait()
+        await send({"type": "http.response.body", "body": b"ended"})
+
+
+def main() -> int:
+    with listen("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        return serve(SmallApp(sys.argv[1]), listener=listener, url=url, settings=Settings())
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PerdureError as error:
+        sys.exit(f"refused: {error}")

@@ -1,0 +1,477 @@
+"""The command line: what it reads, what it refuses in one line, how it starts and stops."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from perdure.cli import main, perdure_command
+from perdure.listener import listen
+from perdure.options import settings_from
+from perdure.settings import Settings, rule_of
+
+FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
+SECONDS = 30
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("PERDURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def read(*arguments: str) -> dict[str, object]:
+    """What the command makes of its arguments and the environment."""
+    command = perdure_command.commands["serve"]
+    with command.make_context("serve", ["shop:server", *arguments]) as ctx:
+        return ctx.params
+
+
+def settings(*arguments: str) -> Settings:
+    return settings_from(read(*arguments))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that tells what is wrong, without the name before it."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    said = capsys.readouterr()
+    assert end.value.code == 2
+    assert said.out == ""
+    found = re.fullmatch(r"perdure: ([^\n]+)\n", said.err)
+    assert found, said.err
+    return found[1]
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def spelled(name: str) -> str:
+    dashed = name.replace("_", "-")
+    return f"--{dashed.removesuffix('s') if rule_of(FIELDS[name]).kind == 'names' else dashed}"
+
+
+# What it says about itself
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.fullmatch(r"perdure \d+\.\d+\.\d+\n", output(capsys, "--version"))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_the_help_names_the_commands(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    said = output(capsys, *arguments)
+    assert "MCP sessions that last" in said
+    assert re.search(r"^  serve +Serve an MCP server", said, re.MULTILINE)
+
+
+def test_the_help_of_serve_shows_each_setting_with_its_default_under_its_heading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = output(capsys, "serve", "--help")
+    assert [line for line in said.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
+        "Where to serve:",
+        "How long things are kept:",
+        "How connections behave:",
+        "How much is kept and done at once:",
+        "What happens when the store fails:",
+        "Who may come in:",
+    ]
+    assert max(map(len, said.splitlines())) <= 80
+    for name in FIELDS:
+        assert f"  {spelled(name)}" in said
+    words = " ".join(said.split())
+    for default in ("[1h]", "[1d]", "[30m]", "[4 MiB]", "[32 KiB]", "[10,000]", "[on]", "[off]", "[both]", "[/mcp]"):
+        assert default in words
+
+
+# Options and environment
+
+
+def test_without_options_the_defaults_hold() -> None:
+    assert settings() == Settings()
+    given = read()
+    assert {name: given[name] for name in given if name not in FIELDS} == {
+        "target": "shop:server",
+        "store": "sqlite:perdure.db",
+        "host": "127.0.0.1",
+        "port": 8000,
+        "path": "/mcp",
+        "tokens": None,
+        "log_level": "warning",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("event_ttl", "2h", 7_200.0),
+        ("replay_window", "7d", 604_800.0),
+        ("session_grace", "90", 90.0),
+        ("runtime_idle", "1.5m", 90.0),
+        ("cleanup_interval", "1m", 60.0),
+        ("retry", "250ms", 0.25),
+        ("keepalive_interval", "15s", 15.0),
+        ("stream_timeout", "10m", 600.0),
+        ("eras", "session", "session"),
+        ("max_stream_events", "7", 7),
+        ("max_streams", "7", 7),
+        ("max_session_events", "7", 7),
+        ("max_answers", "7", 7),
+        ("max_sessions", "7", 7),
+        ("max_principal_sessions", "7", 7),
+        ("max_calls", "7", 7),
+        ("max_readers", "7", 7),
+        ("max_body", "1MiB", 1 << 20),
+        ("max_headers", "8KiB", 8_192),
+        ("store_timeout", "3", 3.0),
+        ("on_store_failure", "refuse", "refuse"),
+        ("max_held_events", "7", 7),
+        ("allowed_hosts", "a.example", ("a.example",)),
+        ("allowed_origins", "https://a.example", ("https://a.example",)),
+        ("cors_origins", "*", ("*",)),
+    ],
+)
+def test_an_option_and_a_variable_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: Any
+) -> None:
+    expected = dataclasses.replace(Settings(), **{name: value})
+    assert expected != Settings()
+    assert settings(spelled(name), text) == expected
+    monkeypatch.setenv(f"PERDURE_{name.upper()}", text)
+    assert settings() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "variable", "value"),
+    [
+        ("json_response", "--json-response", "true", True),
+        ("json_response", "--json-response", "1", True),
+        ("enable_replay", "--no-enable-replay", "false", False),
+        ("enable_replay", "--no-enable-replay", "off", False),
+    ],
+)
+def test_a_flag_and_its_variable_give_the_same(
+    monkeypatch: pytest.MonkeyPatch, name: str, option: str, variable: str, value: bool
+) -> None:
+    assert getattr(settings(option), name) is value
+    monkeypatch.setenv(f"PERDURE_{name.upper()}", variable)
+    assert getattr(settings(), name) is value
+
+
+def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "PERDURE_EVENT_TTL": "1d",
+        "PERDURE_JSON_RESPONSE": "true",
+        "PERDURE_ALLOWED_HOSTS": "a.example,b.example",
+        "PERDURE_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    given = read("--event-ttl", "2h", "--no-json-response", "--allowed-host", "c.example", "--port", "2")
+    assert settings_from(given) == Settings(event_ttl=7_200.0, allowed_hosts=("c.example",))
+    assert given["port"] == 2
+
+
+def test_where_to_serve_can_be_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {
+        "store": "memory:",
+        "host": "::1",
+        "port": 0,
+        "path": "/a/b",
+        "tokens": Path("t"),
+        "log_level": "debug",
+    }
+    for name, value in expected.items():
+        monkeypatch.setenv(f"PERDURE_{name.upper()}", str(value))
+    given = read()
+    assert {name: given[name] for name in expected} == expected
+
+
+def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = Settings(allowed_hosts=("a.example", "b.example:8000"))
+    assert settings("--allowed-host", "a.example", "--allowed-host", "b.example:8000") == expected
+    monkeypatch.setenv("PERDURE_ALLOWED_HOSTS", " a.example, b.example:8000,")
+    assert settings() == expected
+
+
+# Refusals: one line, status 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("serve",), "TARGET is missing; see perdure serve --help"),
+        (("serve", "a:b", "c:d"), "got unexpected extra argument (c:d)"),
+        (("srve",), "no such command 'srve'"),
+        (("--evnt",), "no such option '--evnt'"),
+        (("serve", "a:b", "--evnt-ttl", "1h"), "no such option '--evnt-ttl'. Did you mean '--event-ttl'?"),
+        (("serve", "a:b", "--port"), "option '--port' requires an argument."),
+        (("serve", "a:b", "--port", "http"), "--port: 'http' is not a whole number"),
+        (
+            ("serve", "a:b", "--port", "65536"),
+            "--port: '65536' is out of range; allowed: a whole number from 0 to 65,535",
+        ),
+        (("serve", "a:b", "--path", "mcp"), "--path: 'mcp' is not a path such as /mcp"),
+        (("serve", "a:b", "--path", "/mcp?x"), "--path: '/mcp?x' is not a path such as /mcp"),
+        (
+            ("serve", "a:b", "--retry", "soon"),
+            "--retry: 'soon' is not a duration such as 90, 500ms, 30s, 5m, 1h or 7d",
+        ),
+        (
+            ("serve", "a:b", "--retry", "2h"),
+            "--retry: '2h' is out of range; allowed: 0.001 to 3,600 seconds (1ms to 1h)",
+        ),
+        (("serve", "a:b", "--max-body", "4MB"), "--max-body: '4MB' is not a size such as 65536, 64KiB or 4MiB"),
+        (("serve", "a:b", "--max-calls", "1.5"), "--max-calls: '1.5' is not a whole number"),
+        (("serve", "a:b", "--eras", "old"), "--eras: 'old' is not one of 'both', 'session'."),
+        (
+            ("serve", "a:b", "--allowed-host", "a,b"),
+            "--allowed-host: 'a,b' is not one name; repeat the option to give several",
+        ),
+        (("serve", "a"), "'a' names no object in a module; write package.module:name or path/file.py:name"),
+        (("serve", "no_such:a"), "no module named 'no_such' here or among the installed packages"),
+        (("serve", "no.py:a"), "no file 'no.py'"),
+        (("serve", "a:b", "--host", "no such host"), "cannot listen on 'no such host': no such address"),
+        (("serve", "a:b", "--tokens", "none"), "cannot read the tokens in none: No such file or directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str) -> None:
+    if arguments[0] == "serve":
+        arguments = ("serve", "--port", "0", *arguments[1:])
+    assert refusal(capsys, *arguments).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("PERDURE_EVENT_TTL", "0", "PERDURE_EVENT_TTL: '0' is out of range; allowed: 0.001 to 31,622,400 seconds"),
+        ("PERDURE_PORT", "tcp://10.0.0.1:80", "PERDURE_PORT: 'tcp://10.0.0.1:80' is not a whole number"),
+        ("PERDURE_JSON_RESPONSE", "perhaps", "PERDURE_JSON_RESPONSE: 'perhaps' is not a valid boolean"),
+        ("PERDURE_CORS_ORIGINS", "a b", "PERDURE_CORS_ORIGINS: 'a b' is not one name"),
+        ("PERDURE_TOKENS", "none", "cannot read the tokens in none: No such file or directory"),
+    ],
+)
+def test_a_bad_variable_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str, line: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert refusal(capsys, "serve", "a:b").startswith(line)
+
+
+def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "talkative.py").write_text("raise ValueError('first\\nsecond\\x1b[31m')\n")
+    line = refusal(capsys, "serve", "talkative.py:server", "--port", "0")
+    assert line == "talkative.py cannot be imported: ValueError: first second [31m (talkative.py:1)"
+
+
+def test_a_busy_port_is_told_before_anything_is_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as busy:
+        port = busy.getsockname()[1]
+        line = refusal(capsys, "serve", "no_such:a", "--port", str(port))
+    assert line == f"port {port} on 127.0.0.1 is in use; choose another with --port (0 picks a free one)"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_control_c_before_it_serves_is_no_traceback(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "interrupted.py:server", "--port", "0"])
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_every_option_has_a_variable_of_its_own() -> None:
+    command = perdure_command.commands["serve"]
+    variables = [option.envvar for option in command.params if isinstance(option, click.Option)]
+    assert len(set(variables)) == len(variables) == len(FIELDS) + 6
+    assert all(str(variable).startswith("PERDURE_") for variable in variables)
+
+
+# The whole command in a process of its own
+
+
+HELLO = """\
+import logging
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("hello")
+logging.getLogger("hello").warning("a warning of the target")
+"""
+
+
+@pytest.fixture
+def hello(tmp_path: Path) -> Path:
+    (tmp_path / "hello_server.py").write_text(HELLO)
+    return tmp_path
+
+
+def start(folder: Path, *options: str, target: str = "hello_server:server") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "perdure", "serve", target, "--port", "0", *options],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def served(hello: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    process = start(hello, "--log-level", "error")
+    try:
+        yield process, port_of(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def port_of(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.fullmatch(r"perdure: serving on http://127\.0\.0\.1:(\d+)/mcp\n", line)
+    assert found, (line, process.communicate(timeout=SECONDS))
+    return int(found[1])
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    said, errors = process.communicate(timeout=SECONDS)
+    return process.returncode, said, errors
+
+
+INITIALIZE = (
+    b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},'
+    b'"clientInfo":{"name":"t","version":"1"}}}'
+)
+HEADERS = (
+    "host: 127.0.0.1:{port}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n{more}"
+)
+
+
+def exchange(port: int, method: str, body: bytes = b"", more: str = "") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+    head = f"{method} /mcp HTTP/1.1\r\n{HEADERS.format(port=port, more=more)}content-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def open_session(port: int) -> str:
+    with exchange(port, "POST", INITIALIZE, "connection: close\r\n") as connection:
+        received = b"".join(iter(lambda: connection.recv(65_536), b""))
+    found = re.search(rb"(?i)mcp-session-id: (\S+)", received)
+    assert found, received
+    return found[1].decode()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly_while_a_stream_is_open(
+    served: tuple[subprocess.Popen[str], int], sent: signal.Signals
+) -> None:
+    process, port = served
+    session = open_session(port)
+    with exchange(port, "GET", more=f"mcp-session-id: {session}\r\n") as stream:
+        assert stream.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+        process.send_signal(sent)
+        while stream.recv(65_536):
+            pass
+    assert ended(process) == (0, "", "")
+
+
+def test_the_store_is_made_in_the_current_directory_by_default(
+    served: tuple[subprocess.Popen[str], int], hello: Path
+) -> None:
+    open_session(served[1])
+    assert (hello / "perdure.db").is_file()
+
+
+def test_logging_is_ours_with_the_level_asked_for(hello: Path) -> None:
+    process = start(hello, "--store", "memory:")
+    port_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (0, "", "perdure: WARNING: a warning of the target\n")
+
+
+def test_others_that_could_reach_it_are_warned_about(hello: Path) -> None:
+    process = start(hello, "--store", "memory:", "--host", "0.0.0.0")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("perdure: serving on http://0.0.0.0:")
+    process.send_signal(signal.SIGTERM)
+    status, _, errors = ended(process)
+    assert status == 0
+    assert "perdure: WARNING: 0.0.0.0 can be reached by others, and no --tokens protect it" in errors
+
+
+def refused(process: subprocess.Popen[str]) -> str:
+    status, said, errors = ended(process)
+    assert (status, said) == (2, "")
+    found = re.fullmatch(r"perdure: ([^\n]+)\n", errors)
+    assert found, errors
+    return found[1]
+
+
+def test_an_object_that_is_no_server_is_refused(hello: Path) -> None:
+    (hello / "number.py").write_text("server = 42\n")
+    assert "a builtins.int is no MCP server" in refused(start(hello, target="number.py:server"))
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis:x", "sqlite:", "sqlite:x.db?sync=maybe", "sqlite:no/such/dir/x.db"])
+def test_a_store_that_cannot_be_is_refused(hello: Path, store: str) -> None:
+    assert refused(start(hello, "--store", store, "--log-level", "error"))
+
+
+def test_a_file_that_is_no_database_is_refused(hello: Path) -> None:
+    (hello / "letter.db").write_text("Dear reader, this is a letter and no database. " * 100)
+    assert "letter.db" in refused(start(hello, "--store", "sqlite:letter.db", "--log-level", "error"))
+
+
+def test_a_store_of_a_newer_release_is_refused(hello: Path) -> None:
+    with sqlite3.connect(hello / "newer.db") as database:
+        database.execute("PRAGMA user_version = 9999")
+    database.close()
+    assert "newer" in refused(start(hello, "--store", "sqlite:newer.db", "--log-level", "error"))
+
+
+def test_a_server_whose_own_start_fails_is_refused(hello: Path) -> None:
+    (hello / "broken.py").write_text(
+        "from contextlib import asynccontextmanager\n"
+        "from mcp.server.mcpserver import MCPServer\n"
+        "@asynccontextmanager\n"
+        "async def lifespan(server):\n"
+        "    raise KeyError('DATABASE')\n"
+        "    yield\n"
+        "server = MCPServer('broken', lifespan=lifespan)\n"
+    )
+    line = refused(start(hello, "--store", "memory:", target="broken.py:server"))
+    assert line == "the server did not start: KeyError: 'DATABASE' (broken.py:5)"
+
+
+def test_tokens_decide_who_comes_in(hello: Path) -> None:
+    (hello / "tokens").write_text("alice:0123456789abcdef\n")
+    (hello / "tokens").chmod(0o600)
+    process = start(hello, "--store", "memory:", "--tokens", "tokens", "--log-level", "error")
+    try:
+        port = port_of(process)
+        for header, status in [("", b"401"), ("authorization: Bearer 0123456789abcdef\r\n", b"200")]:
+            with exchange(port, "POST", INITIALIZE, header) as connection:
+                assert connection.recv(65_536).split(b" ")[1] == status
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert ended(process) == (0, "", "")
