@@ -21,8 +21,8 @@ lint: .venv/ready ## Check style and types
 	@scripts/lint
 
 format: .venv/ready ## Format the code
-	@.venv/bin/ruff check --fix-only --quiet .
-	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix-only --quiet . scripts/setup
+	@.venv/bin/ruff format . scripts/setup
 
 conformance: .venv/ready ## Run the official conformance suite for each protocol revision
 	@.venv/bin/python -m tests.conformance.conformance

@@ -271,6 +271,7 @@ class Hub:
             self.counters.take_overs += 1
             before.end()
         stream.advance(StreamStep.READER_REPLACED if before is not None else StreamStep.READER_ATTACHED)
+        stream.moved()
 
     def detach(self, reader: Reader) -> None:
         self.readers.discard(reader)

@@ -63,6 +63,8 @@ class Journal:
 
     def __init__(self, store: Store, settings: Settings, counters: Counters) -> None:
         self.state = LogState.HEALTHY
+        self.has_room = True
+        """No more events are held than memory should carry."""
         self._store = store
         self._timeout = settings.store_timeout
         self._holds = settings.on_store_failure == "hold"
@@ -81,14 +83,10 @@ class Journal:
     @property
     def refuses(self) -> bool:
         """New work is refused at the moment: the store fails, and the setting says so or too much is held."""
-        return self.state is LogState.DEGRADED and (not self._holds or not self._room.is_set())
-
-    @property
-    def has_room(self) -> bool:
-        return self._room.is_set()
+        return self.state is LogState.DEGRADED and (not self._holds or not self.has_room)
 
     async def room(self) -> None:
-        """Wait while more events are held than memory should carry."""
+        """Wait until there is room."""
         await self._room.wait()
 
     def put(self, source: Source) -> None:
@@ -228,6 +226,7 @@ class Journal:
                 self._counters.events_held += _events(steps)
                 source.accepted(steps)
         if self._held >= self._most_held:
+            self.has_room = False
             self._room.clear()
 
     async def _catch_up(self) -> None:
@@ -253,6 +252,7 @@ class Journal:
                 self._backlog.popleft()
                 self._held -= _events(steps)
             if self._held < self._most_held:
+                self.has_room = True
                 self._room.set()
             self._done(group, refusals)
 

@@ -37,14 +37,11 @@ class Call:
 
     number: int
     request: Request
+    token: int | str | None
+    """The progress token that the client gave."""
     incarnation: int
     stream: Stream
     state: CallState = CallState.RUNNING
-
-    @property
-    def token(self) -> Any:
-        """The progress token that the client gave, or `None`."""
-        return progress_token(self.request)
 
     def end(self, step: CallStep, payload: bytes, also: Step | None = None) -> None:
         """Answer it: the response, the seal and the row's end in one step."""
@@ -89,7 +86,13 @@ class Calls:
     def open(self, requests: Iterable[Request], *, incarnation: int, stream: Stream) -> list[Call]:
         """Enter reserved requests."""
         calls = [
-            Call(number=next(self._numbers), request=request, incarnation=incarnation, stream=stream)
+            Call(
+                number=next(self._numbers),
+                request=request,
+                token=progress_token(request),
+                incarnation=incarnation,
+                stream=stream,
+            )
             for request in requests
         ]
         for call in calls:
@@ -150,7 +153,7 @@ def error_payload(request_id: int | str | None, code: int, message: str, data: o
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, separators=(",", ":")).encode()
 
 
-def progress_token(request: Request) -> Any:
+def progress_token(request: Request) -> int | str | None:
     """`params._meta.progressToken`, if it is one: a string or an integer."""
     meta = (request.params or {}).get("_meta")
     token = meta.get("progressToken") if isinstance(meta, dict) else None

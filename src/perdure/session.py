@@ -294,7 +294,10 @@ class Session:
     # Messages go out
 
     async def emit(self, message: JSONRPCMessage, related: int | str | None) -> None:
-        """Append what the runtime sends to the stream where it belongs (R2): it never fails, it may have to wait."""
+        """Append what the runtime sends to the stream where it belongs (R2): it never fails, it may have to wait.
+
+        A call that has its answer already, because it was cancelled, says nothing more.
+        """
         if self._ending:
             return
         if isinstance(message, JSONRPCNotification):
@@ -307,24 +310,25 @@ class Session:
             await stream.flow()
 
     def _emit_notification(self, message: JSONRPCNotification, related: int | str | None) -> Stream | None:
-        params = message.params
-        call = self.calls.numbered(related)
-        if message.method == "notifications/progress" and params is not None:
-            call = self.calls.numbered(params.get("progressToken")) or call
-            if call is not None:
-                params["progressToken"] = call.token
-        elif message.method == "notifications/cancelled" and params is not None:
-            self._close_ask(params.get("requestId"))
-        if call is not None and not self._may_speak(call):
+        method, params = message.method, message.params
+        call = None if related is None else self.calls.numbered(related)
+        if params is not None:
+            if method == "notifications/progress":
+                call = call or self.calls.numbered(params.get("progressToken"))
+                if call is not None:
+                    params["progressToken"] = call.token
+            elif method == "notifications/cancelled":
+                self._close_ask(params.get("requestId"))
+        if call is not None and call.state is not CallState.RUNNING:
             return None
         stream = self._stream_for(call)
-        stream.append(_encode_notification(message))
+        stream.append(_encode_notification(method, params))
         self.house.counters.events_appended += 1
         return stream
 
     def _emit_ask(self, message: JSONRPCRequest, related: int | str | None) -> Stream | None:
         call = self.calls.numbered(related)
-        if call is not None and not self._may_speak(call):
+        if call is not None and call.state is not CallState.RUNNING:
             return None
         stream = self._stream_for(call)
         payload = _request.dump_json(message, by_alias=True, exclude_unset=True)
@@ -364,11 +368,6 @@ class Session:
         if method in STICKY_METHODS:
             return PutSession(record=self._update(sticky=_with_sticky(self.record.sticky, call.request)))
         return None
-
-    @staticmethod
-    def _may_speak(call: Call) -> bool:
-        """A call that has its answer, because it was cancelled, says nothing more."""
-        return call.state is CallState.RUNNING
 
     def _stream_for(self, call: Call | None) -> Stream:
         # A JSON body has room for the answer only, so what belongs to the call goes to the standalone stream.
@@ -495,12 +494,11 @@ def _closer(stream: Stream) -> Callable[[], Any]:
     return close
 
 
-def _encode_notification(message: JSONRPCNotification) -> bytes:
-    """The message as JSON. Written out, because progress comes by the tens of thousands a second."""
-    method = to_json(message.method)
-    if message.params is None:
-        return b'{"jsonrpc":"2.0","method":%b}' % method
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (method, to_json(message.params))
+def _encode_notification(method: str, params: dict[str, Any] | None) -> bytes:
+    """A notification as JSON. Put together by hand, because progress comes by the tens of thousands a second."""
+    if params is None:
+        return b'{"jsonrpc":"2.0","method":%b}' % to_json(method)
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (to_json(method), to_json(params))
 
 
 def _with_sticky(sticky: tuple[bytes, ...], request: Request) -> tuple[bytes, ...]:

@@ -45,6 +45,7 @@ class Stream:
         "_finals",
         "_journal",
         "_limit",
+        "_pause_at",
         "_pending",
         "_queued",
         "_seal",
@@ -96,6 +97,7 @@ class Stream:
         self._tail: deque[Event] = deque()
         self._tail_bytes = 0
         self._blocked: list[asyncio.Future[None]] = []
+        self._pace()
 
     def position(self, seq: int) -> Position:
         return Position(kind=self.kind, stream=self.id, generation=self.generation, seq=seq)
@@ -136,21 +138,21 @@ class Stream:
     @property
     def crowded(self) -> bool:
         """The writer should wait in `flow` before it goes on."""
-        return self.last - self.visible >= RUN_AHEAD or self._reader_lags or not self._journal.has_room
+        return self.last >= self._pause_at or not self._journal.has_room
 
     async def flow(self) -> None:
         """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind."""
-        while self.last - self.visible >= RUN_AHEAD and not self._fenced:
-            await self._wait()
-        while self._reader_lags:
+        while self.last >= self._pause_at and not self._fenced:
             await self._wait()
         if not self._journal.has_room:
             await self._journal.room()
 
-    @property
-    def _reader_lags(self) -> bool:
-        # The standalone stream never makes anybody wait: its oldest events go instead.
-        return self.kind is Kind.CALL and self.reader is not None and self.last - self.reader.cursor >= self._limit
+    def _pace(self) -> None:
+        """Reckon how far the writer may go; called whenever something that it depends on has moved."""
+        self._pause_at = self.visible + RUN_AHEAD
+        # The standalone stream never makes anybody wait for its reader: its oldest events go instead.
+        if self.reader is not None and self.kind is Kind.CALL:
+            self._pause_at = min(self._pause_at, self.reader.cursor + self._limit)
 
     async def _wait(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -158,7 +160,8 @@ class Stream:
         await future
 
     def moved(self) -> None:
-        """The reader has got further, or is gone: let waiting writers look again, forget what nobody needs."""
+        """A reader came, got further or left: let waiting writers look again, forget what nobody needs."""
+        self._pace()
         if self._blocked:
             blocked, self._blocked = self._blocked, []
             for future in blocked:

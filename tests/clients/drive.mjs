@@ -37,8 +37,9 @@ export async function drive(client, transport, callTool) {
 
 async function report(call, callTool, name, args) {
   const onprogress = ({ progress }) => print({ call, progress });
+  const onresumptiontoken = (token) => print({ call, token });
   try {
-    const { content, isError } = await callTool({ name, arguments: args }, { onprogress });
+    const { content, isError } = await callTool({ name, arguments: args }, { onprogress, onresumptiontoken });
     print({ call, answer: (isError ? "error: " : "") + content[0].text });
   } catch (error) {
     print({ call, answer: `error: ${error.message}` });

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,8 +21,9 @@ from mcp import Client, ClientSession
 from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
 
+from tests.support.node import program
+
 HERE = Path(__file__).parent
-NODE = Path(sys.executable).with_name("node")
 
 #: What every client answers when it is asked.
 USER_SAYS = "forty-two"
@@ -37,6 +37,8 @@ class Call:
     progress: list[int] = field(default_factory=list)
     #: The text of the result, or `error: …` when the call failed.
     answer: str | None = None
+    #: The positions that the client told its caller; only the TypeScript clients do, the Python ones stay at none.
+    tokens: list[str] = field(default_factory=list)
 
 
 class StockClient(ABC):
@@ -47,6 +49,10 @@ class StockClient(ABC):
         self.notices: list[str] = []
         self.asked: list[str] = []
         self._changed = asyncio.Event()
+
+    @abstractmethod
+    async def knows(self, call: Call, positions: int) -> None:
+        """Wait until the client has taken in that many positions of a call, which the proxy has seen on their way."""
 
     @abstractmethod
     async def call(self, tool: str, /, **arguments: Any) -> Call:
@@ -77,6 +83,9 @@ class PythonClient(StockClient):
         super().__init__()
         self.session: ClientSession | Client | None = None
         self._tasks = tasks
+
+    async def knows(self, call: Call, positions: int) -> None:
+        """Nothing to wait for: what reached its socket is read before a reset is."""
 
     async def call(self, tool: str, /, **arguments: Any) -> Call:
         call = Call()
@@ -169,6 +178,10 @@ class NodeClient(StockClient):
         #: What the script's client reported through `onerror`; part of the message when a story fails.
         self.errors: list[str] = []
 
+    async def knows(self, call: Call, positions: int) -> None:
+        """A reset throws away what fetch has received and nobody has read yet, so wait for the client's own word."""
+        await self.until(lambda: len(call.tokens) >= positions)
+
     async def call(self, tool: str, /, **arguments: Any) -> Call:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"tool": tool, "arguments": arguments}).encode() + b"\n")
@@ -189,6 +202,7 @@ class NodeClient(StockClient):
         ready: str | None = None,
         call: int | None = None,
         progress: int | None = None,
+        token: str | None = None,
         answer: str | None = None,
         notice: str | None = None,
         asked: str | None = None,
@@ -204,6 +218,8 @@ class NodeClient(StockClient):
             self.errors.append(error)
         if call is not None and progress is not None:
             self._calls[call].progress.append(progress)
+        if call is not None and token is not None:
+            self._calls[call].tokens.append(token)
         if call is not None and answer is not None:
             self._calls[call].answer = answer
 
@@ -211,7 +227,7 @@ class NodeClient(StockClient):
 @asynccontextmanager
 async def node_client(script: str, url: str) -> AsyncIterator[StockClient]:
     process = await asyncio.create_subprocess_exec(
-        NODE, HERE / script, url, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        program("node"), HERE / script, url, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     client = NodeClient(process)
     async with AsyncExitStack() as stack:

@@ -24,7 +24,9 @@ from dataclasses import dataclass, field
 CHUNK = 65536
 
 METHOD = re.compile(rb"(GET|POST|DELETE) ")
-#: An SSE event that carries a JSON-RPC message. Priming events have no data and do not count.
+#: An SSE event with an id and without data.
+PRIMING = re.compile(rb"id: ?[^\n]+\n(?:(?!data:(?! ?\r?\n))[^\r\n][^\n]*\n)*\r?\n")
+#: An SSE event that carries a JSON-RPC message.
 MESSAGE = re.compile(rb"data: ?\{[^\n]*\n(?:[^\r\n][^\n]*\n)*\r?\n")
 
 
@@ -36,12 +38,12 @@ class Loss(enum.Enum):
 
 
 @dataclass(kw_only=True, eq=False)
-class Cut:
-    """A cut that was asked for: at the n-th match of a pattern on one connection's way to the client."""
+class Mark:
+    """The n-th match of a pattern on one connection's way to the client, and what shall be lost there, if anything."""
 
     pattern: re.Pattern[bytes]
     times: int
-    loss: Loss
+    loss: Loss | None
     happened: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, sent: bytes | bytearray) -> int | None:
@@ -61,7 +63,7 @@ class _Link:
     #: The method of the newest request, and whether its answer has begun.
     method: str = ""
     answered: bool = False
-    #: What went to the client since the first pending cut was asked for.
+    #: What went to the client since the mark before the next one.
     sent: bytearray = field(default_factory=bytearray)
 
 
@@ -79,7 +81,7 @@ class CuttingProxy:
         self._links: set[_Link] = set()
         self._ghosts: list[_Link] = []
         self._serving: set[asyncio.Task[None]] = set()
-        self._cuts: list[Cut] = []
+        self._marks: list[Mark] = []
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._refusing = False
@@ -100,19 +102,17 @@ class CuttingProxy:
             self._lose(link, loss)
         return len(links)
 
-    def cut_after(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, loss: Loss = Loss.BOTH) -> Cut:
+    def cut_after(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, loss: Loss = Loss.BOTH) -> Mark:
         """Lose the connection that carries `what` to the client: n messages, or a pattern for the n-th time.
 
-        Counting begins now. The byte that completes it still goes out, the one after it does not. Each cut happens
-        once; several cuts happen in the order in which they were asked for.
+        Counting begins now. The byte that completes it still goes out, the one after it does not. Each mark is passed
+        once; several are passed in the order in which they were asked for.
         """
-        if isinstance(what, int):
-            cut = Cut(pattern=MESSAGE, times=what, loss=loss)
-        else:
-            pattern = re.compile(re.escape(what)) if isinstance(what, bytes) else what
-            cut = Cut(pattern=pattern, times=times, loss=loss)
-        self._cuts.append(cut)
-        return cut
+        return self._mark(what, times, loss)
+
+    def passing(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1) -> Mark:
+        """Tell when a connection has carried `what` to the client; as `cut_after`, but nothing is lost."""
+        return self._mark(what, times, None)
 
     def hold(self) -> None:
         """Forward nothing more in either direction and close nothing; new connections are accepted and held as well."""
@@ -179,13 +179,13 @@ class CuttingProxy:
                 await self._flowing.wait()
                 if link not in self._links:
                     return  # lost: what the server goes on sending is for nobody
-                cut, data = self._cut_due(link, data)
+                mark, data = self._reached(link, data)
                 link.client.write(data)
                 self._note_answer(link)
-                if cut is not None:
-                    self._carry_out(cut, link)
-                    return
-                await link.client.drain()
+                if mark is not None:
+                    self._pass(mark, link)
+                if link in self._links:
+                    await link.client.drain()
         self._part(link)
 
     def _note_request(self, link: _Link, data: bytes) -> None:
@@ -200,22 +200,33 @@ class CuttingProxy:
             self._answers[link.method] += 1
             self._answer_began.set()
 
-    def _cut_due(self, link: _Link, data: bytes) -> tuple[Cut | None, bytes]:
-        """The cut that `data` completes on this connection, and as much of `data` as may still go out."""
-        if not self._cuts:
+    def _mark(self, what: int | bytes | re.Pattern[bytes], times: int, loss: Loss | None) -> Mark:
+        if isinstance(what, int):
+            mark = Mark(pattern=MESSAGE, times=what, loss=loss)
+        else:
+            pattern = re.compile(re.escape(what)) if isinstance(what, bytes) else what
+            mark = Mark(pattern=pattern, times=times, loss=loss)
+        self._marks.append(mark)
+        return mark
+
+    def _reached(self, link: _Link, data: bytes) -> tuple[Mark | None, bytes]:
+        """The mark that `data` reaches on this connection, and as much of `data` as may go out."""
+        if not self._marks:
             return None, data
+        mark = self._marks[0]
         link.sent += data
-        end = self._cuts[0].end(link.sent)
+        end = mark.end(link.sent)
         if end is None:
             return None, data
-        return self._cuts[0], data[: len(data) - (len(link.sent) - end)]
+        return mark, data if mark.loss is None else data[: len(data) - (len(link.sent) - end)]
 
-    def _carry_out(self, cut: Cut, link: _Link) -> None:
-        self._cuts.remove(cut)
+    def _pass(self, mark: Mark, link: _Link) -> None:
+        self._marks.remove(mark)
         for other in self._links:
-            other.sent.clear()  # the next cut counts from here
-        self._lose(link, cut.loss)
-        cut.happened.set()
+            other.sent.clear()  # the next mark counts from here
+        if mark.loss is not None:
+            self._lose(link, mark.loss)
+        mark.happened.set()
 
     def _lose(self, link: _Link, loss: Loss) -> None:
         self._links.discard(link)

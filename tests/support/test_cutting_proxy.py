@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.support.cutting_proxy import CuttingProxy, Loss, cutting_proxy
+from tests.support.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
 
 pytestmark = pytest.mark.anyio
 
@@ -160,6 +160,21 @@ async def test_a_cut_after_n_messages_passes_exactly_these(
     server.say(primed + b"".join(messages))
     assert await peer.rest() == primed + messages[0] + messages[1]
     assert cut.happened.is_set()
+
+
+async def test_a_mark_tells_that_something_passed_and_loses_nothing(
+    proxy: CuttingProxy, server: Upstream, connect: Connect
+) -> None:
+    primed = proxy.passing(PRIMING)
+    peer = await connect()
+    message = b"id: 1\ndata: {}\n\n"
+    server.say(message)
+    assert await peer.reader.readexactly(len(message)) == message
+    assert not primed.happened.is_set()
+    priming = b"id: 2\nretry: 100\ndata: \n\n"
+    server.say(priming + message)
+    await primed.happened.wait()
+    assert await peer.reader.readexactly(len(priming + message)) == priming + message
 
 
 async def test_a_cut_may_stand_within_an_event_that_comes_in_pieces(

@@ -173,6 +173,8 @@ class App:
             await Answer(status=404, body=b'{"error":"not found"}').send(send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # HTTP says that blanks around a value are not part of it; httptools leaves those at its end.
+        scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
         headers = dict(scope["headers"])
         try:
             self._gate.check(scope["headers"], headers)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
@@ -319,3 +319,7 @@ class Store(Events, Sessions, Ledger, Asks, Readers, Wakeups, Mailbox, Protocol)
     async def open(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...

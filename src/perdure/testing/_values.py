@@ -1,0 +1,124 @@
+"""Records and steps with as little said as possible, and a picture of all that a store shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.states import SessionState
+from perdure.store.base import (
+    Append,
+    AskRecord,
+    CallRecord,
+    Event,
+    ReaderRecord,
+    Refusals,
+    SessionRecord,
+    Step,
+    Store,
+    StreamRecord,
+)
+
+Make = Callable[[str], Store]
+"""Gives a store that is not open yet. Called with the same name again, it gives one on the same data."""
+
+NODE = NodeId("node")
+SESSION = SessionId("session")
+STREAM = StreamId("stream")
+
+
+def a_session(id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE) -> SessionRecord:
+    return SessionRecord(
+        id=SessionId(id_),
+        owner="somebody",
+        node=NODE,
+        state=state,
+        version="2025-11-25",
+        client_params=b'{"capabilities":{}}',
+        result=b'{"serverInfo":{}}',
+        initialized=True,
+        sticky=(b'{"method":"logging/setLevel"}', b"\x00\xff"),
+        incarnation=1,
+        standalone=StreamId(f"{id_}-standalone"),
+        created=0.0,
+        active=active,
+    )
+
+
+def a_stream(
+    fence: Fence, id_: str = STREAM, *, session: str = SESSION, kind: Kind = Kind.CALL, opened: float = 0.0
+) -> StreamRecord:
+    return StreamRecord(id=StreamId(id_), session=SessionId(session), kind=kind, fence=fence, opened=opened)
+
+
+def a_call(request_id: int | str = 1, *, stream: str = STREAM, session: str = SESSION) -> CallRecord:
+    return CallRecord(
+        session=SessionId(session),
+        incarnation=1,
+        request_id=request_id,
+        stream=StreamId(stream),
+        method="tools/call",
+        request=b'{"method":"tools/call"}',
+        principal="somebody",
+        node=NODE,
+    )
+
+
+def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> AskRecord:
+    return AskRecord(
+        session=SessionId(session), id=id_, stream=StreamId(stream), request=b'{"method":"roots/list"}', node=NODE
+    )
+
+
+def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0) -> ReaderRecord:
+    return ReaderRecord(stream=StreamId(stream), reader=name, node=NODE, seq=seq)
+
+
+def some_events(first: int, last: int, *, time: float = 0.0, final: bool = False) -> tuple[Event, ...]:
+    """Events with these numbers; with `final`, the last of them is an answer."""
+    return tuple(Event(seq, time, b"event %d" % seq, final and seq == last) for seq in range(first, last + 1))
+
+
+def an_append(fence: Fence, events: Iterable[Event], *, stream: str = STREAM, **more: Any) -> Append:
+    return Append(stream=StreamId(stream), fence=fence, events=tuple(events), **more)
+
+
+async def put(store: Store, *steps: Step) -> Refusals:
+    """Commit as a server does: at once if that is possible, else with patience."""
+    done = store.commit_now(steps)
+    return await store.commit(steps) if done is None else done
+
+
+async def all_events(store: Store, stream: str = STREAM, *, after: int = 0, page: int = 1_000) -> list[Event]:
+    """The retained events, fetched page by page."""
+    found: list[Event] = []
+    while more := await store.read(StreamId(stream), after=found[-1].seq if found else after, limit=page):
+        found += more
+    return found
+
+
+async def numbers(store: Store, stream: str = STREAM) -> list[int]:
+    return [event.seq for event in await all_events(store, stream)]
+
+
+async def all_sessions(store: Store, *, page: int = 100) -> list[SessionRecord]:
+    found: list[SessionRecord] = []
+    while more := await store.sessions(after=found[-1].id if found else None, limit=page):
+        found += more
+    return found
+
+
+async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
+    """All that a store shows of some sessions, as plain values."""
+    seen: dict[str, Any] = {"sessions": await all_sessions(store)}
+    for session in map(SessionId, sessions):
+        streams = list(await store.streams(session))
+        seen[f"{session}: streams"] = streams
+        seen[f"{session}: calls"] = list(await store.calls(session))
+        seen[f"{session}: asks"] = list(await store.asks(session))
+        for stream in streams:
+            seen[f"{stream.id}: events"] = await all_events(store, stream.id)
+            seen[f"{stream.id}: generations"] = list(await store.generations(stream.id))
+            seen[f"{stream.id}: reader"] = await store.reader(stream.id)
+    return seen
