@@ -45,27 +45,26 @@ class Target:
 
 
 @contextmanager
-def running(kind: str, *, cores: str, settings: dict[str, Any] | None = None) -> Iterator[Target]:
-    """Start one candidate on its own files; they go with it."""
+def files() -> Iterator[Path]:
+    """A folder for one candidate's files; they go with it."""
     with tempfile.TemporaryDirectory(prefix="perdure-bench-") as folder:
-        db = Path(folder) / "bench.db"
-        options = ["--db", str(db), "--cores", cores, "--settings", json.dumps(settings or {})]
-        errors = Path(folder) / "stderr"
-        with errors.open("wb") as stderr:
-            command = [sys.executable, "-m", "bench.servers", kind, *options]
-            child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
-        try:
-            said = _first_line(child, errors)
-            yield Target(
-                kind=kind,
-                port=said["port"],
-                path=said["path"],
-                process=psutil.Process(child.pid),
-                db=db,
-                errors=errors,
-            )
-        finally:
-            _stop(child)
+        yield Path(folder)
+
+
+@contextmanager
+def running(kind: str, folder: Path, *, cores: str, settings: dict[str, Any] | None = None) -> Iterator[Target]:
+    """Start one candidate on the files in this folder."""
+    db, errors = folder / "bench.db", folder / "stderr"
+    options = ["--db", str(db), "--cores", cores, "--settings", json.dumps(settings or {})]
+    with errors.open("wb") as stderr:
+        command = [sys.executable, "-m", "bench.servers", kind, *options]
+        child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+    try:
+        said = _first_line(child, errors)
+        process = psutil.Process(child.pid)
+        yield Target(kind=kind, port=said["port"], path=said["path"], process=process, db=db, errors=errors)
+    finally:
+        _stop(child)
 
 
 def _first_line(child: subprocess.Popen[bytes], errors: Path) -> dict[str, Any]:

@@ -151,6 +151,8 @@ class Missed:
                 answer = await wire.ask(client.get(self.session, self.position), until_result=True)
             finally:
                 wire.close()
+            if answer.status != 200:
+                raise BrokenAnswerError(f"a resume was answered {answer.status}: {answer.body()[:200]!r}")
             events = [event for event in answer.events() if event.data]
             if events:
                 verify(events, self.n, self.number)
@@ -180,6 +182,20 @@ async def replay(target: Target, *, missed: int, times: int) -> Figures:
         "worst_ms": max(took) * 1e3,
         "per_second": missed / statistics.median(took),
     }
+
+
+async def miss(target: Target, *, missed: int, calls: int) -> list[Missed]:
+    """So many finished calls, for the next process to replay."""
+    client = Client(port=target.port, path=target.path)
+    session = await client.open_session()
+    return [await make_missed(client, session, missed) for _ in range(calls)]
+
+
+async def replay_after_restart(target: Target, *, missed: list[Missed]) -> Figures:
+    """Each of these calls resumed once, in a process that never saw them: what comes, comes from the disk."""
+    client = Client(port=target.port, path=target.path)
+    took = [await what.resume(client, tries=1) for what in missed]
+    return {"ms": statistics.median(took) * 1e3, "first_ms": took[0] * 1e3, "worst_ms": max(took) * 1e3}
 
 
 async def memory_per_session(target: Target, *, sessions: int, settle: float) -> Figures:

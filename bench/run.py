@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from bench import machine, measures, plot, report
-from bench.launch import Target, UnavailableError, last_line, running
+from bench.launch import Target, UnavailableError, files, last_line, running
 from bench.received import BrokenAnswerError
 
 Measure = Callable[[Target], Awaitable[Any]]
@@ -61,7 +61,7 @@ QUICK = Plan(
     seconds=0.4,
     resumes=10,
     long_resumes=1,
-    sessions=300,
+    sessions=1_000,
     sizes=(10**3, 10**4, 10**5),
     both_cores=False,
 )
@@ -84,9 +84,12 @@ class Run:
         if kind in self.unavailable or kind not in self.kinds:
             return
         try:
-            with running(kind, cores=cores or self.server_cores, settings=settings) as target:
+            with (
+                files() as folder,
+                running(kind, folder, cores=cores or self.server_cores, settings=settings) as target,
+            ):
                 for name, measure in wanted.items():
-                    self._take(target, name, measure)
+                    self.take(target, name, measure)
         except UnavailableError as why:
             self.unavailable[kind] = str(why)
             print(f"{kind}: not available ({why})", file=sys.stderr)
@@ -94,7 +97,7 @@ class Run:
     def latest(self, kind: str, name: str, figure: str) -> float:
         return float(self.found[name][kind][self.round][figure])
 
-    def _take(self, target: Target, name: str, measure: Measure) -> None:
+    def take(self, target: Target, name: str, measure: Measure) -> None:
         progress(f"round {self.round + 1}: {target.kind} {name}")
         try:
             figures = uvloop.run(asyncio.wait_for(measure(target), TIMEOUT))
@@ -163,6 +166,27 @@ def rounds(run: Run) -> None:
                 run.with_server(kind, replays(run), settings=KEEP_MORE)
 
 
+def restarts(run: Run) -> None:
+    """Resumes in the process after: only for those whose sessions survive one."""
+    for number in range(run.plan.rounds):
+        run.round = number
+        for kind in ("perdure-sqlite", "mcp-persist"):
+            if kind in run.kinds and kind not in run.unavailable:
+                restart(run, kind)
+
+
+def restart(run: Run, kind: str) -> None:
+    calls = run.plan.resumes
+    try:
+        with files() as folder:
+            with running(kind, folder, cores=run.server_cores) as target:
+                missed = uvloop.run(measures.miss(target, missed=100, calls=calls))
+            with running(kind, folder, cores=run.server_cores) as target:
+                run.take(target, "replay_restarted", lambda t: measures.replay_after_restart(t, missed=missed))
+    except UnavailableError as why:
+        run.unavailable[kind] = str(why)
+
+
 def both_cores(run: Run) -> None:
     """The same with a server that may use the client's core too, as a writer thread would like."""
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0) | {int(run.server_cores.split(",")[0])}))
@@ -196,6 +220,7 @@ def growth(run: Run) -> None:
 
 PARTS: dict[str, Callable[[Run], None]] = {
     "rounds": rounds,
+    "restarts": restarts,
     "both": both_cores,
     "memory": memory,
     "growth": growth,
@@ -204,7 +229,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure Perdure beside the official SDK and mcp-persist.")
-    parser.add_argument("--quick", action="store_true", help="a minute in place of several; rougher")
+    parser.add_argument("--quick", action="store_true", help="a few minutes in place of many; rougher")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="candidates to measure")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS), help="what to measure")
     parser.add_argument("--server-cores", choices=("one", "both"), default="one", help="cores the servers may use")

@@ -47,6 +47,7 @@ class Reader:
     __slots__ = (
         "_again",
         "_answers_lost",
+        "_begun",
         "_closing",
         "_finished",
         "_gapped",
@@ -57,6 +58,7 @@ class Reader:
         "_stop_at",
         "_tells_by_log",
         "_write",
+        "_writing_since",
         "cursor",
         "last_write",
         "live_from",
@@ -88,16 +90,18 @@ class Reader:
         self._owner: asyncio.Task[object] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._again = False
+        self._begun = False
         self._closing = False
         self._finished = False
         self._gapped = False
         self._stop_at: int | None = None
+        self._writing_since: float | None = None
 
     async def run(self, disconnected: Callable[[], Awaitable[None]]) -> None:
         """Serve until the stream is over, another reader takes it, or the client leaves."""
         self._owner = asyncio.current_task()
-        self.wake()
         try:
+            await self._begin()
             await disconnected()
         except asyncio.CancelledError:
             if not self._finished or self._owner is None or self._owner.uncancel() > 0:
@@ -108,17 +112,26 @@ class Reader:
                 self._pump.cancel()
             self._hub.detach(self)
 
+    async def _begin(self) -> None:
+        """Write what comes before the first event. The pump starts afterwards, and only if there is something."""
+        preamble, self._preamble = self._preamble, b""
+        if preamble:
+            await self._send(preamble, last=False)
+        self._begun = True
+        if self._again or self.stream.visible > self.cursor or self.stream.over:
+            self.wake()
+
     def wake(self) -> None:
         """There may be something to write."""
         if self._closing:
             return
-        if self._pump is None:
+        if self._pump is None and self._begun:
             self._pump = asyncio.create_task(self._run_pump())
         else:
             self._again = True
 
     def keep_alive(self) -> None:
-        if self._pump is None and not self._closing:
+        if self._pump is None and self._begun and not self._closing:
             self._preamble += _KEEPALIVE
             self.wake()
 
@@ -140,10 +153,6 @@ class Reader:
         try:
             while await self._deliver() or self._again:
                 self._again = False
-        except TimeoutError:
-            self._hub.counters.slow_readers_ended += 1
-            note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
-            self._finish()
         except StoreUnavailable as failure:
             note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
             self._pump = None
@@ -215,9 +224,17 @@ class Reader:
         return [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
 
     async def _send(self, body: bytes, *, last: bool) -> None:
-        async with asyncio.timeout(self._hub.stream_timeout):
-            await self._write(body, last)
+        self._writing_since = self._hub.monotonic()
+        await self._write(body, last)
+        self._writing_since = None
         self.last_write = self._hub.monotonic()
+
+    def look_stuck(self, before: float) -> None:
+        """End a connection that has taken nothing since then, though there is something to write."""
+        if self._writing_since is not None and self._writing_since <= before:
+            self._hub.counters.slow_readers_ended += 1
+            note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
+            self._finish()
 
     async def _close(self) -> None:
         try:
@@ -252,7 +269,7 @@ class Hub:
         self.clock = clock
         self.monotonic = monotonic
         self.random = random
-        self.stream_timeout = settings.stream_timeout
+        self._stream_timeout = settings.stream_timeout
         self._keepalive = settings.keepalive_interval
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
@@ -282,13 +299,14 @@ class Hub:
                 stream.advance(StreamStep.READER_LOST)
             stream.moved()
 
-    async def keep_alive(self) -> None:
-        """Write a comment to every connection that was silent for the interval; runs for ever."""
+    async def watch(self) -> None:
+        """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
         while True:
-            await asyncio.sleep(self._keepalive / 4)
-            due = self.monotonic() - self._keepalive * 3 / 4
+            await asyncio.sleep(min(self._keepalive, self._stream_timeout) / 4)
+            now = self.monotonic()
             for reader in list(self.readers):
-                if reader.last_write <= due:
+                reader.look_stuck(now - self._stream_timeout)
+                if reader.last_write <= now - self._keepalive * 3 / 4:
                     reader.keep_alive()
 
     def end_idle(self) -> None:

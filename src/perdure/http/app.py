@@ -131,7 +131,7 @@ class App:
             self._endpoint = Endpoint(house, sessions)
             self._sessions, self._journal, self._hub = sessions, journal, hub
             self._loop = asyncio.get_running_loop()
-            chores = [asyncio.create_task(chore()) for chore in (hub.keep_alive, sessions.tend, sessions.sweep)]
+            chores = [asyncio.create_task(chore()) for chore in (hub.watch, sessions.tend, sessions.sweep)]
             stack.push_async_callback(_cancel, chores)
             try:
                 yield

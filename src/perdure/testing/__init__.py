@@ -8,8 +8,8 @@
 
     TestMyStore = store_machine(make).TestCase    # needs the extra: pip install perdure[testing]
 
-`check_store` runs one check for each thing promised, on a fresh store each, and raises `AssertionError` with the number of
-the promise and what was seen. `store_machine` is a Hypothesis state machine: it makes up histories and compares the
+`check_store` runs one check for each thing promised, on a fresh store each, and raises `AssertionError` with the number
+of the promise and what was seen. `store_machine` is a Hypothesis state machine: it makes up histories and compares the
 store with `MemoryStore` after each step.
 """
 

@@ -1,0 +1,226 @@
+"""Promises 1 to 5: what goes into the log comes out of it, whole, once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from perdure._core.ids import Kind, StreamId
+from perdure._core.states import CallState
+from perdure.store.base import (
+    CallEnd,
+    CloseAsk,
+    DropStream,
+    Event,
+    LeaveReader,
+    OpenAsk,
+    OpenStream,
+    PutReader,
+    PutSession,
+    Refusals,
+    Step,
+    Trim,
+)
+from perdure.testing._case import Case, accepted, refused, same
+from perdure.testing._values import (
+    NODE,
+    SESSION,
+    STREAM,
+    a_call,
+    a_reader,
+    a_session,
+    a_stream,
+    all_events,
+    an_append,
+    an_ask,
+    numbers,
+    picture,
+    put,
+    some_events,
+)
+
+
+async def promise_1_what_one_commit_carries_is_seen_together(case: Case) -> None:
+    await case.open_stream("left")
+    await case.open_stream("right")
+    store, last = case.store, 60
+
+    async def write() -> None:
+        for seq in range(1, last + 1):
+            event = some_events(seq, seq)
+            accepted(
+                await store.commit(
+                    [an_append(case.fence, event, stream="left"), an_append(case.fence, event, stream="right")]
+                )
+            )
+            await asyncio.sleep(0)
+
+    writing = asyncio.create_task(write())
+    while not writing.done():
+        await asyncio.sleep(0)
+        for one, other in (("left", "right"), ("right", "left")):
+            earlier, later = len(await numbers(store, one)), len(await numbers(store, other))
+            if later < earlier:
+                raise AssertionError(f"{one} had {earlier} events while {other} had {later} of the same commits")
+    await writing
+
+
+async def promise_1_answer_seal_and_ends_of_calls_are_one_step(case: Case) -> None:
+    await case.open_stream()
+    ends = tuple(CallEnd(incarnation=1, request_id=id_, state=CallState.ANSWERED) for id_ in (1, "1"))
+    accepted(await put(case.store, an_append(case.fence, some_events(1, 2, final=True), ends=ends, seal=True)))
+    record = await case.store.stream(StreamId(STREAM))
+    same("the stream", record, replace(a_stream(case.fence), last=2, sealed=True))
+    calls = [(call.request_id, call.state) for call in await case.store.calls(SESSION)]
+    same("the ledger", calls, [(1, CallState.ANSWERED), ("1", CallState.ANSWERED)])
+
+
+async def promise_2_a_stale_fence_is_refused_and_its_neighbours_are_not(case: Case) -> None:
+    await case.open_stream("taken")
+    await case.open_stream("ours")
+    await put(case.store, an_append(case.fence, some_events(1, 1), stream="taken"))
+    claimed = await case.store.claim(StreamId("taken"))
+    assert claimed is not None, "a stream that is there can be claimed"
+    refusals = await put(
+        case.store,
+        an_append(case.fence, some_events(2, 2), stream="taken"),
+        an_append(case.fence, some_events(1, 2), stream="ours"),
+    )
+    refused(refusals, 0)
+    same("events of the stream that was taken", await numbers(case.store, "taken"), [1])
+    same("events of its neighbour", await numbers(case.store, "ours"), [1, 2])
+    accepted(await put(case.store, an_append(claimed.fence, some_events(2, 3), stream="taken")))
+    same("events of the new writer", await numbers(case.store, "taken"), [1, 2, 3])
+
+
+async def promise_2_a_stale_fence_neither_seals_nor_ends_calls(case: Case) -> None:
+    await case.open_stream()
+    await case.store.claim(StreamId(STREAM))
+    end = CallEnd(incarnation=1, request_id=1, state=CallState.ANSWERED)
+    refused(await put(case.store, an_append(case.fence, (), ends=(end,), seal=True)), 0)
+    record = await case.store.stream(StreamId(STREAM))
+    same("sealed", record is not None and record.sealed, False)
+    same("the ledger", {call.state for call in await case.store.calls(SESSION)}, {CallState.RUNNING})
+
+
+async def promise_2_a_stream_that_is_gone_sealed_or_elsewhere_is_not_appended_to(case: Case) -> None:
+    refused(await put(case.store, an_append(case.fence, some_events(1, 1), stream="never opened")), 0)
+    await case.open_stream()
+    refused(await put(case.store, an_append(case.fence, some_events(2, 2))), 0)
+    refused(await put(case.store, an_append(case.fence, [*some_events(1, 1), *some_events(3, 3)])), 0)
+    same("events", await numbers(case.store), [])
+    accepted(await put(case.store, an_append(case.fence, some_events(1, 1, final=True), seal=True)))
+    refused(await put(case.store, an_append(case.fence, some_events(2, 2))), 0)
+    await put(case.store, DropStream(stream=StreamId(STREAM)))
+    refused(await put(case.store, an_append(case.fence, some_events(2, 2))), 0)
+    same("claiming what is not there", await case.store.claim(StreamId(STREAM)), None)
+
+
+async def promise_3_what_was_committed_is_there_after_reopening(case: Case) -> None:
+    await case.open_stream()
+    await case.open_stream("standalone", kind=Kind.STANDALONE)
+    await put(case.store, an_append(case.fence, some_events(1, 3)), Trim(stream=StreamId(STREAM), through=1))
+    await put(case.store, OpenAsk(record=an_ask()), PutReader(record=a_reader(seq=2)))
+    await case.store.claim(StreamId("standalone"))
+    await case.store.post(NODE, b"for later")
+    before = await picture(case.store)
+    if await case.reopen():
+        same("all that is there", await picture(case.store), before)
+        same("mail", list(await case.store.collect(NODE)), [b"for later"])
+
+
+async def promise_3_closing_writes_what_waits(case: Case) -> None:
+    await case.open_stream()
+    waiting = [asyncio.create_task(case.store.commit([an_append(case.fence, some_events(n, n))])) for n in range(1, 51)]
+    await asyncio.sleep(0)
+    if await case.reopen():
+        for refusals in await asyncio.gather(*waiting):
+            accepted(refusals)
+        same("events", await numbers(case.store), list(range(1, 51)))
+    await asyncio.gather(*waiting)
+
+
+async def promise_4_events_are_read_once_and_in_order(case: Case) -> None:
+    await case.open_stream()
+    for first in range(1, 300, 7):
+        accepted(await put(case.store, an_append(case.fence, some_events(first, first + 6))))
+    wanted = list(some_events(1, 301))
+    for page in (1, 2, 100, 301, 1_000):
+        same(f"events by pages of {page}", await all_events(case.store, page=page), wanted)
+    for after in (0, 1, 150, 300, 301, 10_000):
+        same(f"events after {after}", await all_events(case.store, after=after), wanted[after:])
+    same("events of a stream that is not there", list(await case.store.read(StreamId("no"), after=0, limit=9)), [])
+
+
+async def promise_4_commits_are_made_in_the_order_they_were_asked_for(case: Case) -> None:
+    """Patient commits that are still under way, and commits at once between them: a wrong order would leave a hole."""
+    await case.open_stream()
+    waiting: list[asyncio.Task[Refusals]] = []
+    for seq in range(1, 201):
+        step = an_append(case.fence, some_events(seq, seq))
+        done = case.store.commit_now([step]) if seq % 3 else None
+        if done is None:
+            waiting.append(asyncio.create_task(case.store.commit([step])))
+            await asyncio.sleep(0)
+        else:
+            accepted(done)
+    for refusals in await asyncio.gather(*waiting):
+        accepted(refusals)
+    same("events", await numbers(case.store), list(range(1, 201)))
+
+
+async def promise_4_any_payload_and_any_id_comes_back_as_it_was(case: Case) -> None:
+    payloads = [b"", b"\x00", b"a\r\nb\n\nc", bytes(range(256)), "ж\u2028😀".encode(), b"x" * (2 << 20)]
+    ids: list[int | str] = [8, "8", -1, 0, 2**70, "", "\ud800", "a'b\"c\x00", "😀"]
+    calls = tuple(a_call(id_) for id_ in ids)
+    await put(case.store, PutSession(record=a_session()), OpenStream(record=a_stream(case.fence), calls=calls))
+    events = [Event(seq, 0.25, payload) for seq, payload in enumerate(payloads, 1)]
+    accepted(await put(case.store, an_append(case.fence, events)))
+    same("payloads", [event.payload for event in await all_events(case.store)], payloads)
+    same("request ids", [repr(call.request_id) for call in await case.store.calls(SESSION)], [repr(i) for i in ids])
+    end = CallEnd(incarnation=1, request_id="8", state=CallState.CANCELLED)
+    await put(case.store, an_append(case.fence, (), ends=(end,)))
+    ended = [call.request_id for call in await case.store.calls(SESSION) if call.state is CallState.CANCELLED]
+    same("calls that were ended", ended, ["8"])
+
+
+async def promise_5_committing_again_changes_nothing(case: Case) -> None:
+    end = CallEnd(incarnation=1, request_id=1, state=CallState.ANSWERED)
+    history: list[Step] = [
+        PutSession(record=a_session()),
+        OpenStream(record=a_stream(case.fence), calls=(a_call(1),)),
+        OpenStream(record=a_stream(case.fence, "other"), calls=(a_call(2, stream="other"),)),
+        an_append(case.fence, some_events(1, 3)),
+        Trim(stream=StreamId(STREAM), through=2),
+        OpenAsk(record=an_ask("open")),
+        OpenAsk(record=an_ask("closed")),
+        CloseAsk(session=SESSION, id="closed"),
+        PutReader(record=a_reader("first")),
+        PutReader(record=a_reader("second", seq=2)),
+        LeaveReader(stream=StreamId(STREAM), reader="first"),
+        an_append(case.fence, some_events(4, 6, final=True), ends=(end,), seal=True),
+    ]
+    for step in history:
+        accepted(await put(case.store, step))
+    before = await picture(case.store)
+    for start in range(len(history)):
+        accepted(await put(case.store, *history[start:]))
+        same(f"all that is there, after repeating from step {start}", await picture(case.store), before)
+
+
+async def promise_5_of_a_commit_that_is_partly_known_the_rest_is_added(case: Case) -> None:
+    await case.open_stream()
+    await put(case.store, an_append(case.fence, some_events(1, 3)))
+    await put(case.store, Trim(stream=StreamId(STREAM), through=2))
+    accepted(await put(case.store, an_append(case.fence, some_events(1, 5))))
+    same("events", await numbers(case.store), [3, 4, 5])
+
+
+async def promise_5_a_call_keeps_its_first_end(case: Case) -> None:
+    await case.open_stream()
+    for state in (CallState.CANCELLED, CallState.ANSWERED):
+        end = CallEnd(incarnation=1, request_id=1, state=state)
+        unknown = CallEnd(incarnation=7, request_id=1, state=state)
+        accepted(await put(case.store, an_append(case.fence, (), ends=(end, unknown))))
+    states = [call.state for call in await case.store.calls(SESSION)]
+    same("states", states, [CallState.CANCELLED, CallState.RUNNING])

@@ -1,0 +1,36 @@
+"""Made-up histories: the SQLite store shows what the store in memory shows, after every step, also when reopened."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from perdure.store.base import Store
+from perdure.store.memory import MemoryStore
+from perdure.store.sqlite import SqliteStore
+from perdure.testing import store_machine
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where the system has such a place: a thousand small files are made."""
+    place = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=place if place.is_dir() else None) as name:
+        yield Path(name)
+
+
+def test_histories_on_sqlite_show_what_the_model_shows(folder: Path) -> None:
+    machine = store_machine(lambda name: SqliteStore(str(folder / name)))
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30))
+
+
+def test_histories_on_a_second_memory_store_show_the_same(folder: Path) -> None:
+    """The machine itself is sound: a model agrees with itself."""
+    machine = store_machine(lambda name: MemoryStore(), durable=False)
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30))
