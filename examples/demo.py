@@ -32,7 +32,7 @@ SEEN_BEFORE_THE_CUT = 3
 #: Longer than one loaf takes, so that some events are missed.
 RETRY = "1500ms"
 #: What comes this soon after the client is back was waiting for it.
-AT_ONCE = 0.2
+AT_ONCE = 0.05
 
 JSON_AND_SSE = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 VERSION = "2025-11-25"
@@ -157,7 +157,7 @@ class Client:
         message = json.loads(event.data)
         said = message["params"]["message"] if "method" in message else "the result: " + text_of(message)
         at = f"{time.monotonic() - self.began:4.1f} s"
-        self.terminal.line(f"{at}  {how:<10}  {said:<32}  {self.terminal.paint('2', event.id)}", mark="•")
+        self.terminal.line(f"{at}  {how:<10}  {said:<33}  {self.terminal.paint('2', event.id)}", mark="•")
 
 
 def text_of(response: dict[str, Any]) -> str:

@@ -48,7 +48,8 @@ def asgi(
 ) -> App:
     """An ASGI application that serves an MCP server so that its sessions last.
 
-    `server` is an `MCPServer` or a low-level `Server` of the official SDK, or a FastMCP server. To mount the application
-    in another one, hand that one its lifespan: `Starlette(routes=[Mount("/", app)], lifespan=app.lifespan)`.
+    `server` is an `MCPServer` or a low-level `Server` of the official SDK, or a FastMCP server. To mount the
+    application in another one, hand that one its lifespan: `Starlette(routes=[Mount("/", app)],
+    lifespan=app.lifespan)`.
     """
     return App(server, store=store, settings=settings or Settings(), auth=auth, path=path)

@@ -108,6 +108,8 @@ def _serve(target: str, store: str, host: str, port: int, path: str, tokens: Pat
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not _PATH.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
+    if value == HEALTH:
+        raise click.BadParameter(f"{value!r} is where the health check stands", ctx, param)
     return value
 
 

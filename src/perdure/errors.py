@@ -8,7 +8,7 @@
     │   ├── StoreUnavailable      it fails or does not answer; trying again may help
     │   ├── StoreTooNew           the file was written by a newer release
     │   └── StaleFence            another writer has taken over; this one may write nothing more
-    └── PositionLost              what the position asks for is not retained any more
+    └── SessionEnded              the session ended while a request for it was on its way
 
 What a *peer* does wrong is not an exception that leaves the package: the HTTP edge answers it (`http/answers.py`).
 """
@@ -49,5 +49,5 @@ class StaleFence(StoreError):
     """Another writer has taken over."""
 
 
-class PositionLost(PerdureError):
-    """What the position asks for is not retained any more."""
+class SessionEnded(PerdureError):
+    """The session has ended."""

@@ -1,8 +1,8 @@
 """Readers on streams.
 
 A reader is one HTTP response on one stream. It holds a position and pulls: read what comes after it, write it, go on;
-nothing there, then rest until woken. Reading at the end is live delivery, reading from further back is resuming; there is
-one path for both, so there is no moment between them in which an event could fall through (promise 2).
+nothing there, then rest until woken. Reading at the end is live delivery, reading from further back is resuming; there
+is one path for both, so there is no moment between them in which an event could fall through (promise 2).
 
 At rest a reader costs no task of its own: its response waits for the client to leave, and `wake` starts a pump that
 runs until it has caught up. The newest reader of a stream wins; the older one is ended at once and writes nothing more.
@@ -215,7 +215,9 @@ class Reader:
         self._hub.counters.gaps += 1
         stream = self.stream
         note(logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone", stream=stream.id)
-        return gap_frames(stream, first, last, reason="trimmed", random=self._hub.random, log=self._tells_by_log)
+        return gap_frames(
+            stream, first, last, reason="trimmed", behind=last, random=self._hub.random, log=self._tells_by_log
+        )
 
     async def _lost_answers(self, cursor: int) -> list[bytes]:
         assert self._answers_lost is not None
@@ -316,8 +318,13 @@ class Hub:
                 reader.end()
 
 
-def gap_frames(stream: Stream, first: int, last: int, *, reason: str, random: RandomBytes, log: bool) -> bytes:
-    """A gap on the wire: a comment for people, a notification for programs, a log message where that is declared."""
+def gap_frames(
+    stream: Stream, first: int, last: int, *, reason: str, behind: int, random: RandomBytes, log: bool
+) -> bytes:
+    """A gap on the wire: a comment for people, a notification for programs, a log message where that is declared.
+
+    `behind` is the sequence number after which the stream goes on.
+    """
     params = {"stream": stream.id, "from": first, "to": last, "reason": reason}
     messages = [{"jsonrpc": "2.0", "method": "notifications/perdure/gap", "params": params}]
     if log:
@@ -329,7 +336,7 @@ def gap_frames(stream: Stream, first: int, last: int, *, reason: str, random: Ra
                 "params": {"level": "warning", "logger": "perdure", "data": data},
             }
         )
-    behind = stream.position(last)
+    name = stream.position(behind)
     frames = [sse.encode_comment(f"gap: events {first} to {last} are no longer retained ({reason})")]
-    frames += [sse.encode_event(behind.priming(random).encode(), json.dumps(m).encode()) for m in messages]
+    frames += [sse.encode_event(name.priming(random).encode(), json.dumps(m).encode()) for m in messages]
     return b"".join(frames)

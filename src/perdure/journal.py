@@ -1,8 +1,9 @@
 """The one way into the store: in order, grouped, and held while the store fails.
 
-Whoever has something to write puts a *source* into the queue. At the end of the event loop's turn the journal takes what
-each source has by then, commits it as one group, and tells the sources. Small groups are committed at once where the
-store can do that without waiting; the others go through the store's own thread, and meanwhile the next group forms.
+Whoever has something to write puts a *source* into the queue. At the end of the event loop's turn the journal takes
+what each source has by then, commits it as one group, and tells the sources. Small groups are committed at once where
+the store can do that without waiting; the others go through the store's own thread, and meanwhile the next group
+forms.
 
 When the store fails (`LogState.DEGRADED`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
 are told that they are accepted, so that live traffic goes on from memory; with `refuse` nobody is told before they are
@@ -255,6 +256,27 @@ class Journal:
                 self.has_room = True
                 self._room.set()
             self._done(group, refusals)
+
+
+class Steps:
+    """A source for steps that nobody waits for."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+
+    def take(self) -> Sequence[Step]:
+        return self._steps
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        pass
+
+    def written(self, steps: Sequence[Step]) -> None:
+        pass
+
+    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+        note(logging.ERROR, "journal.refused", f"the store refused steps: {reason}")
 
 
 class _Waiter:

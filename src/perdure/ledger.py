@@ -19,16 +19,14 @@ from perdure.store.base import CallEnd, CallRecord, SessionRecord, Step
 from perdure.streams import Stream
 
 REQUEST_CANCELLED = -32800
-"""The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the SDK."""
+"""The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the
+SDK."""
 
 OUTCOME_UNKNOWN = -31001
 """The request was interrupted and nobody can tell how far it got."""
 
 POSITION_LOST = -31002
 """What the position, or the request, asks for is no longer retained."""
-
-STICKY_METHODS = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
-"""Requests whose effect belongs to the session: repeated when its runtime is loaded again."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

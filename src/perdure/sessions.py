@@ -18,9 +18,10 @@ from perdure._core.jsonrpc import Request
 from perdure._core.retention import cutoffs
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import StoreError
+from perdure.house import House
 from perdure.ledger import Call
 from perdure.observe import note
-from perdure.session import House, Session
+from perdure.session import Session
 from perdure.store.base import OpenStream, PutSession, SessionRecord, StreamRecord
 
 _TEND_MOST = 30.0
@@ -63,17 +64,30 @@ class Sessions:
         self._house = house
         self._by_id: dict[SessionId, Session] = {}
         self._of_owner: Counter[str] = Counter()
+        self._dormant: dict[SessionId, Session] = {}
+        """Those that turned dormant, the oldest first; some may have come back since."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    @property
-    def full(self) -> bool:
+    async def full(self) -> bool:
+        """There is no room for another session, not even by ending one that is dormant."""
+        if len(self._by_id) >= self._house.settings.max_sessions:
+            await self._make_room()
         return len(self._by_id) >= self._house.settings.max_sessions
 
     def full_for(self, owner: str) -> bool:
         """One principal has all it may have. Callers without a name share nothing but the limit for all."""
         return bool(owner) and self._of_owner[owner] >= self._house.settings.max_principal_sessions
+
+    async def _make_room(self) -> None:
+        """End the session that has been dormant for longest: many clients leave without a word, and must not lock
+        others out for as long as answers are kept."""
+        while self._dormant:
+            session = self._dormant.pop(next(iter(self._dormant)))
+            if session.state is SessionState.DORMANT:
+                await self.end(session, SessionStep.WINDOW_PASSED, "The session made room for others")
+                return
 
     def find(self, text: str, owner: str) -> Session | None:
         """The session of that id, if it belongs to that principal."""
@@ -110,7 +124,7 @@ class Sessions:
         session = Session(house, record, standalone)
         self._enter(session)
         try:
-            session.calls.reserve((request,))
+            session.exchange.calls.reserve((request,))
             [call] = await session.accept((request,), (body,), PutSession(record=record), OpenStream(record=standalone))
         except BaseException:
             self._leave(session)
@@ -122,6 +136,7 @@ class Sessions:
         """End a session; from this moment on its id is unknown."""
         if self._leave(session):
             await session.end(step, reason)
+            note(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.record.id)
 
     def info(self, session_id: str) -> SessionInfo | None:
         """What there is to know of a session (S6)."""
@@ -137,7 +152,7 @@ class Sessions:
             version=record.version,
             created=record.created,
             active=session.active,
-            running_calls=tuple(call.request.method for call in session.calls.all_running()),
+            running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
             streams=tuple(
                 StreamInfo(
                     id=stream.id,
@@ -160,6 +175,7 @@ class Sessions:
     def _leave(self, session: Session) -> bool:
         if self._by_id.pop(session.record.id, None) is None:
             return False
+        self._dormant.pop(session.record.id, None)
         self._of_owner[session.record.owner] -= 1
         if not self._of_owner[session.record.owner]:
             del self._of_owner[session.record.owner]
@@ -177,22 +193,28 @@ class Sessions:
                 await self._look_after(session)
 
     async def _look_after(self, session: Session) -> None:
-        settings = self._house.settings
-        if session.record.state is SessionState.OPENING:
-            if self._house.clock() - session.active >= settings.session_grace:
+        settings, now = self._house.settings, self._house.clock()
+        away = 0.0 if session.connected else now - session.seen
+        if session.state is SessionState.OPENING:
+            if away >= settings.session_grace:
                 await self.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
             return
-        session.keep_record_fresh()
+        session.keep_fresh()
         session.enforce_limits()
-        unused = self._house.clock() - session.active
-        if not session.busy and unused >= settings.replay_window:
+        if away >= settings.session_grace:
+            session.exchange.give_up_asks()
+        if not session.busy and now - session.active >= settings.replay_window:
             await self.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
-        elif not session.busy and unused >= settings.session_grace:
-            if session.record.state is SessionState.ACTIVE:
-                session.go_dormant()
-            await session.drop_runtime()
-        elif session.runtime_may_go and session.runtime_idle_for >= settings.runtime_idle:
-            await session.drop_runtime()
+        elif not session.busy and now - session.active >= settings.session_grace:
+            await self._rest(session)
+        elif session.exchange.runtime_may_go(settings.runtime_idle):
+            await session.exchange.drop_runtime()
+
+    async def _rest(self, session: Session) -> None:
+        if session.state is SessionState.ACTIVE:
+            session.go_dormant()
+            self._dormant[session.record.id] = session
+        await session.exchange.drop_runtime()
 
     async def sweep(self) -> None:
         """Remove what has expired from the store, on a timer; runs for ever."""
@@ -213,9 +235,9 @@ class Sessions:
     def abandon_calls(self, reason: str) -> None:
         """Give every running call its final answer: interrupted, outcome unknown (promise 3)."""
         for session in self._by_id.values():
-            session.abandon(reason)
+            session.exchange.abandon(reason)
 
     async def aclose(self) -> None:
         """Drop every runtime; nothing is ended, nothing is told."""
         for session in list(self._by_id.values()):
-            await session.drop_runtime()
+            await session.exchange.drop_runtime()

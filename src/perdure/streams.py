@@ -1,9 +1,10 @@
 """A stream while somebody writes or reads it: numbers, tail, limits.
 
 Three numbers tell how far it is: `last` (appended), `visible` (may be shown: in the store, or held while the store
-fails) and `durable` (in the store). Readers see nothing beyond `visible`, so no byte leaves before the store has accepted
-it (promise 1). The tail keeps in memory what is not durable yet or what the attached reader still needs, so that
-reading at the end costs no query; whatever the tail no longer has is read from the store. Nothing depends on the tail.
+fails) and `durable` (in the store). Readers see nothing beyond `visible`, so no byte leaves before the store has
+accepted it (promise 1). The tail keeps in memory what is not durable yet or what the attached reader still needs, so
+that reading at the end costs no query; whatever the tail no longer has is read from the store. Nothing depends on the
+tail.
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ from tests.support.node import program
 
 HERE = Path(__file__).parent
 
+#: What a story waits for comes within milliseconds, or never; seconds are for a busy machine.
+PATIENCE = 10
+
 #: What every client answers when it is asked.
 USER_SAYS = "forty-two"
 MODEL_SAYS = "a poem"
@@ -60,9 +63,10 @@ class StockClient(ABC):
 
     async def until(self, state: Callable[[], bool]) -> None:
         """Wait until a state of what was seen is reached."""
-        while not state():
-            self._changed.clear()
-            await self._changed.wait()
+        async with asyncio.timeout(PATIENCE):
+            while not state():
+                self._changed.clear()
+                await self._changed.wait()
 
     async def answer(self, call: Call) -> str:
         await self.until(lambda: call.answer is not None)
@@ -83,14 +87,20 @@ class PythonClient(StockClient):
         super().__init__()
         self.session: ClientSession | Client | None = None
         self._tasks = tasks
+        self._calls: list[asyncio.Task[None]] = []
 
     async def knows(self, call: Call, positions: int) -> None:
         """Nothing to wait for: what reached its socket is read before a reset is."""
 
     async def call(self, tool: str, /, **arguments: Any) -> Call:
         call = Call()
-        self._tasks.create_task(self._call(call, tool, arguments))
+        self._calls.append(self._tasks.create_task(self._call(call, tool, arguments)))
         return call
+
+    def hang_up(self) -> None:
+        """Give up the calls that still run, so that a story that failed can end."""
+        for call in self._calls:
+            call.cancel()
 
     async def _call(self, call: Call, tool: str, arguments: dict[str, Any]) -> None:
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -145,7 +155,10 @@ async def python_client(url: str, *, mode: str = "legacy") -> AsyncIterator[Stoc
             sampling_callback=seen.on_sample,
         ) as client:
             seen.session, seen.protocol = client, client.protocol_version
-            yield seen
+            try:
+                yield seen
+            finally:
+                seen.hang_up()
 
 
 @asynccontextmanager
@@ -165,7 +178,10 @@ async def python_session(url: str) -> AsyncIterator[StockClient]:
         ):
             seen.protocol = str((await session.initialize()).protocol_version)
             seen.session = session
-            yield seen
+            try:
+                yield seen
+            finally:
+                seen.hang_up()
 
 
 class NodeClient(StockClient):

@@ -64,6 +64,7 @@ async def client(request: pytest.FixtureRequest, proxy: CuttingProxy, packages: 
     async with CLIENTS[request.param](proxy.url) as it:
         await proxy.answered("GET")  # the standalone stream is there
         yield it
+        proxy.release()
 
 
 def numbers(last: int, first: int = 1) -> list[int]:
@@ -114,7 +115,7 @@ async def test_a_cut_in_the_middle_of_an_event_loses_nothing(
     await client.until(lambda: call.progress == numbers(4))
     cut = proxy.cut_after(re.compile(rb'"progress": ?7'))
     await keeper.result("open_gate", name="middle/4")
-    await cut.happened.wait()
+    await cut.passed()
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
@@ -124,7 +125,7 @@ async def test_a_cut_right_after_the_priming_event_loses_nothing(
 ) -> None:
     primed = proxy.passing(PRIMING)
     call = await client.call("count", n=12, gate="primed", pauses=[0])
-    await primed.happened.wait()
+    await primed.passed()
     await client.knows(call, positions=1)
     proxy.cut(only="POST")
     await keeper.result("open_gate", name="primed/0")
@@ -140,7 +141,7 @@ async def test_a_resumed_call_that_is_cut_again_right_after_its_priming_event_lo
     known = len(call.tokens)
     primed = proxy.passing(PRIMING)
     proxy.cut(only="POST")
-    await primed.happened.wait()
+    await primed.passed()
     await client.knows(call, positions=known + 1)
     proxy.cut(only="GET")
     await keeper.result("open_gate", name="again/4")
@@ -245,7 +246,7 @@ async def test_a_question_whose_connection_is_cut_as_it_arrives_is_asked_once(
 ) -> None:
     primed = proxy.passing(PRIMING)
     call = await client.call("ask", question="are you there?", gate="asked")
-    await primed.happened.wait()
+    await primed.passed()
     await client.knows(call, positions=1)
     proxy.cut_after(re.compile(rb"elicitation/create[^\n]*\n\r?\n"))
     await keeper.result("open_gate", name="asked")

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.live import Live, live
+from tests.support.site import Site, serve
 from tests.support.wire import Peer
 from tests.support.workshop import Workshop
 
@@ -13,13 +13,13 @@ def shop() -> Workshop:
 
 
 @pytest.fixture
-async def site(shop: Workshop) -> AsyncIterator[Live]:
+async def site(shop: Workshop) -> AsyncIterator[Site]:
     """The workshop with every setting at its default, on a store in memory."""
-    async with live(shop.server) as site:
+    async with serve(shop.server) as site:
         yield site
 
 
 @pytest.fixture
-async def peer(site: Live) -> Peer:
+async def peer(site: Site) -> Peer:
     """A client of the newest revision with sessions."""
     return await site.join()

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.live import Live, live
+from tests.support.site import Site, serve
 from tests.support.wire import EVENTS, JSON, Peer, text_of
 from tests.support.workshop import Workshop
 
@@ -50,7 +50,7 @@ async def test_a_response_to_nothing_is_accepted_and_dropped(peer: Peer) -> None
 
 
 @pytest.mark.parametrize("method", ["HEAD", "PUT", "PATCH", "TRACE"])
-async def test_other_methods_are_told_which_ones_are_served(site: Live, method: str) -> None:
+async def test_other_methods_are_told_which_ones_are_served(site: Site, method: str) -> None:
     """405 with Allow (RFC 9110)."""
     response = await site.request(method)
     assert response.status_code == 405
@@ -59,7 +59,7 @@ async def test_other_methods_are_told_which_ones_are_served(site: Live, method: 
         assert response.content == b""
 
 
-async def test_options_without_cors_says_what_is_served(site: Live) -> None:
+async def test_options_without_cors_says_what_is_served(site: Site) -> None:
     response = await site.request("OPTIONS")
     assert response.status_code == 204
     assert "POST" in response.headers["allow"]
@@ -68,7 +68,7 @@ async def test_options_without_cors_says_what_is_served(site: Live) -> None:
 
 async def test_a_page_of_an_allowed_origin_may_read_the_session_id(shop: Workshop) -> None:
     """The browser client needs the header `Mcp-Session-Id` of the answer, and may send its own."""
-    async with live(shop.server, cors_origins=("https://page.example",)) as site:
+    async with serve(shop.server, cors_origins=("https://page.example",)) as site:
         asks = [
             ("origin", "https://page.example"),
             ("access-control-request-method", "POST"),
@@ -161,7 +161,7 @@ async def test_a_refusal_names_the_request_where_it_can(peer: Peer) -> None:
 
 async def test_a_large_body_is_refused_before_it_is_read(shop: Workshop) -> None:
     """413, by the declared size and, without one, by the size so far."""
-    async with live(shop.server, max_body=2048) as site:
+    async with serve(shop.server, max_body=2048) as site:
         peer = await site.join()
         large = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"%b"}}' % (b"x" * 4096)
         refused(await peer.send(large), 413, -31004)
@@ -175,7 +175,7 @@ async def test_a_large_body_is_refused_before_it_is_read(shop: Workshop) -> None
 
 
 async def test_large_headers_are_refused(shop: Workshop) -> None:
-    async with live(shop.server, max_headers=2048) as site:
+    async with serve(shop.server, max_headers=2048) as site:
         peer = await site.join()
         refused(await peer.send(PING, x_padding="x" * 4096), 431, -31004)
         assert (await peer.send(PING)).status_code == 200
@@ -195,7 +195,7 @@ async def test_an_unknown_protocol_version_is_refused(peer: Peer, version: str) 
     assert (await peer.send(PING)).status_code == 200
 
 
-async def test_an_unknown_protocol_version_without_a_session_is_refused(site: Live) -> None:
+async def test_an_unknown_protocol_version_without_a_session_is_refused(site: Site) -> None:
     """A8."""
     stranger = Peer(site, "1999-01-01")
     response = await site.request("POST", headers=stranger.headers(), body=PING)
@@ -211,7 +211,7 @@ async def test_without_the_version_header_the_session_tells(peer: Peer) -> None:
     assert b"retry: " in response.content
 
 
-async def test_a_missing_session_id_is_refused(site: Live) -> None:
+async def test_a_missing_session_id_is_refused(site: Site) -> None:
     """A23: 400, in every method, and for notifications as well."""
     stranger = Peer(site)
     refused(await stranger.send(PING), 400, -32600)
@@ -220,7 +220,7 @@ async def test_a_missing_session_id_is_refused(site: Live) -> None:
     refused(await stranger.delete(), 400, -32600)
 
 
-async def test_an_unknown_session_is_not_found(site: Live) -> None:
+async def test_an_unknown_session_is_not_found(site: Site) -> None:
     """A24, H2: 404 in every method, never 400 or 500, with what to do about it (H6)."""
     stranger = Peer(site)
     for session in ("A" * 43, "A" * 42, "x", "a b", "%00", "1" * 5000):
@@ -230,7 +230,7 @@ async def test_an_unknown_session_is_not_found(site: Live) -> None:
             assert body["error"]["data"]["recovery"]["action"] == "initialize"
 
 
-async def test_beside_the_endpoint_there_is_health_and_nothing_else(site: Live) -> None:
+async def test_beside_the_endpoint_there_is_health_and_nothing_else(site: Site) -> None:
     base = f"http://127.0.0.1:{site.port}"
     health = await site.http.get(f"{base}/healthz")
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
@@ -245,7 +245,7 @@ async def test_the_path_may_end_with_a_slash(peer: Peer) -> None:
 
 async def test_the_number_of_running_calls_is_limited(shop: Workshop) -> None:
     """429 beyond max_calls; it passes by itself, so Retry-After tells when to come again (promise 6)."""
-    async with live(shop.server, max_calls=2) as site:
+    async with serve(shop.server, max_calls=2) as site:
         peer = await site.join()
         running = [await peer.call("wait", gate="g") for _ in range(2)]
         response = await peer.send(PING)
@@ -260,7 +260,7 @@ async def test_the_number_of_running_calls_is_limited(shop: Workshop) -> None:
 
 async def test_the_number_of_sessions_is_limited(shop: Workshop) -> None:
     """503 beyond max_sessions; a deleted session makes room."""
-    async with live(shop.server, max_sessions=2) as site:
+    async with serve(shop.server, max_sessions=2) as site:
         first, _ = await site.join(), await site.join()
         third = Peer(site)
         response = await site.request("POST", headers=third.headers(), body=third.handshake())
@@ -271,7 +271,7 @@ async def test_the_number_of_sessions_is_limited(shop: Workshop) -> None:
 
 async def test_the_number_of_event_streams_is_limited(shop: Workshop) -> None:
     """503 beyond max_readers, for GET and POST."""
-    async with live(shop.server, max_readers=2) as site:
+    async with serve(shop.server, max_readers=2) as site:
         peer = await site.join()
         await peer.get()
         waiting = await peer.call("wait", gate="g")

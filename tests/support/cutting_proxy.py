@@ -22,6 +22,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 CHUNK = 65536
+#: What a test waits for comes within milliseconds, or never; seconds are for a busy machine.
+PATIENCE = 10
 
 METHOD = re.compile(rb"(GET|POST|DELETE) ")
 #: An SSE event with an id and without data.
@@ -45,6 +47,10 @@ class Mark:
     times: int
     loss: Loss | None
     happened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def passed(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self.happened.wait()
 
     def end(self, sent: bytes | bytearray) -> int | None:
         """Where in `sent` the n-th match ends."""
@@ -131,9 +137,10 @@ class CuttingProxy:
 
     async def answered(self, method: str, *, times: int = 1) -> None:
         """Wait until the answer to the n-th request with this method has begun to go to the client."""
-        while self._answers[method] < times:
-            self._answer_began.clear()
-            await self._answer_began.wait()
+        async with asyncio.timeout(PATIENCE):
+            while self._answers[method] < times:
+                self._answer_began.clear()
+                await self._answer_began.wait()
 
     async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One client's connection, from accept to its end."""

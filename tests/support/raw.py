@@ -61,10 +61,8 @@ class Parser:
         self.rest = b""
         """What follows the end of the response."""
         self._buffer = bytearray()
-        self._length: int | None = None
         self._chunked = False
         self._left = 0
-        self._in_trailer = False
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes from the socket; gives those of the body."""
@@ -144,6 +142,8 @@ class Exchange:
 
     async def read(self, most: int = CHUNK) -> bool:
         """Take some bytes from the socket; tells whether the response goes on."""
+        if self.ended or self.parser.complete:
+            return False
         async with asyncio.timeout(READ_SECONDS):
             try:
                 data = await self._reader.read(most)
@@ -170,7 +170,7 @@ class Exchange:
 
     async def answer(self) -> Answer:
         """Read to the end of the response."""
-        while not self.parser.complete and await self.read():
+        while await self.read():
             pass
         return Answer(status=self.parser.status, headers=self.parser.headers, body=bytes(self._body))
 

@@ -173,7 +173,7 @@ async def test_a_mark_tells_that_something_passed_and_loses_nothing(
     assert not primed.happened.is_set()
     priming = b"id: 2\nretry: 100\ndata: \n\n"
     server.say(priming + message)
-    await primed.happened.wait()
+    await primed.passed()
     assert await peer.reader.readexactly(len(priming + message)) == priming + message
 
 

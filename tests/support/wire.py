@@ -94,7 +94,7 @@ class Wire:
         await self._response.aclose()
 
 
-class Site:
+class Web:
     """A server, as clients see it."""
 
     def __init__(self, url: str, *, socket_options: Any = None) -> None:
@@ -134,7 +134,7 @@ class Peer:
     """A client of one session."""
 
     def __init__(
-        self, site: Site, version: str = LATEST, *, capabilities: Message | None = None, token: str | None = None
+        self, site: Web, version: str = LATEST, *, capabilities: Message | None = None, token: str | None = None
     ) -> None:
         self.site = site
         self.version = version

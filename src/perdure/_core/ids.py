@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import enum
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -63,6 +63,25 @@ class Position:
     def priming(self, random: RandomBytes) -> str:
         """The same place under a fresh name, for an event that carries nothing but its id."""
         return f"{self}~{_text(random(_PRIMING_BYTES))}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """Where a writer of a stream ended: positions of this generation beyond `end` name lost events."""
+
+    generation: int
+    end: int
+
+
+def place(position: Position, *, generation: int, last: int, ended: Sequence[Generation]) -> int:
+    """The sequence number after which a reader goes on: that of the position, or less where its tail was lost.
+
+    A generation that nobody knows is taken for one whose events are all lost.
+    """
+    if position.generation == generation:
+        return min(position.seq, last)
+    ends = {before.generation: before.end for before in ended}
+    return min(position.seq, ends.get(position.generation, 0))
 
 
 def position_prefix(kind: Kind, stream: StreamId, generation: int) -> str:

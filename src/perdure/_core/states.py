@@ -10,8 +10,8 @@ standalone stream owes nothing, so it is never sealed; it goes with its session.
 **Session.** OPENING lasts while `initialize` runs. A session that nobody uses turns DORMANT (its runtime goes, record
 and answers stay) and comes back ACTIVE with its client's next message.
 
-**Call.** One row of the ledger. Exactly one of the three ends is reached, once (promise 3): a late answer to a cancelled
-call finds no way in the table, and is dropped.
+**Call.** One row of the ledger. Exactly one of the three ends is reached, once (promise 3): a late answer to a
+cancelled call finds no way in the table, and is dropped.
 
 **Log.** What `/healthz` shows of the store: HEALTHY, or DEGRADED while it fails (promise 7).
 """

@@ -29,6 +29,7 @@ from perdure._core.retention import Limits
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
 from perdure.errors import Misuse
+from perdure.house import House
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.endpoint import ClientGone, Endpoint
 from perdure.http.security import Gate
@@ -36,7 +37,6 @@ from perdure.hub import Hub
 from perdure.journal import Journal
 from perdure.observe import Counters
 from perdure.runtime.server import endpoint_of, host, is_guarded, sessionless
-from perdure.session import House
 from perdure.sessions import SessionInfo, Sessions
 from perdure.settings import Settings
 from perdure.store import open_store
@@ -232,7 +232,8 @@ class App:
 
 
 class _Stand:
-    """Stands where the served server's own session manager was. (The SDK calls `asgi_app`, FastMCP `handle_request`.)"""
+    """Stands where the served server's own session manager was. (The SDK calls `asgi_app`, FastMCP
+    `handle_request`.)"""
 
     def __init__(self, app: ASGIApp) -> None:
         self.asgi_app = app

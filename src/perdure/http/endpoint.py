@@ -5,6 +5,7 @@ The numbers (A1 …) are those of the protocol checklist in the documentation.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -13,16 +14,18 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request as HttpRequest
 from starlette.types import Message, Receive, Scope, Send
 
+from perdure import sticky
 from perdure._core import sse
-from perdure._core.ids import Kind, Position, parse_position
+from perdure._core.ids import Kind, Position, parse_position, place
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, Response, parse_body
 from perdure._core.states import SessionState, SessionStep, StreamState
-from perdure.errors import StoreError
+from perdure.errors import SessionEnded, StoreError
+from perdure.house import House
 from perdure.http.answers import RECOVERY, Answer, Refusal, Refused
 from perdure.hub import Reader, gap_frames
 from perdure.ledger import Call
 from perdure.observe import note
-from perdure.session import House, Session
+from perdure.session import Session
 from perdure.streams import Stream
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ class Endpoint:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send, headers: Headers, owner: str) -> None:
         self._check_post(headers)
-        body = await read_body(receive, headers, limit=self._settings.max_body)
+        body = await self._body(receive, headers)
         try:
             parsed = parse_body(body)
         except InvalidMessage as error:
@@ -84,6 +87,13 @@ class Endpoint:
             reader = self._reader(session, calls[0].stream, send, cursor=0)
             self._pass_on(session, messages, calls, http)
             await self._stream(session, reader, receive, send)
+
+    async def _body(self, receive: Receive, headers: Headers) -> bytes:
+        try:
+            async with asyncio.timeout(self._settings.stream_timeout):
+                return await read_body(receive, headers, limit=self._settings.max_body)
+        except TimeoutError:
+            raise Refused(Refusal.BODY_TOO_SLOW, limit=f"{self._settings.stream_timeout:g}") from None
 
     def _check_post(self, headers: Headers) -> None:
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -113,15 +123,15 @@ class Endpoint:
         for message in messages:
             match message:
                 case Request():
-                    session.start(next(waiting), http)
+                    session.exchange.start(next(waiting), http)
                 case Notification():
-                    session.notify(message, http)
+                    session.exchange.notify(message, http)
                 case Response():
-                    session.answer_ask(message, http)
+                    session.exchange.answer_ask(message, http)
 
     async def _accept(self, session: Session, requests: Sequence[Request], body: bytes) -> list[Call]:
         self._check_room(session, requests)
-        taken = session.calls.reserve(requests)
+        taken = session.exchange.calls.reserve(requests)
         if taken is not None:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.id, seen=taken.id)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
@@ -129,21 +139,25 @@ class Endpoint:
             return await session.accept(requests, bodies)
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=requests[0].id) from None
+        except SessionEnded:
+            raise self._gone() from None
 
     def _check_room(self, session: Session | None, requests: Sequence[Request]) -> None:
         if self._house.journal.refuses:
             raise Refused(Refusal.STORE_FAILS, id=requests[0].id)
         if self._house.hub.full and not self._settings.json_response:
             raise Refused(Refusal.TOO_MANY_READERS, id=requests[0].id, limit=self._settings.max_readers)
-        if session is not None and len(session.calls) + len(requests) > self._settings.max_calls:
+        if session is not None and len(session.exchange.calls) + len(requests) > self._settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, id=requests[0].id, limit=self._settings.max_calls)
+        if session is not None and any(sticky.is_full(session.record.sticky, request) for request in requests):
+            raise Refused(Refusal.TOO_MANY_SUBSCRIPTIONS, id=requests[0].id, limit=sticky.MAX_STICKY)
 
     async def _initialize(
         self, request: Request, body: bytes, http: HttpRequest, receive: Receive, send: Send, owner: str
     ) -> None:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
         self._check_room(None, (request,))
-        if self._sessions.full:
+        if await self._sessions.full():
             raise Refused(Refusal.TOO_MANY_SESSIONS, id=request.id, limit=self._settings.max_sessions)
         if self._sessions.full_for(owner):
             raise Refused(Refusal.TOO_MANY_OF_YOURS, id=request.id, limit=self._settings.max_principal_sessions)
@@ -151,9 +165,9 @@ class Endpoint:
             session, call = await self._sessions.open(owner, request, body)
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
-        session.start(call, http)
+        session.exchange.start(call, http)
         await call.stream.wait_over()
-        if session.record.state is not SessionState.ACTIVE:
+        if session.state is not SessionState.ACTIVE:
             answers = await self._answers(call.stream)
             await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
             await Answer(status=200, body=answers[0]).send(send)
@@ -215,7 +229,8 @@ class Endpoint:
             raise Refused(Refusal.POSITION_UNKNOWN)
         if stream.state is StreamState.SEALED and position.seq >= stream.last:
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
-        return self._reader(session, stream, send, *self._place(stream, position))
+        cursor, told = await self._place(session, stream, position)
+        return self._reader(session, stream, send, cursor=cursor, told=told)
 
     async def _resume_standalone(self, session: Session, position: Position, send: Send) -> Reader:
         stream = session.standalone
@@ -225,22 +240,34 @@ class Endpoint:
         if position.stream != stream.id:
             self._house.counters.positions_lost += 1
             oldest = await self._before_oldest(stream)
-            told = self._told(session, stream, 1, max(1, oldest), "unknown position")
+            told = self._told(session, stream, 1, oldest, "unknown position")
             return self._read_standalone(session, send, cursor=oldest, told=told)
-        cursor, told = self._place(stream, position)
+        cursor, told = await self._place(session, stream, position)
         return self._read_standalone(session, send, cursor=cursor, told=told)
 
-    def _place(self, stream: Stream, position: Position) -> tuple[int, bytes]:
-        """Where to go on; a position beyond the end names events that were lost, which is told."""
-        if position.seq <= stream.last:
-            return position.seq, b""
+    async def _place(self, session: Session, stream: Stream, position: Position) -> tuple[int, bytes]:
+        """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost."""
+        same = position.generation == stream.generation
+        ended = () if same else await self._house.store.generations(stream.id)
+        cursor = place(position, generation=stream.generation, last=stream.last, ended=ended)
+        if cursor == position.seq:
+            return cursor, b""
         self._house.counters.positions_lost += 1
-        frames = gap_frames(stream, stream.last + 1, position.seq, reason="lost", random=self._house.random, log=False)
-        return stream.last, frames
+        return cursor, self._told(session, stream, cursor + 1, position.seq, "lost", behind=cursor)
 
-    def _told(self, session: Session, stream: Stream, first: int, last: int, reason: str) -> bytes:
+    def _told(
+        self, session: Session, stream: Stream, first: int, last: int, reason: str, *, behind: int | None = None
+    ) -> bytes:
         self._house.counters.gaps += 1
-        return gap_frames(stream, first, last, reason=reason, random=self._house.random, log=session.tells_by_log)
+        return gap_frames(
+            stream,
+            first,
+            last,
+            reason=reason,
+            behind=last if behind is None else behind,
+            random=self._house.random,
+            log=session.tells_by_log,
+        )
 
     async def _before_oldest(self, stream: Stream) -> int:
         """The sequence number before the oldest event that is retained."""
@@ -261,14 +288,19 @@ class Endpoint:
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
         session = self._sessions.find(text.decode("latin-1"), owner)
-        if session is None or session.record.state is SessionState.OPENING:
-            self._house.counters.sessions_not_found += 1
-            raise Refused(Refusal.SESSION_GONE, data=RECOVERY)
+        if session is None or session.state is SessionState.OPENING:
+            raise self._gone()
         session.touch()
         return session
 
+    def _gone(self) -> Refused:
+        self._house.counters.sessions_not_found += 1
+        return Refused(Refusal.SESSION_GONE, data=RECOVERY)
+
     def _reader(self, session: Session, stream: Stream, send: Send, cursor: int, told: bytes = b"") -> Reader:
         """A reader, primed where the revision knows that (A9): its priming id is exactly its starting position."""
+        if session.state is SessionState.ENDED:
+            raise self._gone()
         revision = session.revision
         preamble = b""
         if revision.primes:

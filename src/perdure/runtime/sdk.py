@@ -1,8 +1,9 @@
 """The SDK's server, driven through its public parts.
 
-`JSONRPCDispatcher` runs the handlers, `Connection` holds what is known of the client, `serve_connection` joins them. The
-two streams between them and us are ours: what goes in carries the context of the HTTP request it came with, and what
-comes out is appended to the log in the handler's own task, so order and back-pressure come by themselves, call by call.
+`JSONRPCDispatcher` runs the handlers, `Connection` holds what is known of the client, `serve_connection` joins them.
+The two streams between them and us are ours: what goes in carries the context of the HTTP request it came with, and
+what comes out is appended to the log in the handler's own task, so order and back-pressure come by themselves, call by
+call.
 
 The runtime knows requests under numbers of ours, never under the client's ids: those repeat after each reload, and the
 SDK takes "8" for 8.
@@ -130,8 +131,8 @@ class Dispatcher(JSONRPCDispatcher):
 
 
 class Outbound:
-    """The connection's own channel. Notifications reach the log also after the runtime was dropped (a tool may have kept
-    its session object); requests need a runtime that waits for the answer."""
+    """The connection's own channel. Notifications reach the log also after the runtime was dropped (a tool may have
+    kept its session object); requests need a runtime that waits for the answer."""
 
     def __init__(self, answers: Answers) -> None:
         self.dispatcher: Dispatcher | None = None

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import StaleFence
@@ -89,14 +90,6 @@ class StreamRecord:
     last: int = 0
     """The highest sequence number ever appended, whether retained or not."""
     sealed: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """Where a writer of a stream ended: positions of this generation beyond `end` name lost events."""
-
-    generation: int
-    end: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,131 @@
+"""A Perdure application under uvicorn, in the test's own process and event loop, on a free port of the loopback.
+
+Whatever nobody may do in silence (an error in a log, an exception that no task's owner took) fails the test, unless
+the test said that it expects it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from mcp.server.auth.provider import TokenVerifier
+from starlette.types import ASGIApp
+
+import perdure
+from perdure import App, Settings
+from perdure.listener import Connection, listen
+from perdure.store import MemoryStore
+from perdure.store.base import Store
+from tests.support.wire import Web
+
+#: Bytes that the system may keep of what we send, for tests of clients that do not read.
+SMALL_BUFFER = 8192
+
+
+class Site(Web):
+    """An application that answers, and what a test asks it directly."""
+
+    def __init__(self, app: App, store: Store, port: int, *, small_buffers: bool = False) -> None:
+        options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)] if small_buffers else None
+        super().__init__(f"http://127.0.0.1:{port}{app.path}", socket_options=options)
+        self.app = app
+        self.store = store
+        self.port = port
+
+
+@asynccontextmanager
+async def serve(
+    server: object,
+    *,
+    store: Store | None = None,
+    auth: TokenVerifier | None = None,
+    path: str = "/mcp",
+    small_buffers: bool = False,
+    complaint: str | None = None,
+    **settings: Any,
+) -> AsyncIterator[Site]:
+    """Serve an MCP server; settings by their names. `complaint` is a pattern of errors that the test expects."""
+    store = MemoryStore() if store is None else store
+    app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, path=path)
+    async with under_uvicorn(app, small_buffers=small_buffers, complaint=complaint) as port:
+        site = Site(app, store, port, small_buffers=small_buffers)
+        try:
+            yield site
+        finally:
+            await site.aclose()
+            app.begin_stop()
+
+
+@asynccontextmanager
+async def under_uvicorn(
+    app: ASGIApp, *, small_buffers: bool = False, complaint: str | None = None
+) -> AsyncIterator[int]:
+    """Serve an ASGI application; gives the port."""
+    config = uvicorn.Config(
+        app, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=2
+    )
+    server = _Server(config)
+    with _no_complaints(complaint), listen("127.0.0.1", 0) as listener:
+        if small_buffers:  # connections inherit it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await until(lambda: server.started or serving.done())
+            if serving.done():
+                await serving
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
+            del serving
+            gc.collect()  # the exception of a task that nobody looked at is told when the task goes
+
+
+async def until(state: Callable[[], object]) -> None:
+    """Wait until a state is reached; the test's own timeout is the bound."""
+    while not state():
+        await asyncio.sleep(0.002)  # noqa: ASYNC110 - what is waited for has no event of its own
+
+
+class _Server(uvicorn.Server):
+    """uvicorn inside a test: the signals stay pytest's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _no_complaints(expected: str | None) -> Iterator[None]:
+    heard = _Complaints()
+    loop = asyncio.get_running_loop()
+    loggers = [logging.getLogger(name) for name in ("perdure", "uvicorn.error")]
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: heard.sentences.append(f"event loop: {context!r}"))
+    for logger in loggers:
+        logger.addHandler(heard)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(heard)
+        loop.set_exception_handler(before)
+    assert [s for s in heard.sentences if expected is None or not re.search(expected, s)] == []
+
+
+class _Complaints(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.sentences: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.sentences.append(f"{record.name}: {self.format(record)}")
