@@ -60,7 +60,7 @@ session=$(curl -s -D - -o /dev/null "$url" -H "$json" -H "$accept" -d '{{"jsonrp
 curl -s "$url" -H "$json" -H "$accept" -H "Mcp-Session-Id: $session" \\
   -d '{{"jsonrpc":"2.0","method":"notifications/initialized"}}'
 curl -sN "$url" -H "$json" -H "$accept" -H "Mcp-Session-Id: $session" -d '{{"jsonrpc":"2.0","id":2,
-  "method":"tools/call","params":{{"name":"bake","arguments":{{"loaves":5}},"_meta":{{"progressToken":"p"}}}}}}'
+  "method":"tools/call","params":{{"name":"bake","arguments":{{"loaves":12}},"_meta":{{"progressToken":"p"}}}}}}'
 """
 CURL_RESUME = """\
 curl -sN "$url" -H 'Accept: text/event-stream' -H "Mcp-Session-Id: $session" -H 'Last-Event-ID: {position}'
@@ -102,8 +102,9 @@ class Terminal:
         colours = {"✓": "32", "✗": "31", "✂": "33", "•": "36"}
         print(f"   {self.paint(colours.get(mark, '0'), mark)} {text}", flush=True)
 
-    def block(self, text: str) -> None:
-        print("".join(f"     {line}\n" for line in text.splitlines()), flush=True)
+    def block(self, title: str, text: str) -> None:
+        """Something to copy, so it begins at the left."""
+        print(f"\n   {self.paint('1', title)}\n\n{text}", end="", flush=True)
 
 
 @dataclass
@@ -173,7 +174,7 @@ def losses(events: list[ServerSentEvent], loaves: int = LOAVES) -> list[str]:
         found.append(f"progress came as {progress}, not as 1 to {loaves} once each")
     if [message.get("id") for message in messages if "method" not in message] != [BAKE["id"]]:
         found.append("the result did not come exactly once")
-    if "result" not in messages[-1]:
+    if not messages or "result" not in messages[-1]:
         found.append("the last event was not the result")
     if len({event.id for event in events}) != len(events):
         found.append("two events had the same position")
@@ -209,14 +210,11 @@ def play(url: str, terminal: Terminal) -> list[str]:
 def invite(url: str, terminal: Terminal) -> None:
     """How to try it yourself."""
     terminal.step("Try it yourself; the server stays up until you press Ctrl-C")
-    terminal.line("With curl:")
-    terminal.block(CURL.format(url=url))
-    terminal.line("Stop the last command with Ctrl-C before it ends, then go on behind the last `id:` that you saw:")
-    terminal.block(CURL_RESUME.format(position="…"))
-    terminal.line("With the MCP Inspector (node 22):")
-    terminal.block(INSPECTOR.format(url=url))
-    terminal.line("With the Python SDK:")
-    terminal.block(PYTHON.format(url=url))
+    terminal.block("curl", CURL.format(url=url))
+    again = "stop the last command with Ctrl-C before it ends, and go on behind the last `id:` you saw"
+    terminal.block(again, CURL_RESUME.format(position="…"))
+    terminal.block("the MCP Inspector (node 22)", INSPECTOR.format(url=url))
+    terminal.block("the Python SDK", PYTHON.format(url=url))
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ class Cutter:
         """Read a little, by bytes or by time."""
         if self._chance.random() < 0.7:
             left = self._chance.randrange(1, BITE)
-            while left > 0 and await exchange.read(min(left, self._chance.randrange(1, BITE))):
+            while left > 0 and not self._sated(exchange) and await exchange.read(min(left, BITE // 4)):
                 left -= BITE // 4
         else:
             try:
@@ -104,6 +104,9 @@ class Cutter:
                         pass
             except TimeoutError:
                 pass
+
+    def _sated(self, exchange: Exchange) -> bool:
+        return self._wanted is not None and len(self.messages) + len(exchange.messages) >= self._wanted
 
     def _keep(self, exchange: Exchange) -> None:
         """Take over what came whole on this connection."""

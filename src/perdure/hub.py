@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from perdure._core import sse
 from perdure._core.ids import RandomBytes
@@ -24,8 +25,19 @@ from perdure.settings import Settings
 from perdure.store.base import Event
 from perdure.streams import Stream
 
-Write = Callable[[bytes, bool], Awaitable[None]]
-"""Write bytes to the connection; `True` with the last ones."""
+LostAnswers = Callable[[Stream], Awaitable[Sequence[bytes]]]
+"""Gives error responses for the answers of a stream that are no longer retained."""
+
+
+class Connection(Protocol):
+    """What a reader knows of the response that it is."""
+
+    async def write(self, body: bytes, *, last: bool) -> None: ...
+
+    async def gone(self) -> None:
+        """Return when the client has left."""
+        ...
+
 
 BATCH = 256
 """Events read and written together at the most: one write for many, and never a long one for a slow reader."""
@@ -46,18 +58,18 @@ class Reader:
 
     __slots__ = (
         "_again",
-        "_answers_lost",
         "_begun",
         "_closing",
+        "_connection",
         "_finished",
         "_gapped",
         "_hub",
+        "_lost_answers",
         "_owner",
         "_preamble",
         "_pump",
         "_stop_at",
         "_tells_by_log",
-        "_write",
         "_writing_since",
         "cursor",
         "last_write",
@@ -70,12 +82,11 @@ class Reader:
         self,
         hub: Hub,
         stream: Stream,
-        write: Write,
         *,
         cursor: int,
         preamble: bytes = b"",
         tells_by_log: bool = False,
-        answers_lost: Callable[[], Awaitable[Sequence[bytes]]] | None = None,
+        lost_answers: LostAnswers | None = None,
     ) -> None:
         self.stream = stream
         self.cursor = cursor
@@ -83,10 +94,10 @@ class Reader:
         self.since = hub.clock()
         self.last_write = hub.monotonic()
         self._hub = hub
-        self._write = write
         self._preamble = preamble
         self._tells_by_log = tells_by_log
-        self._answers_lost = answers_lost
+        self._lost_answers = lost_answers
+        self._connection: Connection | None = None
         self._owner: asyncio.Task[object] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._again = False
@@ -97,20 +108,26 @@ class Reader:
         self._stop_at: int | None = None
         self._writing_since: float | None = None
 
-    async def run(self, disconnected: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, connection: Connection) -> None:
         """Serve until the stream is over, another reader takes it, or the client leaves."""
+        self._connection = connection
         self._owner = asyncio.current_task()
+        if self._closing:  # another reader was faster than the start of this response
+            await connection.write(b"", last=True)
+            return
         try:
             await self._begin()
-            await disconnected()
+            await connection.gone()
         except asyncio.CancelledError:
             if not self._finished or self._owner is None or self._owner.uncancel() > 0:
                 raise
-        finally:
-            self._finished = True
-            if self._pump is not None:
-                self._pump.cancel()
-            self._hub.detach(self)
+
+    def leave(self) -> None:
+        """Let go of the stream, whatever happened."""
+        self._finished = self._closing = True
+        if self._pump is not None:
+            self._pump.cancel()
+        self._hub.detach(self)
 
     async def _begin(self) -> None:
         """Write what comes before the first event. The pump starts afterwards, and only if there is something."""
@@ -151,7 +168,7 @@ class Reader:
 
     async def _run_pump(self) -> None:
         try:
-            while await self._deliver() or self._again:
+            while (await self._deliver() or self._again) and not self._closing:
                 self._again = False
         except StoreUnavailable as failure:
             note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
@@ -177,8 +194,8 @@ class Reader:
             frames.append(self._gap(cursor + 1, target))
             cursor = target
         last = self._is_last(cursor)
-        if last and stream.over and self._gapped and self._answers_lost is not None:
-            frames += await self._lost_answers(cursor)
+        if last and stream.over and self._gapped and self._lost_answers is not None:
+            frames += await self._encode_lost(cursor)
         if frames or last:
             await self._send(b"".join(frames), last=last)
             if cursor > self.cursor:
@@ -219,15 +236,16 @@ class Reader:
             stream, first, last, reason="trimmed", behind=last, random=self._hub.random, log=self._tells_by_log
         )
 
-    async def _lost_answers(self, cursor: int) -> list[bytes]:
-        assert self._answers_lost is not None
-        answers = await self._answers_lost()
+    async def _encode_lost(self, cursor: int) -> list[bytes]:
+        assert self._lost_answers is not None
+        answers = await self._lost_answers(self.stream)
         name = self.stream.position(cursor)
         return [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
 
     async def _send(self, body: bytes, *, last: bool) -> None:
         self._writing_since = self._hub.monotonic()
-        await self._write(body, last)
+        assert self._connection is not None
+        await self._connection.write(body, last=last)
         self._writing_since = None
         self.last_write = self._hub.monotonic()
 
@@ -241,7 +259,8 @@ class Reader:
     async def _close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._write(b"", True)
+                if self._connection is not None:
+                    await self._connection.write(b"", last=True)
         except (OSError, TimeoutError):
             pass  # dead or stuck: letting go of it is all that is left
         finally:

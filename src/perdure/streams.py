@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from perdure._core.ids import Kind, Position, position_prefix
@@ -88,16 +86,17 @@ class Stream:
         self._clock = clock
         self._limit = limit
         self._pending: list[Event] = []
-        self._ends: list[CallEnd] = []
-        self._also: list[Step] = []
+        # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
+        self._ends: tuple[CallEnd, ...] = ()
+        self._also: tuple[Step, ...] = ()
+        self._finals: tuple[int, ...] = ()
+        self._blocked: tuple[asyncio.Future[None], ...] = ()
         self._seal = False
         self._queued = False
         self._fenced = False
-        self._finals: list[int] = []
         self._trimmed = 0
-        self._tail: deque[Event] = deque()
+        self._tail: list[Event] = []
         self._tail_bytes = 0
-        self._blocked: list[asyncio.Future[None]] = []
         self._pace()
 
     def position(self, seq: int) -> Position:
@@ -126,12 +125,12 @@ class Stream:
         self._tail.append(event)
         self._tail_bytes += len(payload)
         if end is not None:
-            self._finals.append(self.last)
-            self._ends.append(end)
+            self._finals += (self.last,)
+            self._ends += (end,)
             self.owed -= 1
             self._seal = self.owed == 0
         if also is not None:
-            self._also.append(also)
+            self._also += (also,)
         if not self._queued:
             self._queued = True
             self._journal.put(self)
@@ -157,14 +156,14 @@ class Stream:
 
     async def _wait(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._blocked.append(future)
+        self._blocked += (future,)
         await future
 
     def moved(self) -> None:
         """A reader came, got further or left: let waiting writers look again, forget what nobody needs."""
         self._pace()
         if self._blocked:
-            blocked, self._blocked = self._blocked, []
+            blocked, self._blocked = self._blocked, ()
             for future in blocked:
                 if not future.done():
                     future.set_result(None)
@@ -186,11 +185,9 @@ class Stream:
 
     def take(self) -> Sequence[Step]:
         self._queued = False
-        append = Append(
-            stream=self.id, fence=self.fence, events=tuple(self._pending), ends=tuple(self._ends), seal=self._seal
-        )
+        append = Append(stream=self.id, fence=self.fence, events=tuple(self._pending), ends=self._ends, seal=self._seal)
         steps: list[Step] = [append, *self._also]
-        self._pending, self._ends, self._also = [], [], []
+        self._pending, self._ends, self._also = [], (), ()
         through = self._overflow()
         if through > self._trimmed:
             self._trimmed = through
@@ -230,16 +227,22 @@ class Stream:
         tail = self._tail
         if tail and tail[0].seq <= after + 1:
             start = after + 1 - tail[0].seq
-            return list(islice(tail, start, start + min(limit, self.visible - after)))
+            return tail[start : start + min(limit, self.visible - after)]
         if after >= self.durable:
             return ()
         return await self._journal.read(self.id, after=after, limit=limit)
 
     def _release(self) -> None:
+        """Forget the front of the tail: what is durable and read, or too much to carry for a reader that lags."""
         tail = self._tail
         floor = self.durable if self.reader is None else min(self.durable, self.reader.cursor)
-        while tail and (tail[0].seq <= floor or (self._tail_bytes > TAIL_BYTES and tail[0].seq <= self.durable)):
-            self._tail_bytes -= len(tail.popleft().payload)
+        gone = 0
+        while gone < len(tail) and (
+            tail[gone].seq <= floor or (self._tail_bytes > TAIL_BYTES and tail[gone].seq <= self.durable)
+        ):
+            self._tail_bytes -= len(tail[gone].payload)
+            gone += 1
+        del tail[:gone]
 
     # Retention
 

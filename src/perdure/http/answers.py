@@ -9,7 +9,7 @@ import enum
 import json
 from dataclasses import dataclass
 
-from starlette.types import Send
+from starlette.types import Receive, Send
 
 from perdure.ledger import POSITION_LOST
 
@@ -108,7 +108,7 @@ class Answer:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     content_type: bytes = b"application/json"
 
-    async def send(self, send: Send) -> None:
+    async def send(self, _: Receive, send: Send) -> None:
         headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
         if self.body:
             headers.append((b"content-type", self.content_type))

@@ -31,8 +31,10 @@ from perdure._core.states import LogState
 from perdure.errors import Misuse
 from perdure.house import House
 from perdure.http.answers import Answer, Refusal, Refused
-from perdure.http.endpoint import ClientGone, Endpoint
+from perdure.http.body import ClientGone
+from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.security import Gate
+from perdure.http.streamed import Streamed
 from perdure.hub import Hub
 from perdure.journal import Journal
 from perdure.observe import Counters
@@ -166,30 +168,35 @@ class App:
         if path == self.path:
             await self._entry(scope, receive, send)
         elif path == "/healthz":
-            await self._health().send(send)
+            await self._health().send(receive, send)
         elif self._hosted.web is not None:
             await self._hosted.web(scope, receive, send)
         else:
-            await Answer(status=404, body=b'{"error":"not found"}').send(send)
+            await Answer(status=404, body=b'{"error":"not found"}').send(receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # HTTP says that blanks around a value are not part of it; httptools leaves those at its end.
-        scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
-        headers = dict(scope["headers"])
+        """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
         try:
-            self._gate.check(scope["headers"], headers)
-            if scope["method"] == "OPTIONS":
-                await Answer(status=204, headers=((b"allow", b"GET, POST, DELETE, OPTIONS"),)).send(send)
-            elif self._is_sessionless(headers):
-                assert self._sessionless is not None
-                await self._sessionless.handle_request(scope, receive, send)
-            else:
-                await self._started()(scope, receive, send, headers, principal_of(scope))
+            response = await self._respond(scope, receive, send)
+            if response is not None:
+                await response.send(receive, send)
         except Refused as refused:
             self.counters.requests_refused += 1
-            await refused.answer.send(send)
+            await refused.answer.send(receive, send)
         except ClientGone:
             pass
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | Streamed | None:
+        scope = _trimmed(scope)
+        headers = dict(scope["headers"])
+        self._gate.check(scope["headers"], headers)
+        if scope["method"] == "OPTIONS":
+            return Answer(status=204, headers=ALLOW)
+        if self._is_sessionless(headers):
+            assert self._sessionless is not None
+            await self._sessionless.handle_request(scope, receive, send)
+            return None
+        return await self._started()(scope, receive, headers, principal_of(scope))
 
     def _started(self) -> Endpoint:
         if self._endpoint is None:
@@ -244,6 +251,13 @@ def principal_of(scope: Scope) -> str:
     """Who is calling: one name for each (client, issuer, subject), whatever token they show; empty for nobody."""
     user = scope.get("user")
     return json.dumps(principal_components(user.access_token)) if isinstance(user, AuthenticatedUser) else ""
+
+
+def _trimmed(scope: Scope) -> Scope:
+    """HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end."""
+    if not any(value[-1:].isspace() for _, value in scope["headers"]):
+        return scope
+    return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

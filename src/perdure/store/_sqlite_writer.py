@@ -8,6 +8,7 @@ took.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -29,7 +30,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 MAX_GROUP = 256
-"""Jobs in one transaction. More would gain little and make the first of them wait for the last."""
+MAX_GROUP_BYTES = 4 << 20
+"""Jobs and bytes in one transaction. More would gain little and make the first of them wait for the last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +108,7 @@ class Writer:
         except sqlite3.OperationalError as error:
             if is_busy(error):
                 return None
+            self._undo()
             raise
         try:
             refusals = self._steps.apply(steps)
@@ -155,9 +158,10 @@ class Writer:
         """One transaction for what waits; where that fails, one for each, so that only the cause of it fails."""
         try:
             begin(self._connection, deadline=self._jobs[0].deadline)
-        except NAMED as error:
+        except BaseException as error:
+            self._undo()
             return self._give_up(error)
-        group = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_GROUP))]
+        group = self._take_group()
         try:
             self._do(group)
         except BaseException as error:
@@ -166,6 +170,14 @@ class Writer:
             else:
                 for job in group:
                     self._do_alone(job)
+        return group
+
+    def _take_group(self) -> list[Job]:
+        group = [self._jobs.popleft()]
+        size = group[0].size
+        while self._jobs and len(group) < MAX_GROUP and size + self._jobs[0].size <= MAX_GROUP_BYTES:
+            group.append(self._jobs.popleft())
+            size += group[-1].size
         return group
 
     def _do(self, group: Sequence[Job]) -> None:
@@ -197,7 +209,9 @@ class Writer:
 
     def _undo(self) -> None:
         self._steps.forget()
-        rollback(self._connection)
+        # Where even that fails the next one to come tries again; the failure that led here is what is told.
+        with contextlib.suppress(*NAMED):
+            rollback(self._connection)
 
     def _named(self, error: BaseException) -> BaseException:
         if not isinstance(error, NAMED):

@@ -1,0 +1,290 @@
+"""Write the parts of the documentation that are made from the code, so that they cannot disagree with it.
+
+    python scripts/make_docs.py            write them
+    python scripts/make_docs.py --check    change nothing; name the pages that are stale, status 1 if there are any
+
+Pages are written by hand, except what stands between `<!-- made: NAME -->` and `<!-- /made -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from perdure import observe
+from perdure._core import states
+from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
+from perdure.cli import perdure_command
+from perdure.http.answers import RETRY_AFTER, Refusal
+from perdure.human import say_duration, say_size
+from perdure.options import ServeOption
+from perdure.settings import Rule, Settings, rule_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_MADE = re.compile(r"(<!-- made: (\w+) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
+
+#: What the codes mean whose constants stand without a sentence of their own.
+CODES = {
+    "PARSE_ERROR": "JSON-RPC: the body is no JSON text that is read here.",
+    "INVALID_REQUEST": "JSON-RPC: the request cannot be served as it is; the sentence says why.",
+    "UNSUPPORTED_VERSION": "MCP: the protocol version is not served; `data.supported` names those that are.",
+    "SESSION_NOT_FOUND": "There is no such session for this caller; `data.recovery` says what to do.",
+    "LIMIT_REACHED": "A limit was reached; the sentence names it.",
+    "STORE_UNAVAILABLE": "The log fails at the moment; try again.",
+    "STOPPING": "The server is stopping; try again, there or elsewhere.",
+}
+
+#: Limits that are no settings: where the constant stands, what it bounds, what happens beyond.
+FIXED = [
+    ("perdure._core.jsonrpc", "MAX_DEPTH", "levels of nesting in a body", "400, -32700"),
+    ("perdure._core.jsonrpc", "MAX_BATCH", "messages in a batch (2025-03-26)", "400, -32600"),
+    ("perdure._core.jsonrpc", "MAX_ID_CHARS", "characters of a request id", "400, -32600"),
+    ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
+    ("perdure.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
+    ("perdure.listener", "HEAD_SECONDS", "seconds until a request's headers are complete", "the connection is closed"),
+    ("perdure.serving", "STOP_SECONDS", "seconds that connections get to end when the server stops", "they are cut"),
+    ("perdure.streams", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    ("perdure.tokens", "MIN_TOKEN", "characters of a bearer token, at least", "`perdure serve` does not start"),
+    ("perdure.tokens", "MAX_FILE", "bytes of a token file", "`perdure serve` does not start"),
+]
+
+MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
+    ("Stream", states.STREAM, states.StreamState.DETACHED),
+    ("Session", states.SESSION, states.SessionState.OPENING),
+    ("Call", states.CALL, states.CallState.RUNNING),
+    ("Log", states.LOG, states.LogState.HEALTHY),
+]
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [list(head), *([str(cell).replace("|", r"\|") for cell in row] for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+# Settings
+
+
+def settings(_: str) -> str:
+    rules = {field.name: rule_of(field) for field in dataclasses.fields(Settings)}
+    chapters: dict[str, list[list[str]]] = {}
+    for option in perdure_command.commands["serve"].params:
+        if isinstance(option, ServeOption):
+            rule = rules.get(str(option.name))
+            python = f"`{option.name}`" if rule else ""
+            spelled = " ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+            why = rule.why if rule else str(option.help)
+            row = [python, spelled, option.shown or "none", _allowed(rule) if rule else "", why]
+            chapters.setdefault(option.group, []).append(row)
+    head = ("setting", "option", "default", "allowed", "what it is")
+    return "\n".join(f"### {chapter}\n\n{table(head, rows)}" for chapter, rows in chapters.items())
+
+
+def _allowed(rule: Rule) -> str:
+    match rule.kind:
+        case "duration":
+            return f"{say_duration(rule.low)} to {say_duration(rule.high)}"
+        case "bytes":
+            return f"{say_size(int(rule.low))} to {say_size(int(rule.high))}"
+        case "count":
+            return f"{rule.low:g} to {rule.high:,.0f}"
+        case "flag":
+            return "on, off"
+        case "choice":
+            return ", ".join(f"`{choice}`" for choice in rule.choices)
+        case "names":
+            return "any number of names"
+
+
+# Errors and limits
+
+
+def refusals(_: str) -> str:
+    def row(refusal: Refusal) -> list[object]:
+        again = "`Retry-After`" if refusal.status in RETRY_AFTER else ""
+        return [refusal.status, refusal.code, refusal.sentence, again, f"`{refusal.name}`"]
+
+    ordered = sorted(Refusal, key=lambda refusal: refusal.status)
+    return table(("status", "code", "message", "", "name in the code"), map(row, ordered))
+
+
+def codes(_: str) -> str:
+    found: dict[int, tuple[str, str]] = {}
+    for source in sorted((ROOT / "src").rglob("*.py")):
+        body = ast.parse(source.read_text()).body
+        sentences = _sentences(body)
+        for name, code in _codes(body):
+            if code not in found or name in sentences:
+                found[code] = name, sentences.get(name) or CODES[name]
+    statuses = {code: sorted({str(r.status) for r in Refusal if r.code == code}) for code in found}
+    rows = [
+        [code, found[code][1], ", ".join(statuses[code]) or "in the stream", f"`{found[code][0]}`"]
+        for code in sorted(found, reverse=True)
+    ]
+    return table(("code", "what it says", "HTTP status", "name in the code"), rows)
+
+
+def _codes(body: list[ast.stmt]) -> Iterator[tuple[str, int]]:
+    """Module constants that are JSON-RPC error codes."""
+    for statement in body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(name)], value=ast.UnaryOp(ast.USub(), ast.Constant(int(code)))):
+                if 31_000 <= code <= 32_999:
+                    yield name, -code
+
+
+def _sentences(body: list[ast.stmt]) -> dict[str, str]:
+    """The strings that stand right below assignments, by name."""
+    found = {}
+    for statement, below in zip(body, body[1:], strict=False):
+        match statement, below:
+            case (
+                (ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name))),
+                ast.Expr(ast.Constant(str(text))),
+            ):
+                found[name] = " ".join(text.split())
+    return found
+
+
+def limits(_: str) -> str:
+    fixed = [
+        [what, f"{getattr(importlib.import_module(module), name):,g}", beyond, f"`{module}.{name}`"]
+        for module, name, what, beyond in FIXED
+    ]
+    return table(("what", "limit", "beyond", "in the code"), fixed)
+
+
+def counters(_: str) -> str:
+    [shape] = [
+        node
+        for node in ast.parse(Path(observe.__file__).read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == observe.Counters.__name__
+    ]
+    sentences = _sentences(shape.body)
+    names = [field.name for field in dataclasses.fields(observe.Counters)]
+    return table(("counter", "counts"), [[f"`{name}`", sentences.get(name, name.replace("_", " "))] for name in names])
+
+
+# States and revisions
+
+
+def diagrams(_: str) -> str:
+    theory = dict(re.findall(r"^\*\*(\w+)\.\*\* (.+?)(?=\n\n|\Z)", states.__doc__ or "", re.DOTALL | re.MULTILINE))
+    return "\n".join(
+        f"## {name}\n\n{theory[name].strip()}\n\n```mermaid\n{_mermaid(moves, first)}```\n\n{_moves(moves)}"
+        for name, moves, first in MACHINES
+    )
+
+
+def _mermaid(moves: Mapping[Any, Mapping[Any, Any]], first: enum.Enum) -> str:
+    lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
+    for state, ways in moves.items():
+        for target in dict.fromkeys(ways.values()):
+            steps = ", ".join(step.value for step, after in ways.items() if after is target)
+            lines.append(f"    {state.value} --> {target.value}: {steps}")
+        if not ways:
+            lines.append(f"    {state.value} --> [*]")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _moves(moves: Mapping[Any, Mapping[Any, Any]]) -> str:
+    steps = list(dict.fromkeys(step for ways in moves.values() for step in ways))
+    rows = [
+        [f"**{state.value}**", *(ways[s].value if s in ways else "" for s in steps)] for state, ways in moves.items()
+    ]
+    return table(["", *(step.value for step in steps)], rows)
+
+
+def revisions(_: str) -> str:
+    said = {True: "yes", False: "no"}
+    rows = [[r.version, said[r.batches], said[r.primes], said[r.closes_early]] for r in REVISIONS.values()]
+    rows.append([f"{FIRST_SESSIONLESS} and later", "no sessions", "no sessions", "no sessions"])
+    return table(("revision", "batches", "priming event and `retry`", "a tool may close its connection early"), rows)
+
+
+# Which test proves what
+
+_CHECK = re.compile(r"\bA(\d+)(?:[–-]A?(\d+))?")
+_PROMISE = re.compile(r"\bpromises? (\d)(?:(?:,| and|–) (\d))?")
+#: As many tests as one cell shows; the others cite the same number.
+_SHOWN = 3
+
+
+def checklist(body: str) -> str:
+    return _with_proofs(body, "A", _cited(_CHECK, ROOT / "tests"))
+
+
+def promises(body: str) -> str:
+    # The store has promises of its own, with other numbers.
+    return _with_proofs(body, "", _cited(_PROMISE, ROOT / "tests", but="store"))
+
+
+def _with_proofs(body: str, mark: str, cited: Mapping[int, list[str]]) -> str:
+    """The rows as they are, with the last cell made anew from the tests that cite the row's number."""
+
+    def row(match: re.Match[str]) -> str:
+        proofs = cited.get(int(match[2]), [])
+        return f"{match[1]}{'; '.join(proofs[:_SHOWN]) or 'no test of its own'} |"
+
+    return re.sub(rf"^(\| {mark}(\d+) \|.*\| )[^|\n]*\|$", row, body, flags=re.MULTILINE)
+
+
+def _cited(pattern: re.Pattern[str], folder: Path, but: str = "") -> dict[int, list[str]]:
+    """Links to the tests whose docstrings cite a number; to whole files where no single test does."""
+    tests: dict[int, list[str]] = {}
+    files: dict[int, list[str]] = {}
+    for source in sorted(path for path in folder.rglob("test_*.py") if "node_modules" not in path.parts):
+        if but and but in source.relative_to(folder).parts:
+            continue
+        tree = ast.parse(source.read_text())
+        address = f"../{source.relative_to(ROOT)}"
+        for number in _numbers(pattern, tree):
+            files.setdefault(number, []).append(f"[{source.stem}]({address})")
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                for number in _numbers(pattern, node):
+                    said = node.name.removeprefix("test_").replace("_", " ")
+                    tests.setdefault(number, []).append(f"[{said}]({address})")
+    return {**files, **tests}
+
+
+def _numbers(pattern: re.Pattern[str], node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> list[int]:
+    found: dict[int, None] = {}
+    for first, last in pattern.findall(ast.get_docstring(node) or ""):
+        found |= dict.fromkeys(range(int(first), int(last or first) + 1))
+    return list(found)
+
+
+MAKERS: dict[str, Callable[[str], str]] = {
+    maker.__name__: maker
+    for maker in (settings, refusals, codes, limits, counters, diagrams, revisions, checklist, promises)
+}
+
+
+def made(text: str) -> str:
+    """A page with its made parts as they should be."""
+    return _MADE.sub(lambda part: part[1] + MAKERS[part[2]](part[3]) + part[4], text)
+
+
+def main() -> int:
+    stale = [page for page in PAGES if made(page.read_text()) != page.read_text()]
+    for page in stale:
+        if "--check" in sys.argv[1:]:
+            print(f"{page.relative_to(ROOT)} is stale; run scripts/make_docs.py")
+        else:
+            page.write_text(made(page.read_text()))
+            print(f"{page.relative_to(ROOT)} is written")
+    return 1 if stale and "--check" in sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What every method of the endpoint needs: to find the caller's session, and to put a reader on one of its streams."""
+
+from __future__ import annotations
+
+from perdure._core import sse
+from perdure._core.ids import Kind
+from perdure._core.states import SessionState
+from perdure.house import House
+from perdure.http.answers import RECOVERY, Refusal, Refused
+from perdure.http.streamed import Streamed
+from perdure.hub import Reader
+from perdure.session import Session
+from perdure.sessions import Sessions
+from perdure.streams import Stream
+
+Headers = dict[bytes, bytes]
+
+
+class Desk:
+    """The endpoint's view of the house."""
+
+    def __init__(self, house: House, sessions: Sessions) -> None:
+        self.house = house
+        self.sessions = sessions
+        self.settings = house.settings
+        self._retry_ms = round(house.settings.retry * 1000)
+
+    def session(self, headers: Headers, owner: str) -> Session:
+        """The session that a request names, if it is the caller's. A foreign one and none are answered alike."""
+        text = headers.get(b"mcp-session-id")
+        if not text:
+            raise Refused(Refusal.NO_SESSION_ID)
+        session = self.sessions.find(text.decode("latin-1"), owner)
+        if session is None or session.state is SessionState.OPENING:
+            raise self.gone()
+        session.touch()
+        return session
+
+    def gone(self) -> Refused:
+        self.house.counters.sessions_not_found += 1
+        return Refused(Refusal.SESSION_GONE, data=RECOVERY)
+
+    def read(self, session: Session, stream: Stream, *, cursor: int, told: bytes = b"") -> Streamed:
+        """Attach a reader, primed where the revision knows that (A9): its priming id is exactly where it starts."""
+        if session.state is SessionState.ENDED:
+            raise self.gone()
+        preamble = told
+        if session.revision.primes:
+            name = stream.position(cursor).priming(self.house.random)
+            preamble = sse.encode_priming(name.encode(), self._retry_ms) + told
+        reader = Reader(
+            self.house.hub,
+            stream,
+            cursor=cursor,
+            preamble=preamble,
+            tells_by_log=session.tells_by_log,
+            lost_answers=session.lost_answers if stream.kind is Kind.CALL else None,
+        )
+        self.house.hub.attach(reader)
+        return Streamed(session, reader)

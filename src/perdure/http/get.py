@@ -1,0 +1,99 @@
+"""GET: read a stream, the standalone one or, with a position, whichever it names; from there on, and then live."""
+
+from __future__ import annotations
+
+import logging
+
+from perdure._core.ids import Kind, Position, parse_position, place
+from perdure._core.states import StreamState
+from perdure.errors import StoreError
+from perdure.http.answers import Refusal, Refused
+from perdure.http.body import accepts
+from perdure.http.desk import Desk, Headers
+from perdure.http.streamed import Streamed
+from perdure.hub import gap_frames
+from perdure.observe import note
+from perdure.session import Session
+from perdure.streams import Stream
+
+
+class Get:
+    """Attaches readers."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._house = desk.house
+        self._settings = desk.settings
+
+    async def __call__(self, headers: Headers, owner: str) -> Streamed:
+        if not accepts(headers)[1]:
+            raise Refused(Refusal.NOT_ACCEPTABLE_GET)
+        session = self._desk.session(headers, owner)
+        if self._house.hub.full:
+            raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
+        text = headers.get(b"last-event-id")
+        if not text:
+            return self._standalone(session, cursor=session.standalone.delivered)
+        self._house.counters.resumes += 1
+        try:
+            return await self._resume(session, text.decode("latin-1"))
+        except StoreError:
+            raise Refused(Refusal.STORE_UNREADABLE) from None
+
+    def _standalone(self, session: Session, *, cursor: int, told: bytes = b"") -> Streamed:
+        """Read the standalone stream. Without a position: from where its readers had got to, so that what was sent
+        while nobody was there still arrives."""
+        self._house.counters.standalone_readers += 1
+        return self._desk.read(session, session.standalone, cursor=cursor, told=told)
+
+    async def _resume(self, session: Session, text: str) -> Streamed:
+        position = parse_position(text)
+        if position is None:
+            note(logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.record.id)
+            return self._standalone(session, cursor=await _before_oldest(session.standalone))
+        if position.kind is Kind.STANDALONE:
+            return await self._resume_standalone(session, position)
+        if not self._settings.enable_replay:
+            raise Refused(Refusal.REPLAY_OFF)
+        stream = await session.find_stream(position.stream)
+        if stream is None:
+            self._house.counters.positions_lost += 1
+            raise Refused(Refusal.POSITION_UNKNOWN)
+        if stream.state is StreamState.SEALED and position.seq >= stream.last:
+            raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
+        cursor, told = await self._place(session, stream, position)
+        return self._desk.read(session, stream, cursor=cursor, told=told)
+
+    async def _resume_standalone(self, session: Session, position: Position) -> Streamed:
+        stream = session.standalone
+        if not self._settings.enable_replay:
+            told = self._gap(session, stream, position.seq + 1, stream.last, reason="replay is off", behind=stream.last)
+            return self._standalone(session, cursor=stream.last, told=told)
+        if position.stream != stream.id:
+            self._house.counters.positions_lost += 1
+            oldest = await _before_oldest(stream)
+            told = self._gap(session, stream, 1, oldest, reason="unknown position", behind=oldest)
+            return self._standalone(session, cursor=oldest, told=told)
+        cursor, told = await self._place(session, stream, position)
+        return self._standalone(session, cursor=cursor, told=told)
+
+    async def _place(self, session: Session, stream: Stream, position: Position) -> tuple[int, bytes]:
+        """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost."""
+        same = position.generation == stream.generation
+        ended = () if same else await self._house.store.generations(stream.id)
+        cursor = place(position, generation=stream.generation, last=stream.last, ended=ended)
+        if cursor == position.seq:
+            return cursor, b""
+        self._house.counters.positions_lost += 1
+        return cursor, self._gap(session, stream, cursor + 1, position.seq, reason="lost", behind=cursor)
+
+    def _gap(self, session: Session, stream: Stream, first: int, last: int, *, reason: str, behind: int) -> bytes:
+        self._house.counters.gaps += 1
+        log, random = session.tells_by_log, self._house.random
+        return gap_frames(stream, first, last, reason=reason, behind=behind, random=random, log=log)
+
+
+async def _before_oldest(stream: Stream) -> int:
+    """The sequence number before the oldest event that is retained."""
+    events = await stream.read(after=0, limit=1)
+    return events[0].seq - 1 if events else stream.last

@@ -1,0 +1,45 @@
+"""An event stream as a response: a reader, joined to the connection that it writes to."""
+
+from __future__ import annotations
+
+from starlette.types import Receive, Send
+
+from perdure.hub import Reader
+from perdure.session import Session
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class Streamed:
+    """The response; also what the reader knows of its connection. (One object, because there are thousands at rest.)"""
+
+    __slots__ = ("_reader", "_receive", "_send", "_session")
+
+    def __init__(self, session: Session, reader: Reader) -> None:
+        self._session = session
+        self._reader = reader
+        self._receive: Receive
+        self._send: Send
+
+    async def send(self, receive: Receive, send: Send) -> None:
+        """Serve until the stream is over, another reader takes it, or the client leaves."""
+        self._receive, self._send = receive, send
+        try:
+            headers = [*_HEADERS, (b"mcp-session-id", self._session.record.id.encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._reader.run(self)
+        finally:
+            self._reader.leave()
+            self._session.touch()
+
+    async def write(self, body: bytes, *, last: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def gone(self) -> None:
+        """Wait until the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
