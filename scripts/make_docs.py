@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import enum
 import importlib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,6 +43,9 @@ CODES = {
     "STORE_UNAVAILABLE": "The log fails at the moment; try again.",
     "STOPPING": "The server is stopping; try again, there or elsewhere.",
 }
+
+#: Where the codes are met that are neither a refusal's own nor a response's in an event stream.
+ELSEWHERE = {"PARSE_ERROR": "400", "CLIENT_AWAY": "in the tool that asked"}
 
 #: Limits that are no settings: where the constant stands, what it bounds, what happens beyond.
 FIXED = [
@@ -109,12 +113,13 @@ def _allowed(rule: Rule) -> str:
 
 
 def refusals(_: str) -> str:
-    def row(refusal: Refusal) -> list[object]:
-        again = "`Retry-After`" if refusal.status in RETRY_AFTER else ""
-        return [refusal.status, refusal.code, refusal.sentence, again, f"`{refusal.name}`"]
-
     ordered = sorted(Refusal, key=lambda refusal: refusal.status)
-    return table(("status", "code", "message", "", "name in the code"), map(row, ordered))
+    rows = [[f"{r.status}{_again(r.status)}", r.code, r.sentence, f"`{r.name}`"] for r in ordered]
+    return table(("status", "code", "message", "name in the code"), rows)
+
+
+def _again(status: int) -> str:
+    return f", `Retry-After: {RETRY_AFTER[status].decode()}`" if status in RETRY_AFTER else ""
 
 
 def codes(_: str) -> str:
@@ -127,10 +132,10 @@ def codes(_: str) -> str:
                 found[code] = name, sentences.get(name) or CODES[name]
     statuses = {code: sorted({str(r.status) for r in Refusal if r.code == code}) for code in found}
     rows = [
-        [code, found[code][1], ", ".join(statuses[code]) or "in the stream", f"`{found[code][0]}`"]
-        for code in sorted(found, reverse=True)
+        [code, sentence, ", ".join(statuses[code]) or ELSEWHERE.get(name, "in the event stream"), f"`{name}`"]
+        for code, (name, sentence) in sorted(found.items(), reverse=True)
     ]
-    return table(("code", "what it says", "HTTP status", "name in the code"), rows)
+    return table(("code", "what it says", "where it is met", "name in the code"), rows)
 
 
 def _codes(body: list[ast.stmt]) -> Iterator[tuple[str, int]]:
@@ -145,7 +150,7 @@ def _codes(body: list[ast.stmt]) -> Iterator[tuple[str, int]]:
 def _sentences(body: list[ast.stmt]) -> dict[str, str]:
     """The strings that stand right below assignments, by name."""
     found = {}
-    for statement, below in zip(body, body[1:], strict=False):
+    for statement, below in itertools.pairwise(body):
         match statement, below:
             case (
                 (ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name))),
@@ -157,7 +162,7 @@ def _sentences(body: list[ast.stmt]) -> dict[str, str]:
 
 def limits(_: str) -> str:
     fixed = [
-        [what, f"{getattr(importlib.import_module(module), name):,g}", beyond, f"`{module}.{name}`"]
+        [what, f"{getattr(importlib.import_module(module), name):,}".removesuffix(".0"), beyond, f"`{module}.{name}`"]
         for module, name, what, beyond in FIXED
     ]
     return table(("what", "limit", "beyond", "in the code"), fixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -443,11 +444,14 @@ def test_a_file_that_is_no_database_is_refused(hello: Path) -> None:
     assert "letter.db" in refused(start(hello, "--store", "sqlite:letter.db", "--log-level", "error"))
 
 
-def test_a_store_of_a_newer_release_is_refused(hello: Path) -> None:
-    with sqlite3.connect(hello / "newer.db") as database:
+def test_a_store_of_a_newer_release_is_refused(served: tuple[subprocess.Popen[str], int], hello: Path) -> None:
+    process, _ = served
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (0, "", "")
+    with contextlib.closing(sqlite3.connect(hello / "perdure.db")) as database:
         database.execute("PRAGMA user_version = 9999")
-    database.close()
-    assert "newer" in refused(start(hello, "--store", "sqlite:newer.db", "--log-level", "error"))
+    line = refused(start(hello, "--log-level", "error"))
+    assert "perdure.db has version 9999, written by a newer release" in line
 
 
 def test_a_server_whose_own_start_fails_is_refused(hello: Path) -> None:

@@ -46,7 +46,7 @@ class Exchange:
         self.calls = Calls()
         self._session = session
         self._runtime: Runtime | None = None
-        self._asks: set[str] = set()
+        self._asks: dict[str, None] = {}  # in order; an empty set would be three times as large
         self._fed = session.record.active
         self._closed = False
 
@@ -167,7 +167,7 @@ class Exchange:
         ask = AskRecord(
             session=session.record.id, id=str(message.id), stream=stream.id, request=payload, node=session.house.node
         )
-        self._asks.add(ask.id)
+        self._asks[ask.id] = None
         stream.append(payload, also=OpenAsk(record=ask))
         return stream
 
@@ -192,7 +192,7 @@ class Exchange:
 
     def _close_ask(self, ask: object) -> None:
         if isinstance(ask, str) and ask in self._asks:
-            self._asks.discard(ask)
+            del self._asks[ask]
             self._session.put(CloseAsk(session=self._session.record.id, id=ask))
 
     # The runtime

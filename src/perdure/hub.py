@@ -34,10 +34,6 @@ class Connection(Protocol):
 
     async def write(self, body: bytes, *, last: bool) -> None: ...
 
-    async def gone(self) -> None:
-        """Return when the client has left."""
-        ...
-
 
 BATCH = 256
 """Events read and written together at the most: one write for many, and never a long one for a slow reader."""
@@ -108,19 +104,28 @@ class Reader:
         self._stop_at: int | None = None
         self._writing_since: float | None = None
 
-    async def run(self, connection: Connection) -> None:
-        """Serve until the stream is over, another reader takes it, or the client leaves."""
+    async def begin(self, connection: Connection) -> None:
+        """Write what comes before the first event. The pump starts afterwards, and only if there is something.
+
+        The caller then waits for its client to leave; it is cancelled when the reader is through before that.
+        """
         self._connection = connection
         self._owner = asyncio.current_task()
         if self._closing:  # another reader was faster than the start of this response
             await connection.write(b"", last=True)
+            self._finish()
             return
-        try:
-            await self._begin()
-            await connection.gone()
-        except asyncio.CancelledError:
-            if not self._finished or self._owner is None or self._owner.uncancel() > 0:
-                raise
+        preamble, self._preamble = self._preamble, b""
+        if preamble:
+            await self._send(preamble, last=False)
+        self._begun = True
+        if self._again or self.stream.visible > self.cursor or self.stream.over:
+            self.wake()
+
+    @property
+    def is_through(self) -> bool:
+        """Whether the cancellation of the owner was the reader's, and is settled with that."""
+        return self._finished and (self._owner is None or self._owner.uncancel() == 0)
 
     def leave(self) -> None:
         """Let go of the stream, whatever happened."""
@@ -128,15 +133,6 @@ class Reader:
         if self._pump is not None:
             self._pump.cancel()
         self._hub.detach(self)
-
-    async def _begin(self) -> None:
-        """Write what comes before the first event. The pump starts afterwards, and only if there is something."""
-        preamble, self._preamble = self._preamble, b""
-        if preamble:
-            await self._send(preamble, last=False)
-        self._begun = True
-        if self._again or self.stream.visible > self.cursor or self.stream.over:
-            self.wake()
 
     def wake(self) -> None:
         """There may be something to write."""
@@ -267,11 +263,10 @@ class Reader:
             self._finish()
 
     def _finish(self) -> None:
-        if not self._finished:
+        self._closing = True
+        if not self._finished and self._owner is not None:
             self._finished = True
-            self._closing = True
-            if self._owner is not None:
-                self._owner.cancel()
+            self._owner.cancel()
 
 
 class Hub:

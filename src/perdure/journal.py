@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
 
 from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
@@ -24,6 +24,8 @@ from perdure.errors import StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, Step, Store, Trim
+
+T = TypeVar("T")
 
 _RETRY_FIRST = 0.02
 _RETRY_MOST = 0.5
@@ -107,9 +109,13 @@ class Journal:
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         """Read from the store, within its time."""
+        return await self.within_time(self._store.read(stream, after=after, limit=limit))
+
+    async def within_time(self, asked: Awaitable[T]) -> T:
+        """What the store answers, or `StoreUnavailable` where it takes too long."""
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._store.read(stream, after=after, limit=limit)
+                return await asked
         except TimeoutError:
             raise StoreUnavailable(f"the store did not answer within {self._timeout:g} s") from None
 
@@ -184,11 +190,7 @@ class Journal:
             self._done(group, refusals)
 
     async def _commit(self, steps: Sequence[Step]) -> Sequence[StaleFence | None]:
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._store.commit(steps)
-        except TimeoutError:
-            raise StoreUnavailable(f"the store did not answer within {self._timeout:g} s") from None
+        return await self.within_time(self._store.commit(steps))
 
     def _done(self, group: _Group, refusals: Sequence[StaleFence | None]) -> None:
         place = 0

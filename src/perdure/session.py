@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ class Session:
     """A session that this process serves."""
 
     __slots__ = (
+        "_finding",
         "_tells_by_log",
         "_written_active",
         "active",
@@ -49,6 +51,7 @@ class Session:
         self.retained = Retained(house.limits)
         self.exchange = Exchange(self)
         self._tells_by_log = False
+        self._finding = asyncio.Lock()
 
     @property
     def revision(self) -> Revision:
@@ -182,22 +185,23 @@ class Session:
 
     async def find_stream(self, stream_id: StreamId) -> Stream | None:
         """A call's stream of this session, from memory or from the store."""
-        if (stream := self.streams.get(stream_id)) is not None:
+        # One after the other, as they came: or an older resume, slower here, would take the stream from a newer one.
+        async with self._finding:
+            if (stream := self.streams.get(stream_id)) is not None:
+                return stream
+            record = await self.house.journal.within_time(self.house.store.stream(stream_id))
+            if record is None or record.session != self.record.id or record.kind is not Kind.CALL:
+                return None
+            stream = self.house.stream(record)
+            stream.on_settled = self._let_go
+            self.streams[stream_id] = stream
             return stream
-        record = await self.house.store.stream(stream_id)
-        if record is None or record.session != self.record.id or record.kind is not Kind.CALL:
-            return None
-        if (stream := self.streams.get(stream_id)) is not None:
-            return stream  # another resume was faster
-        stream = self.house.stream(record)
-        stream.on_settled = self._let_go
-        self.streams[stream_id] = stream
-        return stream
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         answered = {json.loads(event.payload).get("id") for event in await self._finals(stream)}
-        calls = [call for call in await self.house.store.calls(self.record.id) if call.stream == stream.id]
+        ledger = await self.house.journal.within_time(self.house.store.calls(self.record.id))
+        calls = [call for call in ledger if call.stream == stream.id]
         message = "The answer to this request is no longer retained"
         return [
             error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})

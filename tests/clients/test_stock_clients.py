@@ -194,7 +194,9 @@ async def test_notices_sent_while_the_standalone_stream_is_cut_arrive(
 ) -> None:
     await client.result("announce", n=3)
     await client.until(lambda: client.notices == notices(3))
+    primed = proxy.passing(PRIMING)
     call = await client.call("announce", n=4, start=4, gate="cut")
+    await primed.passed()
     proxy.hold()
     proxy.cut(only="GET")
     await keeper.result("open_gate", name="cut")
@@ -209,8 +211,10 @@ async def test_notices_sent_while_the_standalone_stream_is_cut_arrive(
 async def test_a_standalone_stream_that_is_cut_before_its_first_notice_loses_none(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient
 ) -> None:
+    primed = proxy.passing(PRIMING)
     call = await client.call("announce", n=3, gate="first")
-    await client.result("count", n=1)  # a round trip: what came before it on the other stream was taken in
+    await primed.passed()
+    await client.result("count", n=1)  # a round trip: what came before it on the standalone stream was taken in
     proxy.hold()
     proxy.cut(only="GET")
     await keeper.result("open_gate", name="first")

@@ -44,6 +44,9 @@ from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store
 
+HEALTH = "/healthz"
+"""Beside the endpoint, for balancers and people."""
+
 
 class App:
     """Serves one MCP server. Run it with any ASGI server, or mount it and hand its `lifespan` to the outer app."""
@@ -156,23 +159,19 @@ class App:
     # Requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._shell(scope, receive, send)
-        elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1003})
-        else:
-            await self._route(scope, receive, send)
+        await self._app_for(scope)(scope, receive, send)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _app_for(self, scope: Scope) -> ASGIApp:
+        if scope["type"] == "lifespan":
+            return self._shell
+        if scope["type"] != "http":
+            return _refuse_websocket
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
         if path == self.path:
-            await self._entry(scope, receive, send)
-        elif path == "/healthz":
-            await self._health().send(receive, send)
-        elif self._hosted.web is not None:
-            await self._hosted.web(scope, receive, send)
-        else:
-            await Answer(status=404, body=b'{"error":"not found"}').send(receive, send)
+            return self._entry
+        if path == HEALTH:
+            return self._health
+        return self._hosted.web or _not_found
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
@@ -217,7 +216,7 @@ class App:
             return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
-    def _health(self) -> Answer:
+    async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
         journal = self._journal
         if self._stopping or journal is None:
@@ -226,7 +225,7 @@ class App:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:
             status, word = 200, "ok"
-        return Answer(status=status, body=json.dumps({"status": word}).encode())
+        await Answer(status=status, body=json.dumps({"status": word}).encode()).send(receive, send)
 
     # What can be asked
 
@@ -245,6 +244,14 @@ class _Stand:
     def __init__(self, app: ASGIApp) -> None:
         self.asgi_app = app
         self.handle_request = app
+
+
+async def _refuse_websocket(_: Scope, __: Receive, send: Send) -> None:
+    await send({"type": "websocket.close", "code": 1003})
+
+
+async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
+    await Answer(status=404, body=b'{"error":"not found"}').send(receive, send)
 
 
 def principal_of(scope: Scope) -> str:

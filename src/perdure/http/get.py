@@ -60,6 +60,7 @@ class Get:
             self._house.counters.positions_lost += 1
             raise Refused(Refusal.POSITION_UNKNOWN)
         if stream.state is StreamState.SEALED and position.seq >= stream.last:
+            stream.moved()  # nobody will read it, so it need not stay in memory
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
         cursor, told = await self._place(session, stream, position)
         return self._desk.read(session, stream, cursor=cursor, told=told)
@@ -80,7 +81,8 @@ class Get:
     async def _place(self, session: Session, stream: Stream, position: Position) -> tuple[int, bytes]:
         """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost."""
         same = position.generation == stream.generation
-        ended = () if same else await self._house.store.generations(stream.id)
+        house = self._house
+        ended = () if same else await house.journal.within_time(house.store.generations(stream.id))
         cursor = place(position, generation=stream.generation, last=stream.last, ended=ended)
         if cursor == position.seq:
             return cursor, b""

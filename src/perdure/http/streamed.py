@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.types import Receive, Send
 
 from perdure.hub import Reader
@@ -15,31 +17,31 @@ _HEADERS = (
 
 
 class Streamed:
-    """The response; also what the reader knows of its connection. (One object, because there are thousands at rest.)"""
+    """The response, and what its reader knows of the connection. At rest it waits here for its client to leave."""
 
-    __slots__ = ("_reader", "_receive", "_send", "_session")
+    __slots__ = ("_reader", "_send", "_session")
 
     def __init__(self, session: Session, reader: Reader) -> None:
         self._session = session
         self._reader = reader
-        self._receive: Receive
         self._send: Send
 
     async def send(self, receive: Receive, send: Send) -> None:
         """Serve until the stream is over, another reader takes it, or the client leaves."""
-        self._receive, self._send = receive, send
+        self._send = send
         try:
             headers = [*_HEADERS, (b"mcp-session-id", self._session.record.id.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._reader.run(self)
+            del headers
+            await self._reader.begin(self)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            if not self._reader.is_through:
+                raise
         finally:
             self._reader.leave()
             self._session.touch()
 
     async def write(self, body: bytes, *, last: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
-
-    async def gone(self) -> None:
-        """Wait until the client has left."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass

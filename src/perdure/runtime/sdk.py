@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
@@ -43,9 +42,11 @@ class Answers(Protocol):
 class Inbox:
     """The dispatcher's read stream. `last_context` is how the SDK learns in which context to run a handler."""
 
+    __slots__ = ("_closed", "_items", "_waiter", "last_context")
+
     def __init__(self) -> None:
         self.last_context: contextvars.Context | None = None
-        self._items: deque[tuple[contextvars.Context, SessionMessage]] = deque()
+        self._items: list[tuple[contextvars.Context, SessionMessage]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
 
@@ -59,7 +60,7 @@ class Inbox:
                 raise anyio.EndOfStream
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        self.last_context, message = self._items.popleft()
+        self.last_context, message = self._items.pop(0)
         return message
 
     def close(self) -> None:
@@ -91,6 +92,8 @@ class Inbox:
 
 class Outbox:
     """The dispatcher's write stream: the way to the log. Once closed it takes nothing more."""
+
+    __slots__ = ("_answers", "_closed")
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
@@ -134,6 +137,8 @@ class Outbound:
     """The connection's own channel. Notifications reach the log also after the runtime was dropped (a tool may have
     kept its session object); requests need a runtime that waits for the answer."""
 
+    __slots__ = ("_answers", "dispatcher")
+
     def __init__(self, answers: Answers) -> None:
         self.dispatcher: Dispatcher | None = None
         self._answers = answers
@@ -155,6 +160,8 @@ class Outbound:
 
 class Runtime:
     """One session's server, running."""
+
+    __slots__ = ("_connection", "_outbound", "_outbox", "inbox", "task")
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ STEP = 4 << 20
 """Bytes written between two checkpoints: SQLite's own default."""
 
 MAX_LOG = 64 << 20
-"""Bytes in the log before its start is reused by force: rare enough that the wait is not seen in the 99th percentile."""
+"""Bytes in the log before its start is reused by force: rare enough to stay out of the 99th percentile."""
 
 COMMIT = 8 << 10
 """What a commit adds to the log beside its own bytes: it writes whole pages, two at least."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -28,7 +29,8 @@ _OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
 
 def failure(error: BaseException, path: str, doing: str) -> StoreError:
     """The named failure for a driver's exception: unavailable where trying again may help, else plainly refused."""
-    sentence = f"the SQLite file {path} cannot be {doing}: {error}"
+    reason = error.strerror if isinstance(error, OSError) else error
+    sentence = f"the SQLite file {path} cannot be {doing}: {reason}"
     # DatabaseError itself (not its children) says: no database, or a damaged one.
     if isinstance(error, (*_OF_THE_MOMENT, OSError)) or type(error) is sqlite3.DatabaseError:
         return StoreUnavailable(sentence)
@@ -103,8 +105,12 @@ def open_checkpointer(path: str) -> sqlite3.Connection:
 
 def _make_file(path: str) -> None:
     """Private from the first moment: it holds what users' tools said. SQLite gives `-wal` and `-shm` the same mode."""
+    # A file that is there is never opened here: closing it would free every lock that this process has on it.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    if not os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        # SQLite would open it for reading only, and fail at the first commit.
+        raise PermissionError(errno.EACCES, "it may not be read and written")
 
 
 def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync, deadline: float) -> None:

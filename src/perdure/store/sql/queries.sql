@@ -134,10 +134,10 @@ DELETE FROM mail WHERE node = ?;
 SELECT s.key FROM stream AS s
 WHERE s.key > :after AND (
     (SELECT time FROM event WHERE stream = s.key AND final = 0 ORDER BY seq LIMIT 1) < :events
-    OR (SELECT time FROM event WHERE stream = s.key AND final = 1 ORDER BY seq LIMIT 1) < :answers
-    OR (s.opened < :answers
-        AND (s.sealed = 1 OR NOT EXISTS (SELECT 1 FROM session WHERE id = s.session))
-        AND NOT EXISTS (SELECT 1 FROM event WHERE stream = s.key)))
+    OR s.opened < :answers AND (
+        (SELECT time FROM event WHERE stream = s.key AND final = 1 ORDER BY seq LIMIT 1) < :answers
+        OR (s.sealed = 1 OR NOT EXISTS (SELECT 1 FROM session WHERE id = s.session))
+            AND NOT EXISTS (SELECT 1 FROM event WHERE stream = s.key)))
 ORDER BY s.key LIMIT :limit;
 
 -- expire_events: forget some of a stream's expired events

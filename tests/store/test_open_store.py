@@ -1,0 +1,61 @@
+"""The store that an address names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure.errors import BadSetting
+from perdure.store import MemoryStore, SqliteStore, open_store
+from perdure.store.base import PutSession
+from perdure.testing._values import NODE, SESSION, a_session, put
+
+pytestmark = pytest.mark.anyio
+
+
+def test_memory_is_a_store_in_memory() -> None:
+    assert isinstance(open_store("memory:"), MemoryStore)
+
+
+@pytest.mark.parametrize("option", ["", "?sync=normal", "?sync=full"])
+async def test_sqlite_names_a_file(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "a b.db"
+    store = open_store(f"sqlite:{path}{option}")
+    assert isinstance(store, SqliteStore)
+    async with store:
+        await put(store, PutSession(record=a_session()))
+    async with open_store(f"sqlite:{path}") as store:
+        assert await store.session(SESSION) == a_session()
+
+
+async def test_with_full_sync_nothing_is_committed_in_the_event_loop(tmp_path: Path) -> None:
+    for sync, inline in (("normal", True), ("full", False)):
+        async with open_store(f"sqlite:{tmp_path / sync}?sync={sync}") as store:
+            await store.join(NODE)
+            assert (store.commit_now([PutSession(record=a_session())]) is not None) == inline
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("", "allowed: memory:"),
+        ("memory", "allowed: memory:"),
+        ("postgres://here", "allowed: memory:"),
+        ("log.db", "allowed: memory:"),
+        ("memory:x", "nothing behind the colon"),
+        ("sqlite:", "names no file"),
+        ("sqlite:?sync=full", "names no file"),
+        ("sqlite::memory:", "say memory:"),
+        ("sqlite:a\0b", "names no file"),
+        ("sqlite:log.db?sync=off", "allowed: normal or full"),
+        ("sqlite:log.db?sync=", "allowed: normal or full"),
+        ("sqlite:log.db?mode=ro", "unknown option 'mode'"),
+    ],
+)
+def test_an_address_that_names_no_store_is_refused_in_one_sentence(url: str, hint: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        open_store(url)
+    assert hint in str(caught.value)
+    assert repr(url) in str(caught.value)
+    assert "\n" not in str(caught.value)
