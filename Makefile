@@ -3,6 +3,11 @@
 PYTHON ?= python3
 PORT ?= 8000
 
+# Without a home npm would keep its cache in a folder called "~", here.
+ifeq ($(HOME),)
+export HOME := $(CURDIR)/build/home
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format conformance bench clean
 

@@ -27,6 +27,7 @@ from perdure.http.answers import RETRY_AFTER, Refusal
 from perdure.human import say_duration, say_size
 from perdure.options import ServeOption
 from perdure.settings import Rule, Settings, rule_of
+from proofs import checklist, promises
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -179,7 +180,24 @@ def counters(_: str) -> str:
     return table(("counter", "counts"), [[f"`{name}`", sentences.get(name, name.replace("_", " "))] for name in names])
 
 
-# States and revisions
+# Modules, states and revisions
+
+
+def modules(_: str) -> str:
+    """Each module's first sentence; private ones belong to their neighbours, except the core."""
+    package = ROOT / "src" / "perdure"
+    rows = []
+    for source in sorted(package.rglob("*.py"), key=lambda path: (path.parent != package, path)):
+        name = str(source.relative_to(package))
+        sentence = _first_sentence(source)
+        if sentence and not re.search(r"(^|/)_(?!core/)", name):
+            rows.append([f"[`{name}`](../src/perdure/{name})", sentence])
+    return table(("module", "what it is"), rows)
+
+
+def _first_sentence(source: Path) -> str:
+    text = " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split())
+    return re.split(r"(?<=[.]) ", text)[0].rstrip(".")
 
 
 def diagrams(_: str) -> str:
@@ -216,68 +234,15 @@ def revisions(_: str) -> str:
     return table(("revision", "batches", "priming event and `retry`", "a tool may close its connection early"), rows)
 
 
-# Which test proves what
-
-_CHECK = re.compile(r"\bA(\d+)(?:[–-]A?(\d+))?")
-_PROMISE = re.compile(r"\bpromises? (\d)(?:(?:,| and|–) (\d))?")
-#: As many tests as one cell shows; the others cite the same number.
-_SHOWN = 3
-
-
-def checklist(body: str) -> str:
-    return _with_proofs(body, "A", _cited(_CHECK, ROOT / "tests"))
-
-
-def promises(body: str) -> str:
-    # The store has promises of its own, with other numbers.
-    return _with_proofs(body, "", _cited(_PROMISE, ROOT / "tests", but="store"))
-
-
-def _with_proofs(body: str, mark: str, cited: Mapping[int, list[str]]) -> str:
-    """The rows as they are, with the last cell made anew from the tests that cite the row's number."""
-
-    def row(match: re.Match[str]) -> str:
-        proofs = cited.get(int(match[2]), [])
-        return f"{match[1]}{'; '.join(proofs[:_SHOWN]) or 'no test of its own'} |"
-
-    return re.sub(rf"^(\| {mark}(\d+) \|.*\| )[^|\n]*\|$", row, body, flags=re.MULTILINE)
-
-
-def _cited(pattern: re.Pattern[str], folder: Path, but: str = "") -> dict[int, list[str]]:
-    """Links to the tests whose docstrings cite a number; to whole files where no single test does."""
-    tests: dict[int, list[str]] = {}
-    files: dict[int, list[str]] = {}
-    for source in sorted(path for path in folder.rglob("test_*.py") if "node_modules" not in path.parts):
-        if but and but in source.relative_to(folder).parts:
-            continue
-        tree = ast.parse(source.read_text())
-        address = f"../{source.relative_to(ROOT)}"
-        for number in _numbers(pattern, tree):
-            files.setdefault(number, []).append(f"[{source.stem}]({address})")
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                for number in _numbers(pattern, node):
-                    said = node.name.removeprefix("test_").replace("_", " ")
-                    tests.setdefault(number, []).append(f"[{said}]({address})")
-    return {**files, **tests}
-
-
-def _numbers(pattern: re.Pattern[str], node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> list[int]:
-    found: dict[int, None] = {}
-    for first, last in pattern.findall(ast.get_docstring(node) or ""):
-        found |= dict.fromkeys(range(int(first), int(last or first) + 1))
-    return list(found)
-
-
 MAKERS: dict[str, Callable[[str], str]] = {
     maker.__name__: maker
-    for maker in (settings, refusals, codes, limits, counters, diagrams, revisions, checklist, promises)
+    for maker in (settings, refusals, codes, limits, counters, modules, diagrams, revisions, checklist, promises)
 }
 
 
 def made(text: str) -> str:
     """A page with its made parts as they should be."""
-    return _MADE.sub(lambda part: part[1] + MAKERS[part[2]](part[3]) + part[4], text)
+    return _MADE.sub(lambda part: f"{part[1]}\n{MAKERS[part[2]](part[3]).strip()}\n\n{part[4]}", text)
 
 
 def main() -> int:

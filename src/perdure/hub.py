@@ -11,6 +11,7 @@ runs until it has caught up. The newest reader of a stream wins; the older one i
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,6 +55,7 @@ class Reader:
 
     __slots__ = (
         "_again",
+        "_ahead",
         "_begun",
         "_closing",
         "_connection",
@@ -67,6 +69,7 @@ class Reader:
         "_stop_at",
         "_tells_by_log",
         "_writing_since",
+        "arrival",
         "cursor",
         "last_write",
         "live_from",
@@ -80,16 +83,20 @@ class Reader:
         stream: Stream,
         *,
         cursor: int,
+        arrival: int,
+        ahead: Sequence[Event] = (),
         preamble: bytes = b"",
         tells_by_log: bool = False,
         lost_answers: LostAnswers | None = None,
     ) -> None:
         self.stream = stream
         self.cursor = cursor
+        self.arrival = arrival
         self.live_from = stream.visible
         self.since = hub.clock()
         self.last_write = hub.monotonic()
         self._hub = hub
+        self._ahead = ahead
         self._preamble = preamble
         self._tells_by_log = tells_by_log
         self._lost_answers = lost_answers
@@ -182,7 +189,8 @@ class Reader:
         """Write what is there; tells whether there was anything."""
         stream = self.stream
         target = stream.durable
-        events = await stream.read(after=self.cursor, limit=BATCH)
+        events = self._ahead or await stream.read(after=self.cursor, limit=BATCH)
+        self._ahead = ()
         frames = [self._preamble] if self._preamble else []
         self._preamble = b""
         cursor = self._encode(events, frames)
@@ -289,17 +297,28 @@ class Hub:
         self._keepalive = settings.keepalive_interval
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
+        self._arrivals = itertools.count(1)
+
+    def arrive(self) -> int:
+        """A number for a request that will become a reader: who came later has a higher one."""
+        return next(self._arrivals)
 
     @property
     def full(self) -> bool:
         return len(self.readers) >= self._most
 
     def attach(self, reader: Reader) -> None:
-        """Put a reader on its stream; whoever was there is ended (take-over)."""
+        """Put a reader on its stream; whoever was there is ended (take-over).
+
+        The newest wins, whichever of them the store answered first.
+        """
         stream = reader.stream
         before = stream.reader
-        stream.reader = reader
         self.readers.add(reader)
+        if before is not None and before.arrival > reader.arrival:
+            reader.end()
+            return
+        stream.reader = reader
         if before is not None:
             self.counters.take_overs += 1
             before.end()

@@ -112,12 +112,17 @@ class Journal:
         return await self.within_time(self._store.read(stream, after=after, limit=limit))
 
     async def within_time(self, asked: Awaitable[T]) -> T:
-        """What the store answers, or `StoreUnavailable` where it takes too long."""
+        """What the store answers; `StoreUnavailable` where it takes too long, or breaks."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await asked
         except TimeoutError:
             raise StoreUnavailable(f"the store did not answer within {self._timeout:g} s") from None
+        except StoreError:
+            raise
+        except Exception as error:
+            # A store must not raise this; but calls that wait for ever would be worse than a store in trouble.
+            raise StoreUnavailable(f"the store broke: {error!r}") from error
 
     async def aclose(self) -> None:
         """Write what is queued; what the store does not take within its time is lost with the process."""
@@ -164,7 +169,7 @@ class Journal:
             return None
         try:
             return self._store.commit_now(steps)
-        except StoreError:
+        except Exception:
             return None  # the way through the writer meets the same failure, and deals with it
 
     async def _write(self, group: _Group) -> None:
@@ -186,6 +191,7 @@ class Journal:
         except StoreError as failure:
             self._failed(failure)
             self._hold(group)
+            self._hold(self._take())  # what came while the store was tried: nobody puts it into the queue again
         else:
             self._done(group, refusals)
 

@@ -18,18 +18,16 @@ _ALL = (1 << 62) - 1
 class Retained:
     """The streams of one session that are over, the oldest first."""
 
-    __slots__ = ("_answers", "_events", "_limits", "_streams", "_times", "_with_events")
+    __slots__ = ("_answers", "_events", "_limits", "_streams", "_with_events")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._streams: dict[StreamId, Kept] = {}
-        self._times: dict[StreamId, float] = {}
+        self._streams: dict[StreamId, tuple[Kept, float]] = {}
         self._events = self._with_events = self._answers = 0
 
     def add(self, kept: Kept, *, time: float) -> None:
         self._forget(kept.stream)
-        self._streams[kept.stream] = kept
-        self._times[kept.stream] = time
+        self._streams[kept.stream] = kept, time
         self._count(kept, 1)
 
     def enforce(self, open_streams: Iterable[Stream]) -> Sequence[Step]:
@@ -38,7 +36,7 @@ class Retained:
         kept = [stream.kept for stream in open_by_id.values()]
         if not self._over(kept):
             return ()
-        forget = over_limits([*self._streams.values(), *kept], self._limits)
+        forget = over_limits([*(before for before, _ in self._streams.values()), *kept], self._limits)
         steps: list[Step] = []
         for stream_id in forget.events_of:
             if stream_id in open_by_id:
@@ -53,7 +51,7 @@ class Retained:
 
     def swept(self, cutoffs: Cutoffs) -> None:
         """The store has removed what had expired: no longer count it."""
-        for stream_id, time in list(self._times.items()):
+        for stream_id, (_, time) in list(self._streams.items()):
             if time < cutoffs.answers:
                 self._forget(stream_id)
             elif time < cutoffs.events:
@@ -69,15 +67,15 @@ class Retained:
         )
 
     def _forget_events(self, stream_id: StreamId) -> None:
-        kept = self._streams[stream_id]
+        kept, time = self._streams[stream_id]
+        bare = replace(kept, events=0)
+        self._streams[stream_id] = bare, time
         self._count(kept, -1)
-        self._streams[stream_id] = replace(kept, events=0)
-        self._count(self._streams[stream_id], 1)
+        self._count(bare, 1)
 
     def _forget(self, stream_id: StreamId) -> None:
-        if (kept := self._streams.pop(stream_id, None)) is not None:
-            del self._times[stream_id]
-            self._count(kept, -1)
+        if (found := self._streams.pop(stream_id, None)) is not None:
+            self._count(found[0], -1)
 
     def _count(self, kept: Kept, sign: int) -> None:
         self._events += sign * kept.events

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +28,6 @@ class Session:
     """A session that this process serves."""
 
     __slots__ = (
-        "_finding",
         "_tells_by_log",
         "_written_active",
         "active",
@@ -51,7 +49,6 @@ class Session:
         self.retained = Retained(house.limits)
         self.exchange = Exchange(self)
         self._tells_by_log = False
-        self._finding = asyncio.Lock()
 
     @property
     def revision(self) -> Revision:
@@ -185,17 +182,17 @@ class Session:
 
     async def find_stream(self, stream_id: StreamId) -> Stream | None:
         """A call's stream of this session, from memory or from the store."""
-        # One after the other, as they came: or an older resume, slower here, would take the stream from a newer one.
-        async with self._finding:
-            if (stream := self.streams.get(stream_id)) is not None:
-                return stream
-            record = await self.house.journal.within_time(self.house.store.stream(stream_id))
-            if record is None or record.session != self.record.id or record.kind is not Kind.CALL:
-                return None
-            stream = self.house.stream(record)
-            stream.on_settled = self._let_go
-            self.streams[stream_id] = stream
+        if (stream := self.streams.get(stream_id)) is not None:
             return stream
+        record = await self.house.journal.within_time(self.house.store.stream(stream_id))
+        if record is None or record.session != self.record.id or record.kind is not Kind.CALL:
+            return None
+        if (stream := self.streams.get(stream_id)) is not None:
+            return stream  # another resume was faster
+        stream = self.house.stream(record)
+        stream.on_settled = self._let_go
+        self.streams[stream_id] = stream
+        return stream
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""

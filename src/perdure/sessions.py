@@ -239,5 +239,4 @@ class Sessions:
 
     async def aclose(self) -> None:
         """Drop every runtime; nothing is ended, nothing is told."""
-        for session in list(self._by_id.values()):
-            await session.exchange.drop_runtime()
+        await asyncio.gather(*(session.exchange.drop_runtime() for session in list(self._by_id.values())))

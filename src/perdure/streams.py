@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from perdure._core.ids import Kind, Position, position_prefix
@@ -51,6 +52,7 @@ class Stream:
         "_tail",
         "_tail_bytes",
         "_trimmed",
+        "_whole",
         "delivered",
         "durable",
         "fence",
@@ -94,6 +96,7 @@ class Stream:
         self._seal = False
         self._queued = False
         self._fenced = False
+        self._whole = False
         self._trimmed = 0
         self._tail: list[Event] = []
         self._tail_bytes = 0
@@ -175,9 +178,21 @@ class Stream:
         while not self.over:
             await self._wait()
 
+    @contextmanager
+    def kept_whole(self) -> Iterator[None]:
+        """Keep all of it in memory meanwhile: it will be read from its start, whatever the store does until then."""
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+            self.moved()
+
     def _look_settled(self) -> None:
         """Once it is over, written and unread, the store has all there is to know of it: this object may go."""
-        if self.on_settled is not None and self.over and self.reader is None and self.durable >= self.last:
+        if self.on_settled is None or self._whole:
+            return
+        if self.over and self.reader is None and self.durable >= self.last:
             settled, self.on_settled = self.on_settled, None
             settled(self)
 
@@ -234,6 +249,8 @@ class Stream:
 
     def _release(self) -> None:
         """Forget the front of the tail: what is durable and read, or too much to carry for a reader that lags."""
+        if self._whole:
+            return
         tail = self._tail
         floor = self.durable if self.reader is None else min(self.durable, self.reader.cursor)
         gone = 0

@@ -191,6 +191,7 @@ class NodeClient(StockClient):
         super().__init__()
         self._process = process
         self._calls: list[Call] = []
+        self.ended = False
         #: What the script's client reported through `onerror`; part of the message when a story fails.
         self.errors: list[str] = []
 
@@ -211,6 +212,8 @@ class NodeClient(StockClient):
         while line := await self._process.stdout.readline():
             self._saw(**json.loads(line))
             self.changed()
+        self.ended = True
+        self.changed()
 
     def _saw(
         self,
@@ -250,7 +253,7 @@ async def node_client(script: str, url: str) -> AsyncIterator[StockClient]:
         listening = await stack.enter_async_context(asyncio.TaskGroup())
         listening.create_task(client.listen())
         stack.push_async_callback(_end, process)
-        await client.until(lambda: bool(client.protocol) or process.stdout is None or process.stdout.at_eof())
+        await client.until(lambda: bool(client.protocol) or client.ended)
         assert client.protocol, f"{script} ended before it was connected: {client.errors}"
         yield client
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 from typing import Any
@@ -97,8 +98,9 @@ async def test_delete_does_not_wait_for_a_tool_that_cannot_be_stopped(shop: Work
     running = await peer.call("in_thread")
     await until(lambda: shop.seen)
     try:
-        assert (await peer.delete()).status_code == 200
-        assert (await running.rest())[-1]["error"]["code"] == -32800
+        async with asyncio.timeout(10):
+            assert (await peer.delete()).status_code == 200
+            assert (await running.rest())[-1]["error"]["code"] == -32800
     finally:
         shop.thread_gate.set()
 
@@ -113,18 +115,21 @@ async def test_a_tool_that_cannot_be_stopped_does_not_keep_other_sessions_from_e
         await running.rest()
         await site.join()
         try:
-            await until(lambda: site.app.session_ids() == [])
+            async with asyncio.timeout(10):
+                await until(lambda: site.app.session_ids() == [])
         finally:
             shop.thread_gate.set()
 
 
 async def test_a_tool_that_cannot_be_stopped_does_not_keep_the_server_from_stopping(shop: Workshop) -> None:
-    async with serve(shop.server) as site:
-        peer = await site.join()
-        await peer.call("stubborn", gate="never")
-        await until(lambda: shop.seen)
-    # Leaving the block waits for the end of the lifespan; getting here is the proof.
-    shop.open("never")
+    try:
+        async with asyncio.timeout(10), serve(shop.server) as site:
+            peer = await site.join()
+            await peer.call("stubborn", gate="never")
+            await until(lambda: shop.seen)
+        # Leaving the block waits for the end of the lifespan; getting here is the proof.
+    finally:
+        shop.open("never")
 
 
 async def test_session_info_tells_what_there_is_to_know(shop: Workshop, site: Site) -> None:
@@ -197,6 +202,7 @@ async def rows(store: Store, session: str) -> int:
 async def test_after_a_session_has_ended_memory_and_rows_go_back(shop: Workshop, kind: str, tmp_path: Any) -> None:
     """S9: no leak, whatever state the session was in."""
     store: Store = MemoryStore() if kind == "memory" else SqliteStore(str(tmp_path / "log.db"))
+    before = _alive()
     async with serve(shop.server, store=store, replay_window=3600.0) as site:
         peers = [await site.join() for _ in range(5)]
         for peer in peers:
@@ -213,13 +219,13 @@ async def test_after_a_session_has_ended_memory_and_rows_go_back(shop: Workshop,
         for peer in peers:
             while await rows(store, peer.session):
                 pass
-        await until(lambda: not _alive())
+        await until(lambda: _alive() <= before)
         assert site.app.session_ids() == []
 
 
-def _alive() -> list[object]:
+def _alive() -> int:
     gc.collect()
-    return [thing for thing in gc.get_objects() if isinstance(thing, Session | Stream | Reader)]
+    return sum(isinstance(thing, Session | Stream | Reader) for thing in gc.get_objects())
 
 
 async def test_a_finished_call_leaves_nothing_in_memory_but_its_count(site: Site, peer: Peer) -> None:

@@ -22,7 +22,7 @@ from perdure.testing._values import SESSION, all_events
 
 pytestmark = pytest.mark.anyio
 
-KILLS = 20
+KILLS = 40
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A served toolbox in the test's own event loop, spoken to over raw sockets."""
+"""A served tool server in the test's own event loop, spoken to over raw sockets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mcp.server.auth.provider import TokenVerifier
 import perdure
 from perdure.settings import Settings
 from perdure.store.base import Store
+from tests.support.gated import server as gated
 from tests.support.raw import Peer
 from tests.support.site import under_uvicorn
-from tests.support.toolbox import server as toolbox
 
 
 @dataclass(kw_only=True)
@@ -27,7 +27,7 @@ class Live(Peer):
 @asynccontextmanager
 async def live(
     *,
-    server: object = toolbox,
+    server: object = gated,
     store: Store | str = "memory:",
     auth: TokenVerifier | None = None,
     complaint: str | None = None,

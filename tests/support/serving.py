@@ -92,6 +92,7 @@ async def serving(
         await served.stop()
         if drain is not None:
             await drain
+        print(*served.output, sep="\n")  # shown by pytest when the test fails
 
 
 async def _ready(stdout: asyncio.StreamReader, output: list[str]) -> tuple[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perdure._core import sse
 from perdure._core.ids import Kind
 from perdure._core.states import SessionState
@@ -11,6 +13,7 @@ from perdure.http.streamed import Streamed
 from perdure.hub import Reader
 from perdure.session import Session
 from perdure.sessions import Sessions
+from perdure.store.base import Event
 from perdure.streams import Stream
 
 Headers = dict[bytes, bytes]
@@ -40,8 +43,20 @@ class Desk:
         self.house.counters.sessions_not_found += 1
         return Refused(Refusal.SESSION_GONE, data=RECOVERY)
 
-    def read(self, session: Session, stream: Stream, *, cursor: int, told: bytes = b"") -> Streamed:
-        """Attach a reader, primed where the revision knows that (A9): its priming id is exactly where it starts."""
+    def read(
+        self,
+        session: Session,
+        stream: Stream,
+        *,
+        cursor: int,
+        told: bytes = b"",
+        ahead: Sequence[Event] = (),
+        arrival: int | None = None,
+    ) -> Streamed:
+        """Attach a reader, primed where the revision knows that (A9): its priming id is exactly where it starts.
+
+        `ahead`: the first events behind the cursor, where they have been read already.
+        """
         if session.state is SessionState.ENDED:
             raise self.gone()
         preamble = told
@@ -52,6 +67,8 @@ class Desk:
             self.house.hub,
             stream,
             cursor=cursor,
+            arrival=self.house.hub.arrive() if arrival is None else arrival,
+            ahead=ahead,
             preamble=preamble,
             tells_by_log=session.tells_by_log,
             lost_answers=session.lost_answers if stream.kind is Kind.CALL else None,

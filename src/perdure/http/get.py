@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from perdure._core.ids import Kind, Position, parse_position, place
 from perdure._core.states import StreamState
@@ -11,10 +12,18 @@ from perdure.http.answers import Refusal, Refused
 from perdure.http.body import accepts
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
-from perdure.hub import gap_frames
+from perdure.hub import BATCH, gap_frames
 from perdure.observe import note
 from perdure.session import Session
 from perdure.streams import Stream
+
+
+class _Start(NamedTuple):
+    """Where a reader begins, and what it is told before the first event."""
+
+    stream: Stream
+    cursor: int
+    told: bytes = b""
 
 
 class Get:
@@ -29,65 +38,72 @@ class Get:
         if not accepts(headers)[1]:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
         session = self._desk.session(headers, owner)
-        if self._house.hub.full:
-            raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
-        text = headers.get(b"last-event-id")
-        if not text:
-            return self._standalone(session, cursor=session.standalone.delivered)
-        self._house.counters.resumes += 1
+        arrival = self._house.hub.arrive()
         try:
-            return await self._resume(session, text.decode("latin-1"))
+            start = await self._start(session, headers.get(b"last-event-id", b"").decode("latin-1"))
+            try:
+                return await self._read(session, start, arrival)
+            except BaseException:
+                start.stream.moved()  # it may have been loaded for this reader, who does not come
+                raise
         except StoreError:
             raise Refused(Refusal.STORE_UNREADABLE) from None
 
-    def _standalone(self, session: Session, *, cursor: int, told: bytes = b"") -> Streamed:
-        """Read the standalone stream. Without a position: from where its readers had got to, so that what was sent
-        while nobody was there still arrives."""
-        self._house.counters.standalone_readers += 1
-        return self._desk.read(session, session.standalone, cursor=cursor, told=told)
+    async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed:
+        """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
+        stream, cursor, told = start
+        if stream.state is StreamState.SEALED and cursor >= stream.last:
+            raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
+        ahead = await stream.read(after=cursor, limit=BATCH)
+        if self._house.hub.full and stream.reader is None:
+            raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
+        if stream is session.standalone:
+            self._house.counters.standalone_readers += 1
+        return self._desk.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
 
-    async def _resume(self, session: Session, text: str) -> Streamed:
+    async def _start(self, session: Session, text: str) -> _Start:
+        """What to read, and from where. Without a position: the standalone stream from where its readers had got to,
+        so that what was sent while nobody was there still arrives."""
+        if not text:
+            return _Start(session.standalone, session.standalone.delivered)
+        self._house.counters.resumes += 1
         position = parse_position(text)
         if position is None:
             note(logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.record.id)
-            return self._standalone(session, cursor=await _before_oldest(session.standalone))
+            return _Start(session.standalone, await _before_oldest(session.standalone))
         if position.kind is Kind.STANDALONE:
-            return await self._resume_standalone(session, position)
+            return await self._start_standalone(session, position)
         if not self._settings.enable_replay:
             raise Refused(Refusal.REPLAY_OFF)
         stream = await session.find_stream(position.stream)
         if stream is None:
             self._house.counters.positions_lost += 1
             raise Refused(Refusal.POSITION_UNKNOWN)
-        if stream.state is StreamState.SEALED and position.seq >= stream.last:
-            stream.moved()  # nobody will read it, so it need not stay in memory
-            raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
-        cursor, told = await self._place(session, stream, position)
-        return self._desk.read(session, stream, cursor=cursor, told=told)
+        return await self._place(session, stream, position)
 
-    async def _resume_standalone(self, session: Session, position: Position) -> Streamed:
+    async def _start_standalone(self, session: Session, position: Position) -> _Start:
         stream = session.standalone
         if not self._settings.enable_replay:
             told = self._gap(session, stream, position.seq + 1, stream.last, reason="replay is off", behind=stream.last)
-            return self._standalone(session, cursor=stream.last, told=told)
+            return _Start(stream, stream.last, told)
         if position.stream != stream.id:
             self._house.counters.positions_lost += 1
             oldest = await _before_oldest(stream)
             told = self._gap(session, stream, 1, oldest, reason="unknown position", behind=oldest)
-            return self._standalone(session, cursor=oldest, told=told)
-        cursor, told = await self._place(session, stream, position)
-        return self._standalone(session, cursor=cursor, told=told)
+            return _Start(stream, oldest, told)
+        return await self._place(session, stream, position)
 
-    async def _place(self, session: Session, stream: Stream, position: Position) -> tuple[int, bytes]:
+    async def _place(self, session: Session, stream: Stream, position: Position) -> _Start:
         """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost."""
         same = position.generation == stream.generation
         house = self._house
         ended = () if same else await house.journal.within_time(house.store.generations(stream.id))
         cursor = place(position, generation=stream.generation, last=stream.last, ended=ended)
         if cursor == position.seq:
-            return cursor, b""
+            return _Start(stream, cursor)
         self._house.counters.positions_lost += 1
-        return cursor, self._gap(session, stream, cursor + 1, position.seq, reason="lost", behind=cursor)
+        told = self._gap(session, stream, cursor + 1, position.seq, reason="lost", behind=cursor)
+        return _Start(stream, cursor, told)
 
     def _gap(self, session: Session, stream: Stream, first: int, last: int, *, reason: str, behind: int) -> bytes:
         self._house.counters.gaps += 1

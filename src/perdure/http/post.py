@@ -47,12 +47,10 @@ class Post:
             self._pass_on(session, messages, (), http)
             return Answer(status=202, headers=_session_header(session))
         calls = await self._accept(session, requests, body)
-        if self._settings.json_response:
-            self._pass_on(session, messages, calls, http)
-            return await self._as_json(session, calls[0].stream)
-        response = self._desk.read(session, calls[0].stream, cursor=0)
         self._pass_on(session, messages, calls, http)
-        return response
+        if self._settings.json_response:
+            return await self._as_json(session, calls[0].stream)
+        return self._desk.read(session, calls[0].stream, cursor=0)
 
     def _check(self, headers: Headers) -> None:
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -115,8 +113,9 @@ class Post:
             raise Refused(Refusal.TOO_MANY_READERS, id=request_id, limit=self._settings.max_readers)
 
     async def _as_json(self, session: Session, stream: Stream) -> Answer:
-        await stream.wait_over()
-        answers = await _answers(stream)
+        with stream.kept_whole():
+            await stream.wait_over()
+            answers = await _answers(stream)
         body = answers[0] if len(answers) == 1 else b"[%b]" % b",".join(answers)
         return Answer(status=200, body=body, headers=_session_header(session))
 
@@ -134,15 +133,16 @@ class Post:
             session, call = await sessions.open(owner, request, body)
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
-        session.exchange.start(call, http)
-        await call.stream.wait_over()
-        if session.state is not SessionState.ACTIVE:
-            answers = await _answers(call.stream)
-            await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
-            return Answer(status=200, body=answers[0])
-        if self._settings.json_response:
-            return await self._as_json(session, call.stream)
-        return self._desk.read(session, call.stream, cursor=0)
+        with call.stream.kept_whole():
+            session.exchange.start(call, http)
+            await call.stream.wait_over()
+            if session.state is not SessionState.ACTIVE:
+                answers = await _answers(call.stream)
+                await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
+                return Answer(status=200, body=answers[0])
+            if self._settings.json_response:
+                return await self._as_json(session, call.stream)
+            return self._desk.read(session, call.stream, cursor=0)
 
 
 async def _answers(stream: Stream) -> list[bytes]:

@@ -31,6 +31,14 @@ from perdure._core.ids import NodeId
 from perdure.store.base import SessionRecord
 
 
+_CLOSE_SECONDS = 1.0
+"""How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself: neither
+its session's end nor anybody else's may wait for it."""
+
+_ending: set[asyncio.Task[None]] = set()
+"""Keeps what is left to itself from being collected while it runs."""
+
+
 class Answers(Protocol):
     """Where a runtime's messages go: the session."""
 
@@ -197,7 +205,15 @@ class Runtime:
         self._outbox.close()
         self._outbound.dispatcher = None
         self.inbox.close()
-        await asyncio.gather(self.task, return_exceptions=True)
+        _ending.add(self.task)
+        self.task.add_done_callback(_ended)
+        await asyncio.wait({self.task}, timeout=_CLOSE_SECONDS)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    _ending.discard(task)
+    if not task.cancelled():
+        task.exception()  # looked at, so that nobody complains: how a closed runtime ends is of no interest
 
 
 def _connection(outbound: Outbound, record: SessionRecord) -> Connection:

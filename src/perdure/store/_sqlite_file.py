@@ -7,7 +7,8 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
@@ -56,17 +57,22 @@ def is_busy(error: sqlite3.Error) -> bool:
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def begin(connection: sqlite3.Connection, *, deadline: float) -> None:
-    """Become the writer; tries until the deadline (of the monotonic clock), at least once."""
+def patiently(work: Callable[[], object], *, deadline: float) -> None:
+    """Try until nobody is in the way, or until the deadline (of the monotonic clock); at least once."""
     while True:
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            work()
         except sqlite3.OperationalError as error:
             if not is_busy(error) or time.monotonic() >= deadline:
                 raise
             time.sleep(RETRY)
         else:
             return
+
+
+def begin(connection: sqlite3.Connection, *, deadline: float) -> None:
+    """Become the writer."""
+    patiently(partial(connection.execute, "BEGIN IMMEDIATE"), deadline=deadline)
 
 
 def connect(path: str, *, timeout: float) -> sqlite3.Connection:
@@ -83,7 +89,7 @@ def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connec
         _make_file(path)
         connection = connect(path, timeout=0)
         try:
-            _prepare(connection, path, sync=sync, deadline=time.monotonic() + busy_timeout)
+            patiently(partial(_prepare, connection, path, sync=sync), deadline=time.monotonic() + busy_timeout)
         except BaseException:
             connection.close()
             raise
@@ -113,11 +119,11 @@ def _make_file(path: str) -> None:
         raise PermissionError(errno.EACCES, "it may not be read and written")
 
 
-def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync, deadline: float) -> None:
+def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
     _refuse_foreign(connection, path)
+    _use_wal(connection, path)
     if _value(connection, "user_version") < _sql.schema_version():
-        _use_wal(connection, path, deadline=deadline)
-        begin(connection, deadline=deadline)
+        connection.execute("BEGIN IMMEDIATE")
         try:
             # Looked at again: another process may have been faster.
             _refuse_foreign(connection, path)
@@ -126,7 +132,6 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync, deadline:
         except BaseException:
             rollback(connection)
             raise
-    _use_wal(connection, path, deadline=deadline)
     connection.execute(f"PRAGMA synchronous = {sync.upper()}")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
 
@@ -159,16 +164,8 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
 
 
-def _use_wal(connection: sqlite3.Connection, path: str, *, deadline: float) -> None:
-    while True:
-        try:
-            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) or time.monotonic() >= deadline:
-                raise
-            time.sleep(RETRY)
-        else:
-            break
+def _use_wal(connection: sqlite3.Connection, path: str) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreUnavailable(
             f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"

@@ -64,11 +64,12 @@ class Writer:
         self._jobs: deque[Job] = deque()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._closed = True
+        self._log_full = False
 
     def open(self) -> None:
         self._connection = open_writer(self._path, sync=self._sync, busy_timeout=self._busy_timeout)
         self._steps = Steps(self._connection)
-        self._checkpoints = Checkpoints(self._path)
+        self._checkpoints = Checkpoints(self._path, log_full=self._note_log_full)
         self._thread = threading.Thread(target=self._serve, name="perdure-sqlite-writer", daemon=True)
         self._closed = False
         self._thread.start()
@@ -87,7 +88,7 @@ class Writer:
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         """Commit in this very moment, or not at all (`None`)."""
         # A commit with full sync waits for the disk: not in the event loop.
-        if self._jobs or self._closed or self._sync == "full":
+        if self._jobs or self._closed or self._log_full or self._sync == "full":
             return None
         count, size = weigh(steps)
         if count > MAX_INLINE_EVENTS or size > MAX_INLINE_BYTES or not self._lock.acquire(blocking=False):
@@ -136,8 +137,8 @@ class Writer:
         while self._wake.get():
             self._work_off()
         self._work_off()
+        self._checkpoints.close()
         with self._lock:
-            self._checkpoints.close()
             self._close_file()
 
     def _close_file(self) -> None:
@@ -149,10 +150,23 @@ class Writer:
         self._connection.close()
 
     def _work_off(self) -> None:
-        while self._jobs:
+        while self._jobs or self._log_full:
             with self._lock:
-                done = self._work_off_some()
+                if self._log_full:
+                    self._restart_log()
+                done = self._work_off_some() if self._jobs else []
             _settle(done)
+
+    def _note_log_full(self) -> None:
+        """Called by the checkpoints' thread. From here on nothing is written inline, until the log was restarted."""
+        self._log_full = True
+        self._wake.put(True)
+
+    def _restart_log(self) -> None:
+        """Copy the rest, so that the next commit begins the log anew. Readers in the way put that off, no more."""
+        self._log_full = False
+        with contextlib.suppress(*NAMED):
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
 
     def _work_off_some(self) -> list[Job]:
         """One transaction for what waits; where that fails, one for each, so that only the cause of it fails."""

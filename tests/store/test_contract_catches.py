@@ -1,0 +1,143 @@
+"""The contract suite finds what it is for: stores that break one promise each are told by its number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from perdure._core.ids import Fence, NodeId, StreamId
+from perdure.store.base import Append, DropStream, Event, Generation, OpenStream, Refusals, Step, StreamRecord, Trim
+from perdure.store.memory import MemoryStore
+from perdure.testing import check_store, store_machine
+
+pytestmark = pytest.mark.anyio
+
+
+class CommitsStepByStep(MemoryStore):
+    """Lets others in between the steps of one commit."""
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        refusals: list[object] = []
+        for step in steps:
+            refusals += self.commit_now([step])
+            await asyncio.sleep(0)
+        return refusals  # type: ignore[return-value]
+
+
+class TakesAnyFence(MemoryStore):
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        return super().commit_now([self._with_the_right_fence(step) for step in steps])
+
+    def _with_the_right_fence(self, step: Step) -> Step:
+        if isinstance(step, Append) and (found := self._streams.get(step.stream)):
+            return replace(step, fence=found.record.fence)
+        return step
+
+
+class ReadsBackwards(MemoryStore):
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        return list(await super().read(stream, after=after, limit=limit))[::-1]
+
+
+class ReadsFromThePosition(MemoryStore):
+    """One event twice for everybody who resumes."""
+
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        return await super().read(stream, after=max(0, after - 1) if after < 300 else after, limit=limit)
+
+
+class OpensAnew(MemoryStore):
+    """A stream that is opened twice loses what was in it."""
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        refusals: list[object] = []
+        for step in steps:
+            if isinstance(step, OpenStream):
+                super().commit_now([DropStream(stream=step.record.id)])
+            refusals += super().commit_now([step])
+        return refusals  # type: ignore[return-value]
+
+
+class ForgetsGenerations(MemoryStore):
+    async def generations(self, stream: StreamId) -> Sequence[Generation]:
+        return ()
+
+
+class KeepsTheGeneration(MemoryStore):
+    async def claim(self, stream: StreamId) -> StreamRecord | None:
+        record = await super().claim(stream)
+        return record and replace(record, generation=1)
+
+
+class GivesEverybodyTheSameFence(MemoryStore):
+    async def join(self, node: NodeId) -> Fence:
+        return Fence(1)
+
+
+class TrimsAnswers(MemoryStore):
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        refusals = super().commit_now(steps)
+        for step in steps:
+            if isinstance(step, Trim) and (found := self._streams.get(step.stream)):
+                found.events = [event for event in found.events if event.seq > step.through]
+        return refusals
+
+
+class FailsNamelessly(MemoryStore):
+    closed = False
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        if self.closed:
+            raise RuntimeError("closed")
+        return await super().commit(steps)
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (CommitsStepByStep, "promise 1"),
+        (TakesAnyFence, "promise 2"),
+        (ReadsBackwards, "promise 4"),
+        (ReadsFromThePosition, "promise 4"),
+        (OpensAnew, "promise 5"),
+        (ForgetsGenerations, "promise 6"),
+        (KeepsTheGeneration, "promise 6"),
+        (GivesEverybodyTheSameFence, "promise 6"),
+        (TrimsAnswers, "promise 7"),
+    ],
+)
+async def test_a_store_that_breaks_a_promise_is_told_by_its_number(broken: type[MemoryStore], promise: str) -> None:
+    with pytest.raises(AssertionError, match=f"^{promise}"):
+        await check_store(lambda name: broken(), durable=False)
+
+
+async def test_a_store_that_claims_to_be_durable_and_is_not_is_told() -> None:
+    with pytest.raises(AssertionError, match="^promise 3"):
+        await check_store(lambda name: MemoryStore(), durable=True)
+
+
+async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
+    with pytest.raises(RuntimeError, match="closed"):
+        await check_store(lambda name: FailsNamelessly(), durable=False)
+
+
+@pytest.mark.parametrize("broken", [TakesAnyFence, ReadsBackwards, OpensAnew, ForgetsGenerations, TrimsAnswers])
+def test_histories_find_what_is_broken(broken: type[MemoryStore]) -> None:
+    machine = store_machine(lambda name: broken(), durable=False)
+    quick = settings(
+        max_examples=400,
+        stateful_step_count=30,
+        phases=[Phase.generate],
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=quick)

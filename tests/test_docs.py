@@ -1,0 +1,205 @@
+"""The documentation tells the truth: made parts are fresh, links lead somewhere, examples run.
+
+What the words behind a fence mean is in CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support.serving import ROOT
+
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+
+_FENCE = re.compile(r"^( *)```(\w+)([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_READY = re.compile(r"perdure: serving on \S+|Uvicorn running on \S+")
+_TOKEN = re.compile(r"(\w+)=(.*)")
+#: Programs start slowly when several start at once on a small machine.
+SECONDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block of a page: its language, the words behind it, its text, and the block that follows."""
+
+    language: str
+    words: tuple[str, ...]
+    text: str
+    line: int
+    output: str | None = None
+
+    def word(self, name: str) -> str | None:
+        return next((word.removeprefix(f"{name}=") for word in self.words if word.startswith(f"{name}=")), None)
+
+    @property
+    def is_possible(self) -> bool:
+        needed = self.word("needs")
+        return needed is None or find_spec(needed) is not None
+
+    @property
+    def is_tried(self) -> bool:
+        if self.language == "console":
+            return "by-hand" not in self.words
+        return self.is_possible and ("run" in self.words or self.word("file") is not None)
+
+
+def blocks(page: str) -> Iterator[Block]:
+    found = list(_FENCE.finditer(page))
+    for fence, after in zip(found, [*found[1:], None], strict=True):
+        is_output = after is not None and (after[2], after[3].split()) == ("text", ["output"])
+        yield Block(
+            language=fence[2],
+            words=tuple(fence[3].split()),
+            text=textwrap.dedent(fence[4]),
+            line=page.count("\n", 0, fence.start()) + 1,
+            output=after[4] if after is not None and is_output else None,
+        )
+
+
+EXAMPLES = [
+    pytest.param(page, block, id=f"{page.name}:{block.line}")
+    for page in PAGES
+    for block in blocks(page.read_text())
+    if block.is_tried
+]
+
+
+def test_blocks_are_read_with_their_words_and_their_output() -> None:
+    page = "Text\n\n```python run\nprint(1)\n```\n\n```text output\n1\n```\n\n- item\n\n  ```python file=a.py\n  a = 1\n  ```\n"
+    first, output, second = blocks(page)
+    assert first == Block(language="python", words=("run",), text="print(1)\n", line=3, output="1\n")
+    assert (second.word("file"), second.text, second.line) == ("a.py", "a = 1\n", 13)
+    assert (first.is_tried, output.is_tried, second.is_tried) == (True, False, True)
+
+
+def test_the_made_parts_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "make_docs.py", "--check"], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in _LINK.findall(_FENCE.sub("", page.read_text())):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and anchor not in anchors(there.read_text())):
+            dead.append(target)
+    assert dead == []
+
+
+def anchors(page: str) -> set[str]:
+    """The names that headings get on the web: lower case, without punctuation, dashes for blanks."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        wanted += extra
+    for name in ("requirements-dev.txt", "bench/requirements.txt"):
+        lines = (ROOT / name).read_text().splitlines()
+        wanted += [line for line in lines if line and not line.startswith("#")]
+    names = {re.split(r"[\[<>=;! ]", requirement)[0] for requirement in wanted}
+    told = (ROOT / "docs" / "dependencies.md").read_text()
+    assert {name for name in names if f"`{name}`" not in told} == set()
+
+
+@pytest.mark.parametrize(("page", "block"), EXAMPLES)
+def test_the_example_works(page: Path, block: Block, tmp_path: Path) -> None:
+    for other in blocks(page.read_text()):
+        if (name := other.word("file")) and other.is_possible:
+            (tmp_path / name).write_text(other.text)
+    if block.language == "console":
+        for command, expected in commands(block.text):
+            try_command(command, expected, tmp_path)
+    elif name := block.word("file"):
+        run([sys.executable, "-W", "error", "-c", f"import {name.removesuffix('.py')}"], tmp_path)
+    else:
+        (tmp_path / "example.py").write_text(block.text)
+        printed = run([sys.executable, "-W", "error", "example.py"], tmp_path)
+        assert block.output is None or printed == block.output
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Each command of a console, and what stands below it."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield command, output
+
+
+def try_command(command: str, expected: str, folder: Path) -> None:
+    argv = shlex.split(command)
+    variables = dict(found.groups() for found in map(_TOKEN.fullmatch, argv) if found)
+    program, *rest = [word for word in argv if not _TOKEN.fullmatch(word)]
+    if program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(rest) <= set(targets)
+    elif program == "uvicorn" or [program, *rest[:1]] == ["perdure", "serve"]:
+        said = start_and_stop([program, *rest, "--port", "0"], variables, folder)
+        assert not expected or without_port(said) == without_port(expected)
+    else:
+        printed = run(["sh", "-c", command], folder)
+        assert not expected or printed == expected
+
+
+def without_port(text: str) -> str:
+    return re.sub(r"(?<=127\.0\.0\.1):\d+", "", text)
+
+
+def start_and_stop(argv: list[str], variables: dict[str, str], folder: Path) -> str:
+    """Start a server, stop it when it is ready; what it said until then, or until it ended by itself."""
+    process = subprocess.Popen(
+        argv, cwd=folder, env=environment() | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    said = ""
+    try:
+        for line in process.stdout:
+            said += line
+            if _READY.search(line):
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(SECONDS) in (0, -signal.SIGTERM)
+                return said
+        # A refusal is told in one line; whether it is the expected one, the caller sees.
+        assert (process.wait(SECONDS), said.count("\n")) == (2, 1), said
+        assert said.startswith("perdure: ")
+        return said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def run(argv: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        argv, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
