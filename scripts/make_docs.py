@@ -27,7 +27,7 @@ from perdure.http.answers import RETRY_AFTER, Refusal
 from perdure.human import say_duration, say_size
 from perdure.options import ServeOption
 from perdure.settings import Rule, Settings, rule_of
-from proofs import checklist, promises
+from proofs import checklist, promises, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -236,7 +236,19 @@ def revisions(_: str) -> str:
 
 MAKERS: dict[str, Callable[[str], str]] = {
     maker.__name__: maker
-    for maker in (settings, refusals, codes, limits, counters, modules, diagrams, revisions, checklist, promises)
+    for maker in (
+        settings,
+        refusals,
+        codes,
+        limits,
+        counters,
+        modules,
+        diagrams,
+        revisions,
+        checklist,
+        promises,
+        requirements,
+    )
 }
 
 

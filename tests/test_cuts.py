@@ -24,12 +24,12 @@ from tests.support.serving import serving
 
 pytestmark = pytest.mark.anyio
 
-CLIENTS = 40
+CLIENTS = 32
 EVENTS = 100
 BITE = 800
 """Bytes that a client reads before it cuts, at the most: a head and a few events."""
 PAUSE = 0.004
-"""Seconds that a tool rests between two events, or a client reads before it cuts, at the most."""
+"""Seconds that a tool rests between two events, at the most; clients read for a quarter of it before they cut."""
 
 server = MCPServer("chatter", version="1", log_level="WARNING")
 
@@ -94,13 +94,13 @@ class Cutter:
 
     async def _bite(self, exchange: Exchange) -> None:
         """Read a little, by bytes or by time."""
-        if self._chance.random() < 0.7:
+        if self._chance.random() < 0.85:
             left = self._chance.randrange(1, BITE)
             while left > 0 and not self._sated(exchange) and await exchange.read(min(left, BITE // 4)):
                 left -= BITE // 4
         else:
             try:
-                async with asyncio.timeout(self._chance.random() * PAUSE):
+                async with asyncio.timeout(self._chance.random() * PAUSE / 4):
                     while await exchange.read():
                         pass
             except TimeoutError:
@@ -120,7 +120,8 @@ class Cutter:
 
     async def _cut(self, exchange: Exchange) -> Exchange:
         self.cuts += 1
-        match self._chance.choice(("reset", "close", "ghost", "twice")):
+        (way,) = self._chance.choices(("reset", "close", "ghost", "twice"), weights=(4, 4, 3, 1))
+        match way:
             case "reset":
                 exchange.cut()
             case "close":
@@ -207,7 +208,7 @@ async def test_a_call_that_is_cut_again_and_again_arrives_whole(chatty: Peer, ve
         return cutter.cuts
 
     cuts = await asyncio.gather(*(one(seed) for seed in range(CLIENTS)))
-    assert sum(cuts) >= 350
+    assert sum(cuts) >= 300
 
 
 async def test_the_standalone_stream_that_is_cut_again_and_again_arrives_whole(chatty: Peer) -> None:
@@ -225,7 +226,7 @@ async def test_the_standalone_stream_that_is_cut_again_and_again_arrives_whole(c
         return cutter.cuts
 
     cuts = await asyncio.gather(*(one(seed) for seed in range(CLIENTS)))
-    assert sum(cuts) >= 250
+    assert sum(cuts) >= 200
 
 
 async def test_a_call_that_is_over_is_still_there_whole(chatty: Peer) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -22,7 +24,8 @@ from perdure.store import MemoryStore, SqliteStore
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.gated import open_gate
 from tests.support.live import Live, live
-from tests.support.raw import Exchange, SessionPeer, message, progress, text_of
+from tests.support.raw import Exchange, Peer, SessionPeer, message, progress, text_of
+from tests.support.serving import SERVE, Served, serving
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -105,10 +108,10 @@ async def served(outage: Outage) -> AsyncIterator[Live]:
         yield running
 
 
-async def healthy(running: Live) -> None:
+async def recovered(peer: Peer) -> None:
     """Wait until the outage is over for the server as well."""
     async with asyncio.timeout(20):
-        while await running.health() != "ok":
+        while await peer.health() != "ok":
             await asyncio.sleep(0.01)
 
 
@@ -151,7 +154,7 @@ async def test_live_goes_on_and_what_was_held_is_written_afterwards(
             assert await served.health() == "degraded"
         other = await served.session()
         assert text_of((await other.call("count", n=3)).messages[-1]) == "counted to 3"
-    await healthy(served)
+    await recovered(served)
     async with await peer.resume(answer.events[0].id) as again:
         assert progress((await again.answer()).messages) == list(range(1, 151))
         assert again.messages == call.messages
@@ -175,7 +178,7 @@ async def test_a_call_in_full_flow_stalls_no_longer_than_the_stores_time(outage:
         assert progress(call.messages) == list(range(1, 301))
         # A busy machine adds to it; a call that waited for the end of the outage would never come here.
         assert longest < TIMEOUT + 1.5
-    await healthy(served)
+    await recovered(served)
 
 
 async def test_a_session_may_come_and_go_within_an_outage(outage: Outage, served: Live) -> None:
@@ -186,7 +189,7 @@ async def test_a_session_may_come_and_go_within_an_outage(outage: Outage, served
         assert (await within.delete()).status == 200
         assert (await before.delete()).status == 200
         assert (await within.call("count", n=1)).status == 404
-    await healthy(served)
+    await recovered(served)
     with contextlib.closing(sqlite3.connect(outage.path)) as connection:
         assert connection.execute("SELECT count(*) FROM stream").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM event").fetchone() == (0,)
@@ -203,7 +206,7 @@ async def test_a_cut_call_is_resumed_within_an_outage_from_memory(outage: Outage
         await peer.call("open_gate", name=gate)
         async with await peer.resume(position) as again:
             assert progress((await again.answer()).messages) == list(range(6, 41))
-    await healthy(served)
+    await recovered(served)
     assert list(range(1, 41)) in written(outage.path)
 
 
@@ -231,7 +234,7 @@ async def test_beyond_the_bound_calls_wait_and_new_requests_are_refused(tmp_path
             await call.answer()
             assert progress(call.messages) == list(range(1, 401))
             assert text_of(call.messages[-1]) == "counted to 400"
-        await healthy(served)
+        await recovered(served)
         assert progress((await peer.call("count", n=2)).messages) == [1, 2]
     assert written(tmp_path / "log.db") == [list(range(1, 401)), [1, 2]]
 
@@ -258,7 +261,7 @@ async def test_whoever_prefers_it_gets_503_and_running_calls_wait(
         assert await served.health() == "degraded"
         assert (await served.ask("GET", path="/healthz")).status == 503
         store.works()
-        await healthy(served)
+        await recovered(served)
         assert (await peer.call("open_gate", name=gate)).status == 200
         store.writes = fault
         seen = len(call.messages)
@@ -267,7 +270,7 @@ async def test_whoever_prefers_it_gets_503_and_running_calls_wait(
         await call.answer()
         assert progress(call.messages) == list(range(1, 201))
         assert text_of(call.messages[-1]) == "counted to 200"
-        await healthy(served)
+        await recovered(served)
         opener.cut()
         await opener.aclose()
         await call.aclose()
@@ -361,3 +364,82 @@ async def test_a_server_with_a_failing_store_stops_all_the_same(
         store.writes = fault
         assert progress((await peer.call("count", n=3)).messages) == [1, 2, 3]
     assert "journal.lost" in [getattr(record, "action", "") for record in caplog.records]
+
+
+# A disk that is full
+
+
+@asynccontextmanager
+async def small_disk(tmp_path: Path, *options: str) -> AsyncIterator[tuple[Served, Path]]:
+    """A server whose log lies on a disk of 2 MiB of its own; gives the server and the disk as seen from here."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ("unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m disk "$0" && exec "$@"')
+    if subprocess.run([*mount, str(disk), "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a disk in a namespace of its own")
+    store = ("--store", f"sqlite:{disk / 'log.db'}", "--store-timeout", str(TIMEOUT))
+    async with serving("tests.support.gated:server", *store, *options, argv=(*mount, str(disk), *SERVE)) as served:
+        yield served, Path(f"/proc/{served.pid}/root{disk}")
+
+
+def fill(disk: Path) -> Path:
+    """Leave no block free."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    return filler
+
+
+async def test_a_full_disk_does_not_stop_live_traffic(tmp_path: Path) -> None:
+    async with small_disk(tmp_path) as (served, disk):
+        peer = await Peer(port=served.port).session()
+        call = await begin_count(peer, "full", first=3, n=120)
+        filler = fill(disk)
+        while await peer.health() == "ok":
+            await peer.call("shout", text="fill up what the log still has", times=20)
+        await peer.call("open_gate", name="full")
+        start = (await call.answer()).events[0].id
+        assert progress(call.messages) == list(range(1, 121))
+        assert text_of((await (await peer.session()).call("count", n=1)).messages[-1]) == "counted to 1"
+        filler.unlink()
+        await recovered(peer)
+        async with await peer.resume(start) as again:
+            await again.answer()
+            assert again.messages == call.messages
+        await call.aclose()
+        told = [line for line in served.output if "the store" in line]
+        assert [line for line in told if "the store fails" in line] == told[:1]
+        assert [line for line in told if "the store is back" in line] == told[1:]
+
+
+async def test_a_full_disk_is_one_outage_also_where_requests_are_refused(tmp_path: Path) -> None:
+    async with small_disk(tmp_path, "--on-store-failure", "refuse") as (served, disk):
+        peer = await Peer(port=served.port).session()
+        filler = fill(disk)
+        # The request itself does not fit, so nothing is left to be written later that would show that it still fails.
+        while (await peer.call("count", n=1, padding="x" * 200_000)).status == 200:
+            pass
+        for _ in range(10):
+            assert await peer.health() == "degraded"
+            assert (await peer.call("count", n=1)).status == 503
+            await asyncio.sleep(0.05)  # while it is tried whether the disk takes writes again
+        filler.unlink()
+        await recovered(peer)
+        assert (await peer.call("count", n=1)).status == 200
+        assert len([line for line in served.output if "the store fails" in line]) == 1
+
+
+async def test_a_file_that_may_not_grow_does_not_stop_live_traffic(tmp_path: Path) -> None:
+    options = ("--store", f"sqlite:{tmp_path / 'log.db'}", "--store-timeout", str(TIMEOUT))
+    async with serving("tests.support.gated:server", *options) as served:
+        peer = await Peer(port=served.port).session()
+        limits = resource.prlimit(served.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, ((tmp_path / "log.db-wal").stat().st_size, limits[1]))
+        answer = await peer.call("count", n=100)
+        assert progress(answer.messages) == list(range(1, 101))
+        assert await peer.health() == "degraded"
+        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, limits)
+        await recovered(peer)
+        async with await peer.resume(answer.events[0].id) as again:
+            assert progress((await again.answer()).messages) == list(range(1, 101))

@@ -5,6 +5,7 @@ What the words behind a fence mean is in CONTRIBUTING.md.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -29,7 +30,7 @@ PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"
 _FENCE = re.compile(r"^( *)```(\w+)([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _READY = re.compile(r"perdure: serving on \S+|Uvicorn running on \S+")
-_TOKEN = re.compile(r"(\w+)=(.*)")
+_ASSIGNMENT = re.compile(r"\w+=")
 #: Programs start slowly when several start at once on a small machine.
 SECONDS = 60
 
@@ -61,7 +62,7 @@ class Block:
 
 def blocks(page: str) -> Iterator[Block]:
     found = list(_FENCE.finditer(page))
-    for fence, after in zip(found, [*found[1:], None], strict=True):
+    for fence, after in itertools.zip_longest(found, found[1:]):
         is_output = after is not None and (after[2], after[3].split()) == ("text", ["output"])
         yield Block(
             language=fence[2],
@@ -81,10 +82,10 @@ EXAMPLES = [
 
 
 def test_blocks_are_read_with_their_words_and_their_output() -> None:
-    page = "Text\n\n```python run\nprint(1)\n```\n\n```text output\n1\n```\n\n- item\n\n  ```python file=a.py\n  a = 1\n  ```\n"
+    page = "```python run\nprint(1)\n```\n\n```text output\n1\n```\n\n- item\n\n  ```python file=a.py\n  a = 1\n  ```\n"
     first, output, second = blocks(page)
-    assert first == Block(language="python", words=("run",), text="print(1)\n", line=3, output="1\n")
-    assert (second.word("file"), second.text, second.line) == ("a.py", "a = 1\n", 13)
+    assert first == Block(language="python", words=("run",), text="print(1)\n", line=1, output="1\n")
+    assert (second.word("file"), second.text, second.line) == ("a.py", "a = 1\n", 11)
     assert (first.is_tried, output.is_tried, second.is_tried) == (True, False, True)
 
 
@@ -152,8 +153,9 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 def try_command(command: str, expected: str, folder: Path) -> None:
     argv = shlex.split(command)
-    variables = dict(found.groups() for found in map(_TOKEN.fullmatch, argv) if found)
-    program, *rest = [word for word in argv if not _TOKEN.fullmatch(word)]
+    assignments = list(itertools.takewhile(_ASSIGNMENT.match, argv))
+    variables = dict(word.split("=", 1) for word in assignments)
+    program, *rest = argv[len(assignments) :]
     if program == "make":
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(rest) <= set(targets)

@@ -354,22 +354,21 @@ class Hub:
 def gap_frames(
     stream: Stream, first: int, last: int, *, reason: str, behind: int, random: RandomBytes, log: bool
 ) -> bytes:
-    """A gap on the wire: a comment for people, a notification for programs, a log message where that is declared.
-
-    `behind` is the sequence number after which the stream goes on.
-    """
+    """A gap on the wire. `behind` is the sequence number after which the stream goes on."""
     params = {"stream": stream.id, "from": first, "to": last, "reason": reason}
-    messages = [{"jsonrpc": "2.0", "method": "notifications/perdure/gap", "params": params}]
+    gap: dict[str, object] = {"jsonrpc": "2.0", "method": "notifications/perdure/gap", "params": params}
+    sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
+    return warning_frames(stream, sentence, gap, behind=behind, random=random, log=log)
+
+
+def warning_frames(
+    stream: Stream, sentence: str, *messages: dict[str, object], behind: int, random: RandomBytes, log: bool
+) -> bytes:
+    """A warning on the wire: a comment for people, messages for programs, a log message where that is declared."""
     if log:
-        data = f"Events {first} to {last} of this stream are no longer retained ({reason})."
-        messages.append(
-            {
-                "jsonrpc": "2.0",
-                "method": "notifications/message",
-                "params": {"level": "warning", "logger": "perdure", "data": data},
-            }
-        )
+        params = {"level": "warning", "logger": "perdure", "data": sentence}
+        messages += ({"jsonrpc": "2.0", "method": "notifications/message", "params": params},)
     name = stream.position(behind)
-    frames = [sse.encode_comment(f"gap: events {first} to {last} are no longer retained ({reason})")]
+    frames = [sse.encode_comment(sentence)]
     frames += [sse.encode_event(name.priming(random).encode(), json.dumps(m).encode()) for m in messages]
     return b"".join(frames)

@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import Protocol, TypeVar
 
-from perdure._core.ids import StreamId
+from perdure._core.ids import NodeId, StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
-from perdure.store.base import Append, Event, Step, Store, Trim
+from perdure.store.base import Append, Event, OpenStream, Step, Store
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ _RETRY_MOST = 0.5
 _BACKLOG_CHUNK = 256
 """Steps of the backlog that are written in one commit, so that each attempt is short."""
 
-_PROBE = (Trim(stream=StreamId(""), through=0),)
-"""A step that changes nothing: it shows whether the store takes writes again."""
+_NOBODY = NodeId("")
+"""Mail to this node is written only to see whether the store takes writes again."""
 
 
 class Source(Protocol):
@@ -76,6 +76,7 @@ class Journal:
         self._queue: list[Source] = []
         self._backlog: deque[tuple[Source, Sequence[Step]]] = deque()
         self._held = 0
+        self._too_much = 0
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
@@ -190,6 +191,7 @@ class Journal:
             refusals = await self._commit(_flat(group))
         except StoreError as failure:
             self._failed(failure)
+            self._too_much = _size(_flat(group))
             self._hold(group)
             self._hold(self._take())  # what came while the store was tried: nobody puts it into the queue again
         else:
@@ -253,7 +255,7 @@ class Journal:
                 note(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
     async def _write_backlog(self) -> None:
-        await self._commit(_PROBE)
+        await self._probe()
         while self._backlog:
             group = [self._backlog[i] for i in range(min(len(self._backlog), _BACKLOG_CHUNK))]
             refusals = await self._commit(_flat(group))
@@ -264,6 +266,12 @@ class Journal:
                 self.has_room = True
                 self._room.set()
             self._done(group, refusals)
+
+    async def _probe(self) -> None:
+        """Write something, and take it away again. Where nothing is held that would show it (`refuse`), as much as
+        failed: a full disk has room for a little."""
+        await self.within_time(self._store.post(_NOBODY, bytes(1 if self._backlog else self._too_much)))
+        await self.within_time(self._store.collect(_NOBODY))
 
 
 class Steps:
@@ -315,6 +323,12 @@ def _flat(group: _Group) -> list[Step]:
 
 def _events(steps: Sequence[Step]) -> int:
     return sum(len(step.events) for step in steps if isinstance(step, Append))
+
+
+def _size(steps: Sequence[Step]) -> int:
+    """Bytes of other people's making in the steps, nearly."""
+    events = sum(len(event.payload) for step in steps if isinstance(step, Append) for event in step.events)
+    return events + sum(len(call.request) for step in steps if isinstance(step, OpenStream) for call in step.calls)
 
 
 def _raise_first(refusals: Sequence[StaleFence | None]) -> None:

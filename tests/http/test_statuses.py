@@ -272,10 +272,10 @@ async def test_the_number_of_sessions_is_limited(shop: Workshop) -> None:
 async def test_the_number_of_event_streams_is_limited(shop: Workshop) -> None:
     """503 beyond max_readers, for GET and POST."""
     async with serve(shop.server, max_readers=2) as site:
-        peer = await site.join()
+        peer, other = await site.join(), await site.join()
         await peer.get()
         waiting = await peer.call("wait", gate="g")
-        refused(await peer.try_get(), 503, -31004)
+        refused(await other.try_get(), 503, -31004)
         refused(await peer.send(PING), 503, -31004)
         assert (await peer.send(NOTE)).status_code == 202
         shop.open("g")

@@ -187,7 +187,7 @@ class App:
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | Streamed | None:
         scope = _trimmed(scope)
-        headers = dict(scope["headers"])
+        headers = _headers(scope)
         self._gate.check(scope["headers"], headers)
         if scope["method"] == "OPTIONS":
             return Answer(status=204, headers=ALLOW)
@@ -265,6 +265,15 @@ def _trimmed(scope: Scope) -> Scope:
     if not any(value[-1:].isspace() for _, value in scope["headers"]):
         return scope
     return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    """Headers by name. Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept."""
+    headers = dict(scope["headers"])
+    accept = [value for name, value in scope["headers"] if name == b"accept"]
+    if len(accept) > 1:
+        headers[b"accept"] = b", ".join(accept)
+    return headers
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

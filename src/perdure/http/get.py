@@ -12,7 +12,7 @@ from perdure.http.answers import Refusal, Refused
 from perdure.http.body import accepts
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
-from perdure.hub import BATCH, gap_frames
+from perdure.hub import BATCH, gap_frames, warning_frames
 from perdure.observe import note
 from perdure.session import Session
 from perdure.streams import Stream
@@ -69,8 +69,7 @@ class Get:
         self._house.counters.resumes += 1
         position = parse_position(text)
         if position is None:
-            note(logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.record.id)
-            return _Start(session.standalone, await _before_oldest(session.standalone))
+            return await self._start_unreadable(session)
         if position.kind is Kind.STANDALONE:
             return await self._start_standalone(session, position)
         if not self._settings.enable_replay:
@@ -81,9 +80,21 @@ class Get:
             raise Refused(Refusal.POSITION_UNKNOWN)
         return await self._place(session, stream, position)
 
+    async def _start_unreadable(self, session: Session) -> _Start:
+        """The client names nothing that we could have sent: warn, then give it what there is."""
+        note(logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.record.id)
+        self._house.counters.positions_lost += 1
+        stream = session.standalone
+        cursor = await _before_oldest(stream) if self._settings.enable_replay else stream.delivered
+        sentence = "the given Last-Event-ID is no position of this server's; here is the standalone stream"
+        log, random = session.tells_by_log, self._house.random
+        return _Start(stream, cursor, warning_frames(stream, sentence, behind=cursor, random=random, log=log))
+
     async def _start_standalone(self, session: Session, position: Position) -> _Start:
         stream = session.standalone
         if not self._settings.enable_replay:
+            if position.stream == stream.id and position.seq == stream.last:
+                return _Start(stream, stream.last)
             told = self._gap(session, stream, position.seq + 1, stream.last, reason="replay is off", behind=stream.last)
             return _Start(stream, stream.last, told)
         if position.stream != stream.id:

@@ -198,13 +198,9 @@ class Steps:
 
     def forgets_little(self, steps: Sequence[Step]) -> bool:
         """Whether what the steps forget is soon done."""
-        events = 0
-        for step in steps:
-            if type(step) is EndSession:
-                return False
-            if type(step) is Trim or type(step) is DropStream:
-                events += self._forgets(step)
-        return events <= MAX_INLINE_EVENTS
+        if any(isinstance(step, EndSession) for step in steps):
+            return False
+        return sum(self._forgets(step) for step in steps if isinstance(step, Trim | DropStream)) <= MAX_INLINE_EVENTS
 
     def _forgets(self, step: Trim | DropStream) -> int:
         """How many events a step forgets, at most."""
@@ -218,9 +214,10 @@ class Steps:
         return int(last - oldest[0] + 1)
 
 
-def weigh(steps: Sequence[Step]) -> tuple[int, int]:
-    """How many rows and bytes the steps write, nearly."""
+def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
+    """How many rows and bytes the steps write, nearly; and whether they forget anything."""
     count = size = 0
+    forget = False
     for step in steps:
         count += 1
         if type(step) is Append:
@@ -235,7 +232,9 @@ def weigh(steps: Sequence[Step]) -> tuple[int, int]:
             size += len(step.record.client_params) + len(step.record.result)
         elif type(step) is OpenAsk:
             size += len(step.record.request)
-    return count, size
+        elif type(step) is Trim or type(step) is DropStream or type(step) is EndSession:
+            forget = True
+    return count, size, forget
 
 
 def _stale(step: Append, why: str) -> StaleFence:

@@ -90,10 +90,12 @@ class Writer:
         # A commit with full sync waits for the disk: not in the event loop.
         if self._jobs or self._closed or self._log_full or self._sync == "full":
             return None
-        count, size = weigh(steps)
+        count, size, forget = weigh(steps)
         if count > MAX_INLINE_EVENTS or size > MAX_INLINE_BYTES or not self._lock.acquire(blocking=False):
             return None
         try:
+            if forget and not self._steps.forgets_little(steps):
+                return None
             return self._commit_now(steps, size)
         except NAMED as error:
             raise failure(error, self._path, "written") from error
@@ -102,8 +104,6 @@ class Writer:
 
     def _commit_now(self, steps: Sequence[Step], size: int) -> Refusals | None:
         connection = self._connection
-        if not self._steps.forgets_little(steps):
-            return None
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:

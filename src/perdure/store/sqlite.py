@@ -93,7 +93,7 @@ class SqliteStore:
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         """By the writer thread. Cancelling gives up waiting; the steps may be written all the same (5)."""
-        _, size = weigh(steps)
+        _, size, _ = weigh(steps)
         return await self._writer.run(lambda apply, _: apply.apply(steps), size=size)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:

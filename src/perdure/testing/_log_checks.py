@@ -206,6 +206,8 @@ async def promise_5_committing_again_changes_nothing(case: Case) -> None:
     for start in range(len(history)):
         accepted(await put(case.store, *history[start:]))
         same(f"all that is there, after repeating from step {start}", await picture(case.store), before)
+    accepted(await put(case.store, history[1]))
+    same("all that is there, after opening again a stream that is open", await picture(case.store), before)
 
 
 async def promise_5_of_a_commit_that_is_partly_known_the_rest_is_added(case: Case) -> None:

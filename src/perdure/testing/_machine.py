@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSIONS = ("s1", "s2")
-STREAMS = ("a", "b", "c", "d")
+STREAMS = ("a", "b", "c")
 REQUESTS: tuple[int | str, ...] = (1, "1", 2)
 """Few names, so that histories meet each other."""
 
@@ -182,8 +182,10 @@ def store_machine(make: Make, *, durable: bool = True) -> type[RuleBasedStateMac
 
         @rule(stream=streams, count=few, answers=st.sets(few), end=st.sampled_from(REQUESTS), patient=st.booleans())
         def append(self, stream: str, count: int, answers: set[int], end: int | str, patient: bool) -> None:
-            """What comes next, by the right writer; the last answer seals."""
+            """What comes next, by the right writer, on a stream that is opened if need be; the last answer seals."""
             record = self.twins.run(self.twins.model.stream(StreamId(stream)))
+            if record is None:
+                self.twins.open_stream(stream, SESSIONS[0], REQUESTS, self.now)
             last = record.last if record else 0
             self.now += 1
             events = tuple(
@@ -208,9 +210,10 @@ def store_machine(make: Make, *, durable: bool = True) -> type[RuleBasedStateMac
         def put_again(self, count: int) -> None:
             self.twins.put_again(count)
 
-        @rule(stream=streams, through=st.integers(0, 15))
-        def trim(self, stream: str, through: int) -> None:
-            self.twins.put(Trim(stream=StreamId(stream), through=through))
+        @rule(stream=streams, kept=few)
+        def trim(self, stream: str, kept: int) -> None:
+            record = self.twins.run(self.twins.model.stream(StreamId(stream)))
+            self.twins.put(Trim(stream=StreamId(stream), through=max(0, record.last - kept) if record else kept))
 
         @rule(stream=streams)
         def drop_stream(self, stream: str) -> None:

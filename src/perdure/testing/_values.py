@@ -93,7 +93,10 @@ async def put(store: Store, *steps: Step) -> Refusals:
 async def all_events(store: Store, stream: str = STREAM, *, after: int = 0, page: int = 1_000) -> list[Event]:
     """The retained events, fetched page by page."""
     found: list[Event] = []
-    while more := await store.read(StreamId(stream), after=found[-1].seq if found else after, limit=page):
+    while more := await store.read(StreamId(stream), after=after, limit=page):
+        if more[0].seq <= after or len(more) > page:
+            raise AssertionError(f"{len(more)} events from {more[0].seq} on, where {page} after {after} were asked for")
+        after = max(event.seq for event in more)
         found += more
     return found
 
