@@ -1,17 +1,11 @@
-"""The command line: what it reads, what it refuses in one line, how it starts and stops."""
+"""The command line: what it reads, and what it refuses in one line."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
-import signal
-import socket
-import sqlite3
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +18,6 @@ from perdure.options import settings_from
 from perdure.settings import Settings, rule_of
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
-SECONDS = 30
 
 
 @pytest.fixture(autouse=True)
@@ -307,176 +300,3 @@ def test_every_option_has_a_variable_of_its_own() -> None:
     variables = [option.envvar for option in command.params if isinstance(option, click.Option)]
     assert len(set(variables)) == len(variables) == len(FIELDS) + 6
     assert all(str(variable).startswith("PERDURE_") for variable in variables)
-
-
-# The whole command in a process of its own
-
-
-HELLO = """\
-import logging
-from mcp.server.mcpserver import MCPServer
-server = MCPServer("hello")
-logging.getLogger("hello").warning("a warning of the target")
-"""
-
-
-@pytest.fixture
-def hello(tmp_path: Path) -> Path:
-    (tmp_path / "hello_server.py").write_text(HELLO)
-    return tmp_path
-
-
-def start(folder: Path, *options: str, target: str = "hello_server:server") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "perdure", "serve", target, "--port", "0", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.fixture
-def served(hello: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    process = start(hello, "--log-level", "error")
-    try:
-        yield process, port_of(process)
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def port_of(process: subprocess.Popen[str]) -> int:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = re.fullmatch(r"perdure: serving on http://127\.0\.0\.1:(\d+)/mcp\n", line)
-    assert found, (line, process.communicate(timeout=SECONDS))
-    return int(found[1])
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    said, errors = process.communicate(timeout=SECONDS)
-    return process.returncode, said, errors
-
-
-INITIALIZE = (
-    b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},'
-    b'"clientInfo":{"name":"t","version":"1"}}}'
-)
-HEADERS = (
-    "host: 127.0.0.1:{port}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n{more}"
-)
-
-
-def exchange(port: int, method: str, body: bytes = b"", more: str = "") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
-    head = f"{method} /mcp HTTP/1.1\r\n{HEADERS.format(port=port, more=more)}content-length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
-
-
-def open_session(port: int) -> str:
-    with exchange(port, "POST", INITIALIZE, "connection: close\r\n") as connection:
-        received = b"".join(iter(lambda: connection.recv(65_536), b""))
-    found = re.search(rb"(?i)mcp-session-id: (\S+)", received)
-    assert found, received
-    return found[1].decode()
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_it_cleanly_while_a_stream_is_open(
-    served: tuple[subprocess.Popen[str], int], sent: signal.Signals
-) -> None:
-    process, port = served
-    session = open_session(port)
-    with exchange(port, "GET", more=f"mcp-session-id: {session}\r\n") as stream:
-        assert stream.recv(65_536).startswith(b"HTTP/1.1 200 OK")
-        process.send_signal(sent)
-        while stream.recv(65_536):
-            pass
-    assert ended(process) == (0, "", "")
-
-
-def test_the_store_is_made_in_the_current_directory_by_default(
-    served: tuple[subprocess.Popen[str], int], hello: Path
-) -> None:
-    open_session(served[1])
-    assert (hello / "perdure.db").is_file()
-
-
-def test_logging_is_ours_with_the_level_asked_for(hello: Path) -> None:
-    process = start(hello, "--store", "memory:")
-    port_of(process)
-    process.send_signal(signal.SIGTERM)
-    assert ended(process) == (0, "", "perdure: WARNING: a warning of the target\n")
-
-
-def test_others_that_could_reach_it_are_warned_about(hello: Path) -> None:
-    process = start(hello, "--store", "memory:", "--host", "0.0.0.0")
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("perdure: serving on http://0.0.0.0:")
-    process.send_signal(signal.SIGTERM)
-    status, _, errors = ended(process)
-    assert status == 0
-    assert "perdure: WARNING: 0.0.0.0 can be reached by others, and no --tokens protect it" in errors
-
-
-def refused(process: subprocess.Popen[str]) -> str:
-    status, said, errors = ended(process)
-    assert (status, said) == (2, "")
-    found = re.fullmatch(r"perdure: ([^\n]+)\n", errors)
-    assert found, errors
-    return found[1]
-
-
-def test_an_object_that_is_no_server_is_refused(hello: Path) -> None:
-    (hello / "number.py").write_text("server = 42\n")
-    assert "a builtins.int is no MCP server" in refused(start(hello, target="number.py:server"))
-
-
-@pytest.mark.parametrize("store", ["sqlite", "redis:x", "sqlite:", "sqlite:x.db?sync=maybe", "sqlite:no/such/dir/x.db"])
-def test_a_store_that_cannot_be_is_refused(hello: Path, store: str) -> None:
-    assert refused(start(hello, "--store", store, "--log-level", "error"))
-
-
-def test_a_file_that_is_no_database_is_refused(hello: Path) -> None:
-    (hello / "letter.db").write_text("Dear reader, this is a letter and no database. " * 100)
-    assert "letter.db" in refused(start(hello, "--store", "sqlite:letter.db", "--log-level", "error"))
-
-
-def test_a_store_of_a_newer_release_is_refused(served: tuple[subprocess.Popen[str], int], hello: Path) -> None:
-    process, _ = served
-    process.send_signal(signal.SIGTERM)
-    assert ended(process) == (0, "", "")
-    with contextlib.closing(sqlite3.connect(hello / "perdure.db")) as database:
-        database.execute("PRAGMA user_version = 9999")
-    line = refused(start(hello, "--log-level", "error"))
-    assert "perdure.db has version 9999, written by a newer release" in line
-
-
-def test_a_server_whose_own_start_fails_is_refused(hello: Path) -> None:
-    (hello / "broken.py").write_text(
-        "from contextlib import asynccontextmanager\n"
-        "from mcp.server.mcpserver import MCPServer\n"
-        "@asynccontextmanager\n"
-        "async def lifespan(server):\n"
-        "    raise KeyError('DATABASE')\n"
-        "    yield\n"
-        "server = MCPServer('broken', lifespan=lifespan)\n"
-    )
-    line = refused(start(hello, "--store", "memory:", target="broken.py:server"))
-    assert line == "the server did not start: KeyError: 'DATABASE' (broken.py:5)"
-
-
-def test_tokens_decide_who_comes_in(hello: Path) -> None:
-    (hello / "tokens").write_text("alice:0123456789abcdef\n")
-    (hello / "tokens").chmod(0o600)
-    process = start(hello, "--store", "memory:", "--tokens", "tokens", "--log-level", "error")
-    try:
-        port = port_of(process)
-        for header, status in [("", b"401"), ("authorization: Bearer 0123456789abcdef\r\n", b"200")]:
-            with exchange(port, "POST", INITIALIZE, header) as connection:
-                assert connection.recv(65_536).split(b" ")[1] == status
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert ended(process) == (0, "", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -12,8 +12,13 @@ from click.core import ParameterSource
 from perdure.human import read_count, read_duration, read_size, say_duration, say_size
 from perdure.settings import Rule, Settings, rule_of
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic since click 8.4 only
 
-class Value(click.ParamType[Any]):
+
+class Value(_ParamType):
     """Text that is read into a setting's value and held against its rule."""
 
     def __init__(self, name: str, read: Callable[[str], object], rule: Rule) -> None:
@@ -33,7 +38,7 @@ class Value(click.ParamType[Any]):
         return read
 
 
-class Name(click.ParamType[str]):
+class Name(_ParamType):
     """One of several names. An environment variable holds them all, separated by commas."""
 
     name = "name"
@@ -56,9 +61,15 @@ class ServeOption(click.Option):
         self.shown = str(attributes.get("default", "")) if shown is None else shown
         self.envvar = f"PERDURE_{str(self.name).upper()}"
 
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        # click itself keeps this before it reads the value since 8.5 only, and a value may be unreadable.
+        ctx.meta[f"{__name__}.{self.name}"] = source
+        return value, source
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         spelled = "/".join([*self.opts, *self.secondary_opts])
-        spelled = spelled if self.is_flag else f"{spelled} {self.make_metavar(ctx)}"
+        spelled = spelled if self.is_flag else f"{spelled} {self.metavar}"
         return spelled, f"{self.help}  [{self.shown}]" if self.shown else f"{self.help}"
 
 
@@ -83,7 +94,7 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
 
 def spelling(ctx: click.Context | None, param: click.Parameter) -> str:
     """How the user gave a parameter: the option's name, or the variable's where that was the source."""
-    if ctx is not None and param.name and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
+    if ctx is not None and ctx.meta.get(f"{__name__}.{param.name}") is ParameterSource.ENVIRONMENT:
         return str(param.envvar)
     return str(param.metavar or param.name) if isinstance(param, click.Argument) else max(param.opts, key=len)
 
@@ -104,7 +115,7 @@ def _attributes(name: str, rule: Rule) -> dict[str, Any]:
         case "flag":
             return {}
         case "choice":
-            return {"type": click.Choice(rule.choices)}
+            return {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
         case "names":
             return {"type": Name(), "multiple": True, "metavar": "NAME" if name == "allowed_hosts" else "ORIGIN"}
         case "duration":

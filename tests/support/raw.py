@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -135,6 +135,7 @@ class Exchange:
         self._reader = reader
         self._writer = writer
         self._body = bytearray()
+        self._paused = False
 
     async def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -144,6 +145,9 @@ class Exchange:
         """Take some bytes from the socket; tells whether the response goes on."""
         if self.ended or self.parser.complete:
             return False
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
         async with asyncio.timeout(READ_SECONDS):
             try:
                 data = await self._reader.read(most)
@@ -174,6 +178,17 @@ class Exchange:
             pass
         return Answer(status=self.parser.status, headers=self.parser.headers, body=bytes(self._body))
 
+    def stop_reading(self) -> None:
+        """Take nothing more from the socket until the next `read`."""
+        self._paused = True
+        self._transport.pause_reading()
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        transport = self._writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        return transport
+
     @property
     def messages(self) -> list[dict[str, Any]]:
         return [json.loads(event.data) for event in self.events if event.data]
@@ -195,10 +210,8 @@ class Exchange:
 
     async def aclose(self) -> None:
         self._writer.close()
-        try:
+        with suppress(ConnectionError):
             await self._writer.wait_closed()
-        except ConnectionError:
-            pass
 
     async def __aenter__(self) -> Self:
         return self

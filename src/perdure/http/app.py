@@ -56,6 +56,8 @@ class App:
     ) -> None:
         self.counters = Counters()
         self.path = "/" + path.strip("/")
+        if self.path == HEALTH:
+            raise Misuse(f"path is {path!r}, where the health check stands")
         self._settings = settings
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._hosted = host(server, path=self.path)

@@ -68,6 +68,7 @@ class Writer:
 
     def open(self) -> None:
         self._connection = open_writer(self._path, sync=self._sync, busy_timeout=self._busy_timeout)
+        self._execute = self._connection.cursor().execute
         self._steps = Steps(self._connection)
         self._checkpoints = Checkpoints(self._path, log_full=self._note_log_full)
         self._thread = threading.Thread(target=self._serve, name="perdure-sqlite-writer", daemon=True)
@@ -103,9 +104,9 @@ class Writer:
             self._lock.release()
 
     def _commit_now(self, steps: Sequence[Step], size: int) -> Refusals | None:
-        connection = self._connection
+        execute = self._execute
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if is_busy(error):
                 return None
@@ -113,7 +114,7 @@ class Writer:
             raise
         try:
             refusals = self._steps.apply(steps)
-            connection.execute("COMMIT")
+            execute("COMMIT")
         except BaseException:
             self._undo()
             raise

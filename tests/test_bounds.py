@@ -1,0 +1,433 @@
+"""Whatever a peer can make us keep has a limit, and the limit has an answer of its own (promise 6, P10).
+
+Each test stands on both sides of a limit, and shows that the room is free again when what filled it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+from mcp.server.lowlevel.server import Server
+from mcp_types import EmptyResult
+
+from perdure import sticky
+from perdure._core.jsonrpc import MAX_BATCH, MAX_DEPTH, MAX_ID, MAX_ID_CHARS, MAX_METHOD_CHARS
+from perdure.streams import RUN_AHEAD
+from tests.support.gated import open_gate
+from tests.support.live import Live, live
+from tests.support.raw import Answer, Exchange, Peer, SessionPeer, flood, message, progress, text_of
+from tests.support.site import until
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = -31004
+INVALID = -32600
+PARSE = -32700
+
+
+def refused(answer: Answer, status: int, code: int, words: str) -> None:
+    """The limit's own answer: its status, its code, and a sentence that names it."""
+    assert (answer.status, answer.error["code"]) == (status, code)
+    assert words in answer.error["message"]
+    assert answer.header("retry-after") == ("1" if status in (429, 503) else None)
+
+
+class Names(TokenVerifier):
+    """Every token is the name of its principal."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return AccessToken(token=token, client_id=token, subject=token, scopes=[])
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}"}
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Live]:
+    async with live() as running:
+        yield running
+
+
+# Sessions
+
+
+async def test_sessions_in_all() -> None:
+    async with live(max_sessions=2) as served:
+        first, second = await served.session(), await served.session()
+        refused(await served.initialize(), 503, LIMIT, "holds 2 sessions, as many as it may (max_sessions)")
+        assert (await second.call("count", n=1)).status == 200
+        await first.delete()
+        third = await served.session()
+        refused(await served.initialize(), 503, LIMIT, "max_sessions")
+        await second.delete()
+        await third.delete()
+        assert len(served.app.session_ids()) == 0
+
+
+async def test_a_handshake_that_fails_takes_no_room() -> None:
+    async with live(max_sessions=1) as served:
+        for _ in range(3):
+            failed = await served.ask("POST", message("initialize", {"protocolVersion": 5}, id=1))
+            assert failed.error["code"] == -32602
+        assert served.app.session_ids() == []
+        await served.session()
+
+
+async def test_sessions_of_one_principal() -> None:
+    async with live(auth=Names(), max_principal_sessions=2) as served:
+        ann = [await served.session(**bearer("ann")) for _ in range(2)]
+        refused(await served.initialize(**bearer("ann")), 429, LIMIT, "You hold 2 sessions")
+        await served.session(**bearer("bob"))
+        await ann[0].delete()
+        await served.session(**bearer("ann"))
+        refused(await served.initialize(**bearer("ann")), 429, LIMIT, "(max_principal_sessions)")
+
+
+async def test_a_large_handshake_is_refused(served: Live) -> None:
+    """A session keeps what its client said of itself for as long as it lives."""
+    params: dict[str, Any] = {"protocolVersion": "2025-11-25", "capabilities": {}}
+    for size, status in ((10_000, 200), (1_000_000, 413)):
+        body = message("initialize", {**params, "clientInfo": {"name": "x" * size, "version": "1"}}, id=1)
+        answer = await served.ask("POST", body)
+        assert answer.status == status
+    refused(answer, 413, LIMIT, "initialize")
+
+
+# Calls and readers
+
+
+async def test_running_calls_of_a_session() -> None:
+    async with live(max_calls=2) as served:
+        peer, other = await served.session(), await served.session()
+        running = [await peer.begin_call("wait", gate="calls") for _ in range(2)]
+        for call in running:
+            assert await call.head() == 200
+        beyond = await peer.call("count", n=1, id="beyond")
+        refused(beyond, 429, LIMIT, "has 2 requests running, as many as it may (max_calls)")
+        assert beyond.json["id"] == "beyond"
+        assert (await other.call("count", n=1)).status == 200
+        assert (await peer.ask("POST", message("notifications/cancelled", {"requestId": 1}))).status == 202
+        assert (await running[0].answer()).messages[0]["error"]["code"] == -32800
+        assert (await peer.call("count", n=1)).status == 200
+        open_gate("calls")
+        await running[1].answer()
+        assert (await peer.call("count", n=1)).status == 200
+        for call in running:
+            await call.aclose()
+
+
+async def test_a_call_that_lost_its_connection_still_counts() -> None:
+    async with live(max_calls=1) as served:
+        peer = await served.session()
+        call = await peer.begin_call("wait", gate="lost connection")
+        assert await call.head() == 200
+        call.cut()
+        assert (await peer.call("count", n=1)).status == 429
+        open_gate("lost connection")
+        await until(lambda: served.app.counters.calls_answered >= 2)
+        assert (await peer.call("count", n=1)).status == 200
+        await call.aclose()
+
+
+async def test_readers_in_all() -> None:
+    async with live(max_readers=2) as served:
+        peer, other = await served.session(), await served.session()
+        standalone = await peer.resume("")
+        assert await standalone.head() == 200
+        call = await other.begin_call("wait", gate="readers")
+        assert await call.head() == 200
+        words = "holds 2 event streams, as many as it may (max_readers)"
+        refused(await other.ask("GET"), 503, LIMIT, words)
+        refused(await peer.call("count", n=1), 503, LIMIT, words)
+        refused(await served.initialize(), 503, LIMIT, words)
+        # Taking one's own stream over needs no room: nobody is locked out by a ghost.
+        again = await peer.resume(standalone.position)
+        assert await again.head() == 200
+        while await standalone.read():
+            pass
+        open_gate("readers")
+        await call.answer()
+        assert (await peer.call("count", n=1)).status == 200
+        for exchange in (standalone, again, call):
+            await exchange.aclose()
+
+
+async def test_a_reader_that_left_makes_room() -> None:
+    async with live(max_readers=1) as served:
+        peer = await served.session()
+        for _ in range(5):
+            standalone = await peer.resume("")
+            assert await standalone.head() == 200
+            assert (await peer.call("count", n=1)).status == 503
+            standalone.cut()
+            await until(lambda: _readers(served, peer) == 0)
+            assert (await peer.call("count", n=1)).status == 200
+            await standalone.aclose()
+
+
+def _readers(served: Live, peer: SessionPeer) -> int:
+    info = served.app.session_info(peer.id)
+    assert info is not None
+    return sum(stream.connected_since is not None for stream in info.streams)
+
+
+# Bodies and headers
+
+
+async def test_the_size_of_a_body() -> None:
+    async with live(max_body=2_000) as served:
+        peer = await served.session()
+        for size, status in ((2_000, 200), (2_001, 413)):
+            answer = await peer.ask("POST", _padded(size))
+            assert answer.status == status
+        refused(answer, 413, LIMIT, "larger than 2000 bytes")
+
+
+async def test_the_size_of_a_body_that_does_not_tell_it() -> None:
+    async with live(max_body=2_000) as served:
+        peer = await served.session()
+        for size, status in ((2_000, 200), (2_001, 413)):
+            chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in _parts(_padded(size), 100))
+            head = peer.request("POST", headers={"transfer-encoding": "chunked", "content-type": "application/json"})
+            async with await peer.open(head + chunks + b"0\r\n\r\n") as exchange:
+                answer = await exchange.answer()
+            assert answer.status == status
+        refused(answer, 413, LIMIT, "larger than 2000 bytes")
+
+
+async def test_a_body_that_never_ends_is_refused_at_the_limit() -> None:
+    async with live(max_body=100_000) as served:
+        peer = await served.session()
+        head = peer.request("POST", headers={"transfer-encoding": "chunked", "content-type": "application/json"})
+        async with await peer.open(head) as exchange:
+            sent = 0
+            while not exchange.parser.status and sent < 100:
+                await exchange.send(b"1000\r\n" + b" " * 4096 + b"\r\n")
+                sent += 1
+                if sent > 100_000 // 4096:
+                    assert await exchange.head() == 413
+        assert sent <= 26
+
+
+async def test_a_body_that_stops_coming_is_let_go() -> None:
+    async with live(stream_timeout=0.2) as served:
+        peer = await served.session()
+        body = peer.call_body("count", n=1)
+        async with await peer.open(peer.request("POST", body)[:-1]) as exchange:
+            refused(await exchange.answer(), 408, LIMIT, "did not arrive within 0.2 seconds")
+
+
+@pytest.mark.parametrize("max_headers", [1_024, 32_768])
+async def test_the_size_of_the_headers(max_headers: int) -> None:
+    async with live(max_headers=max_headers) as served:
+        peer = await served.session()
+        assert (await peer.ask("POST", peer.call_body("count", n=1), headers={"x-pad": "x" * 200})).status == 200
+        answer = await peer.ask("POST", peer.call_body("count", n=1), headers={"x-pad": "x" * max_headers})
+        refused(answer, 431, LIMIT, f"larger than {max_headers} bytes")
+
+
+def _padded(size: int) -> bytes:
+    body = message("ping", {"pad": ""}, id=1)
+    return body.replace(b'"pad": ""', b'"pad": "%b"' % (b"x" * (size - len(body))))
+
+
+def _parts(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+# Messages
+
+
+async def test_the_size_of_a_batch(served: Live) -> None:
+    peer = await served.session("2025-03-26")
+    pings = [json.loads(message("ping", id=number)) for number in range(MAX_BATCH + 1)]
+    answer = await peer.ask("POST", json.dumps(pings[:MAX_BATCH]).encode())
+    assert sorted(m["id"] for m in answer.messages) == list(range(MAX_BATCH))
+    refused(await peer.ask("POST", json.dumps(pings).encode()), 400, INVALID, f"more than {MAX_BATCH}")
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond", "words"),
+    [
+        ("i" * MAX_ID_CHARS, "i" * (MAX_ID_CHARS + 1), "a string of at most 256 characters"),
+        (MAX_ID, MAX_ID + 1, "a 64-bit integer"),
+        (-MAX_ID - 1, -MAX_ID - 2, "a 64-bit integer"),
+    ],
+)
+async def test_the_size_of_an_id(served: Live, within: Any, beyond: Any, words: str) -> None:
+    peer = await served.session()
+    assert (await peer.ask("POST", message("ping", id=within))).messages[-1]["id"] == within
+    refused(await peer.ask("POST", message("ping", id=beyond)), 400, INVALID, words)
+
+
+async def test_the_length_of_a_method(served: Live) -> None:
+    peer = await served.session()
+    within = await peer.ask("POST", message("m" * MAX_METHOD_CHARS, id=1))
+    assert within.messages[-1]["error"]["code"] == -32601
+    beyond = await peer.ask("POST", message("m" * (MAX_METHOD_CHARS + 1), id=1))
+    refused(beyond, 400, INVALID, "a string of 1 to 256 characters")
+
+
+async def test_the_depth_of_a_message(served: Live) -> None:
+    peer = await served.session()
+    for depth, status in ((MAX_DEPTH, 200), (MAX_DEPTH + 1, 400), (100_000, 400)):
+        inner = depth - 2  # the message and its params
+        body = message("ping", {"deep": 0}, id=1).replace(b"0}}", b"[" * inner + b"]" * inner + b"}}")
+        body = body if b'"deep"' in body else b""
+        body = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"deep":%b%b}}' % (b"[" * inner, b"]" * inner)
+        answer = await peer.ask("POST", body)
+        assert answer.status == status
+    refused(answer, 400, PARSE, f"deeper than {MAX_DEPTH} levels")
+
+
+# What a session remembers
+
+
+def subscribing() -> Server[Any]:
+    """A server that takes every subscription."""
+
+    async def subscribe(_: Any, params: Any) -> EmptyResult:
+        return EmptyResult()
+
+    server: Server[Any] = Server("subscribing", version="1", on_subscribe_resource=subscribe)
+    return server
+
+
+async def test_subscriptions_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sticky, "MAX_STICKY", 3)
+    async with live(server=subscribing()) as served:
+        peer = await served.session()
+
+        async def subscribe(uri: str, method: str = "resources/subscribe") -> Answer:
+            return await peer.ask("POST", message(method, {"uri": uri}, id=uri))
+
+        for number in range(3):
+            assert (await subscribe(f"x://{number}")).messages[-1]["result"] == {}
+        assert (await subscribe("x://0")).messages[-1]["result"] == {}
+        refused(await subscribe("x://3"), 429, LIMIT, "subscriptions, as many as it may")
+
+
+async def test_one_subscription_may_not_be_huge() -> None:
+    """The record is written whole, and lives as long as the session."""
+    async with live(server=subscribing()) as served:
+        peer = await served.session()
+        for size, status in ((1_000, 200), (1_000_000, 429)):
+            answer = await peer.ask("POST", message("resources/subscribe", {"uri": "x://" + "y" * size}, id=1))
+            assert answer.status == status
+        refused(answer, 429, LIMIT, "subscriptions")
+
+
+# How far a call runs ahead
+
+
+async def test_a_call_runs_ahead_of_its_reader_by_so_much_and_no_further() -> None:
+    """A reader that takes nothing makes its own call wait, and nobody else."""
+    async with live(max_stream_events=100) as served:
+        peer = await served.session()
+        slow = await _unread(peer, peer.call_body("shout", text="x" * 20_000, times=2_000))
+        await _settled(served)
+        appended = served.app.counters.events_appended
+        assert appended < 2_000
+        assert progress((await peer.call("count", n=300)).messages) == list(range(1, 301))
+        while len(slow.messages) < 1_000:
+            assert await slow.read()
+        slow.cut()
+        await until(lambda: served.app.counters.calls_answered >= 3)
+        await slow.aclose()
+
+
+async def test_a_call_without_a_reader_never_waits() -> None:
+    async with live(max_stream_events=10) as served:
+        peer = await served.session()
+        call = await peer.begin_call("count", n=1_000, gate="no reader", first=1)
+        await call.until_messages(1)
+        position = call.position
+        call.cut()
+        await until(lambda: _readers(served, peer) == 0)
+        open_gate("no reader")
+        await until(lambda: served.app.counters.calls_answered >= 2)
+        async with await peer.resume(position) as again:
+            messages = (await again.answer()).messages
+        gap = messages[0]
+        assert (gap["method"], gap["params"]["from"], gap["params"]["to"]) == ("notifications/perdure/gap", 2, 990)
+        assert progress(messages) == list(range(991, 1_001))
+        assert text_of(messages[-1]) == "counted to 1000"
+        await call.aclose()
+
+
+async def test_the_standalone_stream_makes_nobody_wait() -> None:
+    async with live(max_stream_events=10) as served:
+        peer = await served.session()
+        assert text_of((await peer.call("announce", n=500)).messages[-1]) == "announced 500"
+        async with await peer.resume("") as standalone:
+            messages = await standalone.until_messages(11)
+        assert messages[0]["params"]["to"] == 490
+        assert [m["params"]["uri"] for m in messages[1:]] == [f"notice://{n}" for n in range(491, 501)]
+
+
+async def test_a_reader_that_takes_nothing_is_ended() -> None:
+    async with live(stream_timeout=0.3) as served:
+        peer = await served.session()
+        slow = await _unread(peer, peer.call_body("shout", text="x" * 20_000, times=2_000))
+        await until(lambda: served.app.counters.slow_readers_ended == 1)
+        await until(lambda: _readers(served, peer) == 0)
+        # Its stream counts as detached from then on, so the call comes to its end.
+        await until(lambda: served.app.counters.calls_answered >= 2)
+        slow.cut()
+        await slow.aclose()
+
+
+async def _unread(peer: Peer, body: bytes) -> Exchange:
+    """A call on a connection from which only the head is read, with little room on the way."""
+    call = await peer.begin("POST", body)
+    assert await call.head() == 200
+    call.stop_reading()
+    return call
+
+
+async def _settled(served: Live) -> None:
+    """Wait until nothing is appended any more."""
+    before = -1
+    while served.app.counters.events_appended != before:
+        before = served.app.counters.events_appended
+        await asyncio.sleep(0.1)
+
+
+def test_the_window_is_smaller_than_what_is_kept_by_default() -> None:
+    assert RUN_AHEAD < 500
+
+
+# Floods
+
+
+async def test_bodies_that_never_come_block_nobody(served: Live) -> None:
+    peer = await served.session()
+    half = peer.request("POST", peer.call_body("count", n=1))[:-10]
+    async with flood(peer, 300, half):
+        for _ in range(20):
+            assert (await peer.call("count", n=1)).status == 200
+        other = await served.session()
+        assert (await other.delete()).status == 200
+
+
+async def test_heads_that_never_come_block_nobody(served: Live) -> None:
+    peer = await served.session()
+    async with flood(peer, 300, b"POST /mcp HTTP/1.1\r\nhost: "):
+        for _ in range(20):
+            assert (await peer.call("count", n=1)).status == 200
+
+
+async def test_readers_that_read_nothing_block_nobody(served: Live) -> None:
+    peer = await served.session()
+    request = peer.request("POST", message("ping", id=1))
+    async with flood(peer, 50, request.replace(b'"id": 1', b'"id": 7')) as exchanges:
+        # They share an id, so all but those that were answered already are refused; each gets a whole answer.
+        for exchange in exchanges:
+            assert (await exchange.answer()).status in (200, 400)
+        assert (await peer.call("count", n=1)).status == 200
