@@ -35,6 +35,10 @@ class Connection(Protocol):
 
     async def write(self, body: bytes, *, last: bool) -> None: ...
 
+    def abort(self) -> None:
+        """Break it off: its client takes nothing, so it could not even be ended politely."""
+        ...
+
 
 BATCH = 256
 """Events read and written together at the most: one write for many, and never a long one for a slow reader."""
@@ -258,6 +262,8 @@ class Reader:
         if self._writing_since is not None and self._writing_since <= before:
             self._hub.counters.slow_readers_ended += 1
             note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
+            if self._connection is not None:
+                self._connection.abort()
             self._finish()
 
     async def _close(self) -> None:
@@ -266,7 +272,8 @@ class Reader:
                 if self._connection is not None:
                     await self._connection.write(b"", last=True)
         except (OSError, TimeoutError):
-            pass  # dead or stuck: letting go of it is all that is left
+            if self._connection is not None:
+                self._connection.abort()  # dead or stuck: letting go of it is all that is left
         finally:
             self._finish()
 

@@ -19,6 +19,12 @@ BACKLOG = 2048
 #: A client that has connected sends its headers at once; nginx and Apache give it 60 and 20 to 40 seconds.
 HEAD_SECONDS = 30.0
 
+#: A peer that has an answer to take and takes nothing of it for so long is let go.
+UNREAD_SECONDS = 60.0
+#: In the scope of a request: a function that breaks its connection off. A peer that takes nothing cannot be ended
+#: politely, and closing would wait for it.
+BREAK_OFF = "perdure.break_off"
+
 _TOO_LARGE = b"the request's headers are too large"
 _ANSWER_431 = b"\r\n".join(
     [
@@ -63,6 +69,8 @@ class Connection(HttpToolsProtocol):
     #: Bytes of headers so far, without the chunk in which they began; None when no headers are under way.
     head: int | None = None
     head_timer: asyncio.TimerHandle | None = None
+    unread_seconds = UNREAD_SECONDS
+    unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -70,11 +78,14 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_complete()
+        if self.unread_timer is not None:
+            self.unread_timer.cancel()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         self.head = -1
         super().on_message_begin()
+        self.scope[BREAK_OFF] = self.transport.abort  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         self._head_is_complete()
@@ -90,6 +101,20 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
         elif self.head_timer is None:
             self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Closing, now or when the connection has been idle, waits until all is sent: for ever, if nobody takes it.
+        if self.unread_timer is None and (unread := self.transport.get_write_buffer_size()):
+            self.unread_timer = self.loop.call_later(self.unread_seconds, self._look_unread, unread)
+
+    def _look_unread(self, before: int) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self.unread_timer = None
+        if unread >= before and (self.cycle is None or self.cycle.response_complete):
+            self.transport.abort()
+        elif unread:
+            self.unread_timer = self.loop.call_later(self.unread_seconds, self._look_unread, unread)
 
     def _wait_for_head(self) -> None:
         self.head_timer = self.loop.call_later(self.head_seconds, self.transport.close)

@@ -4,14 +4,21 @@ loaded."""
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from perdure._core.jsonrpc import Request
+
+if TYPE_CHECKING:
+    from perdure.ledger import Call
 
 METHODS = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
 
 MAX_STICKY = 1_000
 """Subscriptions of one session that are remembered: the record is written whole, so it must stay small."""
+
+MAX_BYTES = 256 << 10
+"""Of all of them together: room for 1,000 subscriptions to addresses of a usual length."""
 
 _SUBSCRIBE = b'"resources/subscribe"'
 
@@ -20,11 +27,9 @@ def after(sticky: tuple[bytes, ...], request: Request) -> tuple[bytes, ...]:
     """The requests to repeat once this one has succeeded: the last level, and what is subscribed."""
     key = _key(request.method, request.params or {})
     kept = [earlier for earlier in sticky if _key_of(earlier) != key]
-    if request.method != "resources/unsubscribe" and len(kept) < MAX_STICKY:
-        params = {name: value for name, value in (request.params or {}).items() if name != "_meta"}
-        body = {"jsonrpc": "2.0", "id": 0, "method": request.method, "params": params}
-        kept.append(json.dumps(body, separators=(",", ":")).encode())
-    return tuple(kept)
+    if request.method != "resources/unsubscribe":
+        kept.append(_encoded(request))
+    return tuple(kept) if _fit(kept) else sticky
 
 
 def subscribes(sticky: tuple[bytes, ...]) -> bool:
@@ -32,9 +37,26 @@ def subscribes(sticky: tuple[bytes, ...]) -> bool:
     return any(_SUBSCRIBE in request for request in sticky)
 
 
-def is_full(sticky: tuple[bytes, ...], request: Request) -> bool:
-    """Whether there is no room for what this request would add."""
-    return request.method == "resources/subscribe" and len(sticky) >= MAX_STICKY and after(sticky, request) == sticky
+def is_full(sticky: tuple[bytes, ...], running: Iterable[Call], requests: Iterable[Request]) -> bool:
+    """Whether there is no room for what these requests would add to those that run already."""
+    added = [request for request in requests if request.method in METHODS]
+    if not added:
+        return False
+    for request in (*(call.request for call in running if call.request.method in METHODS), *added):
+        sticky = after(sticky, request)
+        if request.method != "resources/unsubscribe" and _encoded(request) not in sticky:
+            return True
+    return False
+
+
+def _fit(requests: list[bytes]) -> bool:
+    return len(requests) <= MAX_STICKY and sum(map(len, requests)) <= MAX_BYTES
+
+
+def _encoded(request: Request) -> bytes:
+    params = {name: value for name, value in (request.params or {}).items() if name != "_meta"}
+    body = {"jsonrpc": "2.0", "id": 0, "method": request.method, "params": params}
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _key(method: str, params: dict[str, Any]) -> tuple[str, Any]:

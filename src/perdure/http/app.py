@@ -37,8 +37,9 @@ from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.hub import Hub
 from perdure.journal import Journal
+from perdure.listener import BREAK_OFF
 from perdure.observe import Counters
-from perdure.runtime.server import endpoint_of, host, is_guarded, sessionless
+from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
 from perdure.sessions import SessionInfo, Sessions
 from perdure.settings import Settings
 from perdure.store import open_store
@@ -74,15 +75,13 @@ class App:
 
     def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
         """Wrap the endpoint in whatever checks who is calling, and in CORS where it is wanted."""
-        web, entry = self._hosted.web, self._serve
-        if web is not None and is_guarded(web):
-            if auth is not None:
+        web = self._hosted.web
+        entry: ASGIApp = self._serve if web is None or is_bare(web) else web
+        if auth is not None:
+            if web is not None and authenticates(web):
                 raise Misuse("this server brings its own authentication; `auth` and --tokens cannot replace it")
-            entry = web
-        elif auth is not None:
-            entry = AuthenticationMiddleware(
-                AuthContextMiddleware(RequireAuthMiddleware(self._serve, [])), backend=BearerAuthBackend(auth)
-            )
+            required = AuthContextMiddleware(RequireAuthMiddleware(entry, []))
+            entry = AuthenticationMiddleware(required, backend=BearerAuthBackend(auth))
         if self._settings.cors_origins:
             entry = CORSMiddleware(
                 entry,
@@ -134,7 +133,10 @@ class App:
             )
             await stack.enter_async_context(self._sessionless.run())
             if self._hosted.web is not None:
-                endpoint_of(self._hosted.web).session_manager = _Stand(self._serve)
+                own = endpoint_of(self._hosted.web)
+                # FastMCP looks at its own manager once more when it stops.
+                stack.callback(setattr, own, "session_manager", own.session_manager)
+                own.session_manager = _Stand(self._serve)
             self._endpoint = Endpoint(house, sessions)
             self._sessions, self._journal, self._hub = sessions, journal, hub
             self._loop = asyncio.get_running_loop()
@@ -179,6 +181,8 @@ class App:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
         try:
             response = await self._respond(scope, receive, send)
+            if isinstance(response, Streamed):
+                response.breaks = scope.get(BREAK_OFF)
             if response is not None:
                 await response.send(receive, send)
         except Refused as refused:

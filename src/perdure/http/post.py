@@ -21,6 +21,9 @@ from perdure.ledger import Call
 from perdure.session import Session
 from perdure.streams import Stream
 
+MAX_HANDSHAKE = 64 << 10
+"""Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
+
 
 class Post:
     """Takes messages."""
@@ -93,8 +96,9 @@ class Post:
         self._check_room(first)
         if len(session.exchange.calls) + len(requests) > self._settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls)
-        if any(sticky.is_full(session.record.sticky, request) for request in requests):
-            raise Refused(Refusal.TOO_MANY_SUBSCRIPTIONS, id=first, limit=sticky.MAX_STICKY)
+        if sticky.is_full(session.record.sticky, session.exchange.calls.all_running(), requests):
+            full = Refusal.TOO_MANY_SUBSCRIPTIONS
+            raise Refused(full, id=first, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         taken = session.exchange.calls.reserve(requests)
         if taken is not None:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.id, seen=taken.id)
@@ -124,6 +128,8 @@ class Post:
     async def _initialize(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | Streamed:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
         sessions = self._desk.sessions
+        if len(body) > MAX_HANDSHAKE:
+            raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
         self._check_room(request.id)
         if await sessions.full():
             raise Refused(Refusal.TOO_MANY_SESSIONS, id=request.id, limit=self._settings.max_sessions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import Receive, Send
 
@@ -19,12 +20,14 @@ _HEADERS = (
 class Streamed:
     """The response, and what its reader knows of the connection. At rest it waits here for its client to leave."""
 
-    __slots__ = ("_reader", "_send", "_session")
+    __slots__ = ("_reader", "_send", "_session", "breaks")
 
     def __init__(self, session: Session, reader: Reader) -> None:
         self._session = session
         self._reader = reader
         self._send: Send
+        self.breaks: Callable[[], None] | None = None
+        """Breaks the connection off, where the server that runs us can do that."""
 
     async def send(self, receive: Receive, send: Send) -> None:
         """Serve until the stream is over, another reader takes it, or the client leaves."""
@@ -42,6 +45,10 @@ class Streamed:
         finally:
             self._reader.leave()
             self._session.touch()
+
+    def abort(self) -> None:
+        if self.breaks is not None:
+            self.breaks()
 
     async def write(self, body: bytes, *, last: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})

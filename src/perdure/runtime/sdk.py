@@ -30,7 +30,6 @@ from mcp_types import CONNECTION_CLOSED, InitializeRequestParams, JSONRPCMessage
 from perdure._core.ids import NodeId
 from perdure.store.base import SessionRecord
 
-
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself: neither
 its session's end nor anybody else's may wait for it."""

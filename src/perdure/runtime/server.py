@@ -17,6 +17,7 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.applications import Starlette
+from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import BaseRoute, Route
 
 from perdure.errors import BadTarget
@@ -55,11 +56,20 @@ def endpoint_of(web: Starlette) -> Any:
     return found[0]
 
 
-def is_guarded(web: Starlette) -> bool:
-    """Whether the web application puts anything between a request and the MCP endpoint: auth, mostly."""
-    holder = endpoint_of(web)
-    bare = any(isinstance(route, Route) and route.endpoint is holder for route in web.routes)
-    return not bare or bool(web.user_middleware)
+def is_bare(web: Starlette) -> bool:
+    """Whether nothing stands between a request and the MCP endpoint, neither auth nor any other middleware."""
+    return not web.user_middleware and not _is_wrapped(web)
+
+
+def authenticates(web: Starlette) -> bool:
+    """Whether the web application checks by itself who is calling."""
+    return _is_wrapped(web) or any(entry.cls is AuthenticationMiddleware for entry in web.user_middleware)
+
+
+def _is_wrapped(web: Starlette) -> bool:
+    """The SDK and FastMCP wrap the endpoint in what requires a token, and in nothing else."""
+    own = endpoint_of(web)
+    return not any(isinstance(route, Route) and route.endpoint is own for route in web.routes)
 
 
 def sessionless(server: Server[Any], state: Any, *, json_response: bool, max_body: int) -> StreamableHTTPSessionManager:
