@@ -23,7 +23,7 @@ import pytest
 from perdure.store import MemoryStore, SqliteStore
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.gated import open_gate
-from tests.support.live import Live, live
+from tests.support.live import Live, live, readers
 from tests.support.raw import Exchange, Peer, SessionPeer, message, progress, text_of
 from tests.support.serving import SERVE, Served, serving
 from tests.support.site import until
@@ -72,8 +72,9 @@ class Locked(Outage):
 
     @asynccontextmanager
     async def begins(self) -> AsyncIterator[None]:
-        pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-        holder = await asyncio.create_subprocess_exec(sys.executable, "-c", self.HOLDER, str(self.path), **pipes)
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, "-c", self.HOLDER, str(self.path))
+        holder = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert await holder.stdout.readline() == b"held\n"
@@ -312,7 +313,7 @@ async def test_a_resume_that_cannot_be_read_is_refused_for_the_moment(fault: Fau
         running = await begin_count(peer, gate, first=5, n=10)
         start = running.events[0].id
         running.cut()
-        await until(lambda: not any(s.connected_since for s in _info(served, peer)))
+        await until(lambda: readers(served, peer) == 0)
         store.reads = fault
         for position in (over.events[0].id, start):
             async with await peer.resume(position) as refused:
@@ -327,12 +328,6 @@ async def test_a_resume_that_cannot_be_read_is_refused_for_the_moment(fault: Fau
             await peer.call("open_gate", name=gate)
             assert progress((await again.answer()).messages) == list(range(1, 11))
         await running.aclose()
-
-
-def _info(served: Live, peer: SessionPeer) -> tuple[object, ...]:
-    info = served.app.session_info(peer.id)
-    assert info is not None
-    return info.streams
 
 
 @pytest.mark.parametrize("json_response", [False, True])
@@ -355,9 +350,7 @@ async def test_a_store_that_cannot_be_read_does_not_keep_answers_back(json_respo
 
 
 @pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS])
-async def test_a_server_with_a_failing_store_stops_all_the_same(
-    fault: Fault, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_server_with_a_failing_store_stops_all_the_same(fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     store = FaultyStore(MemoryStore())
     async with live(store=store, store_timeout=TIMEOUT, complaint="the store") as served:
         peer = await served.session()

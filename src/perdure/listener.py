@@ -10,7 +10,7 @@ import asyncio
 import errno
 import socket
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from perdure.errors import Misuse
 
@@ -71,6 +71,8 @@ class Connection(HttpToolsProtocol):
     head_timer: asyncio.TimerHandle | None = None
     unread_seconds = UNREAD_SECONDS
     unread_timer: asyncio.TimerHandle | None = None
+    #: Requests that were not answered yet when another one came behind them on the same connection.
+    overtaken: tuple[RequestResponseCycle, ...] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -81,6 +83,11 @@ class Connection(HttpToolsProtocol):
         if self.unread_timer is not None:
             self.unread_timer.cancel()
         super().connection_lost(exc)
+        # uvicorn tells the last request only; an event stream before it would be served to nobody, for ever.
+        for cycle in self.overtaken:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def on_message_begin(self) -> None:
         self.head = -1
@@ -89,7 +96,10 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_complete()
+        before = self.cycle
         super().on_headers_complete()
+        if before is not None and not before.response_complete:
+            self.overtaken = (*(cycle for cycle in self.overtaken if not cycle.response_complete), before)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -175,13 +175,3 @@ async def test_an_attached_client_may_take_its_time(shop: Workshop) -> None:
         await until(lambda: state() == "dormant")
         await peer.answer(ask, {"action": "accept", "content": {"answer": "at last"}})
         assert text_of((await wire.rest())[-1]) == "at last"
-
-
-async def test_a_client_without_the_capability_is_not_asked(site: Site) -> None:
-    """A26: what was negotiated holds for the session's life."""
-    peer = await site.join(capabilities={})
-    wire = await peer.call("ask", question="?")
-    messages = await wire.rest()
-    if messages[0].get("method"):  # the SDK leaves the check to the tool's author
-        pytest.skip("the SDK asks without the capability")
-    assert messages[-1].get("error") or messages[-1]["result"]["isError"]

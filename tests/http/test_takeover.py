@@ -77,7 +77,7 @@ async def test_resumes_that_come_at_the_same_time_end_all_but_one(shop: Workshop
 
 async def test_a_ghost_that_does_not_read_is_taken_over_at_once(shop: Workshop) -> None:
     """A dead socket is often not known to be dead: its buffers are full, and nobody will ever read them."""
-    async with serve(shop.server, small_buffers=True, max_stream_events=20, complaint="without completing") as site:
+    async with serve(shop.server, small_buffers=True, max_stream_events=20) as site:
         peer = await site.join()
         ghost = await peer.call("flood", n=400, size=5000, token=1)
         [first] = await ghost.messages(1)

@@ -26,8 +26,8 @@ CHUNK = 65536
 PATIENCE = 10
 
 METHOD = re.compile(rb"(GET|POST|DELETE) ")
-#: An SSE event with an id and without data.
-PRIMING = re.compile(rb"id: ?[^\n]+\n(?:(?!data:(?! ?\r?\n))[^\r\n][^\n]*\n)*\r?\n")
+#: An SSE event with an id and without data. (A line of its own: `mcp-session-id: …` is a header.)
+PRIMING = re.compile(rb"(?:^|(?<=\n))id: ?[^\n]+\n(?:(?!data:(?! ?\r?\n))[^\r\n][^\n]*\n)*\r?\n")
 #: An SSE event that carries a JSON-RPC message.
 MESSAGE = re.compile(rb"data: ?\{[^\n]*\n(?:[^\r\n][^\n]*\n)*\r?\n")
 

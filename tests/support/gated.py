@@ -64,6 +64,11 @@ async def shout(text: str, times: int, ctx: Context) -> str:
 
 
 @server.tool()
+async def echo(text: str) -> str:
+    return text
+
+
+@server.tool()
 async def stubborn(gate: str) -> str:
     """Wait at a gate, and let nobody cancel it."""
     with anyio.CancelScope(shield=True):

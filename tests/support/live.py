@@ -13,7 +13,7 @@ import perdure
 from perdure.settings import Settings
 from perdure.store.base import Store
 from tests.support.gated import server as gated
-from tests.support.raw import Peer
+from tests.support.raw import Peer, SessionPeer
 from tests.support.site import under_uvicorn
 
 
@@ -40,3 +40,10 @@ async def live(
             yield Live(port=port, app=app)
         finally:
             app.begin_stop()
+
+
+def readers(served: Live, peer: SessionPeer) -> int:
+    """How many connections read a session's streams."""
+    info = served.app.session_info(peer.id)
+    assert info is not None
+    return sum(stream.connected_since is not None for stream in info.streams)

@@ -167,7 +167,7 @@ async def test_a_mark_tells_that_something_passed_and_loses_nothing(
 ) -> None:
     primed = proxy.passing(PRIMING)
     peer = await connect()
-    message = b"id: 1\ndata: {}\n\n"
+    message = b"mcp-session-id: 0\n\nid: 1\ndata: {}\n\n"
     server.say(message)
     assert await peer.reader.readexactly(len(message)) == message
     assert not primed.happened.is_set()

@@ -63,7 +63,8 @@ def is_bare(web: Starlette) -> bool:
 
 def authenticates(web: Starlette) -> bool:
     """Whether the web application checks by itself who is calling."""
-    return _is_wrapped(web) or any(entry.cls is AuthenticationMiddleware for entry in web.user_middleware)
+    middleware: list[object] = [entry.cls for entry in web.user_middleware]
+    return _is_wrapped(web) or AuthenticationMiddleware in middleware
 
 
 def _is_wrapped(web: Starlette) -> bool:
