@@ -446,9 +446,11 @@ async def test_an_answer_that_nobody_takes_is_let_go(monkeypatch: pytest.MonkeyP
     """Also when the connection is closing: that alone would wait for the peer for ever."""
     monkeypatch.setattr(Connection, "unread_seconds", 0.1)
     async with live(json_response=True) as served:
-        peer = await served.session()
         before = open_files()
-        body = peer.call_body("echo", text="x" * 3_000_000)
+        peer = await served.session()
+        await until(lambda: open_files() == before)
+        # More than the system takes on the way: several megabytes in each of its two buffers.
+        body = peer.call_body("babble", size=10_000_000)
         unread = await peer.open(peer.request("POST", body, headers={"connection": fate}))
         assert await unread.head() == 200
         unread.stop_reading()

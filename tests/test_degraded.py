@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -112,7 +112,7 @@ async def served(outage: Outage) -> AsyncIterator[Live]:
 async def recovered(peer: Peer) -> None:
     """Wait until the outage is over for the server as well."""
     async with asyncio.timeout(20):
-        while await peer.health() != "ok":
+        while await peer.health() != "ok":  # noqa: ASYNC110 - the server may be another process
             await asyncio.sleep(0.01)
 
 
@@ -368,11 +368,15 @@ async def small_disk(tmp_path: Path, *options: str) -> AsyncIterator[tuple[Serve
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ("unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m disk "$0" && exec "$@"')
-    if subprocess.run([*mount, str(disk), "true"], capture_output=True).returncode:
+    if not await asyncio.to_thread(_can_run, (*mount, str(disk), "true")):
         pytest.skip("this system lets nobody mount a disk in a namespace of its own")
     store = ("--store", f"sqlite:{disk / 'log.db'}", "--store-timeout", str(TIMEOUT))
     async with serving("tests.support.gated:server", *store, *options, argv=(*mount, str(disk), *SERVE)) as served:
         yield served, Path(f"/proc/{served.pid}/root{disk}")
+
+
+def _can_run(command: Sequence[str]) -> bool:
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def fill(disk: Path) -> Path:

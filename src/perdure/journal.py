@@ -188,17 +188,28 @@ class Journal:
 
     async def _write_group(self, group: _Group) -> None:
         try:
-            refusals = await self._commit(_flat(group))
-        except StoreError as failure:
+            await self._commit(group)
+        except StoreUnavailable as failure:
             self._failed(failure)
             self._too_much = _size(_flat(group))
             self._hold(group)
             self._hold(self._take())  # what came while the store was tried: nobody puts it into the queue again
+
+    async def _commit(self, group: _Group) -> None:
+        """Write a group, and tell its sources. Raises `StoreUnavailable` with nobody told."""
+        try:
+            refusals = await self.within_time(self._store.commit(_flat(group)))
+        except StoreUnavailable:
+            raise
+        except StoreError as failure:
+            # No use in trying again: one of them asks for the impossible. It must not hold up the others.
+            if len(group) == 1:
+                group[0][0].refused(group[0][1], failure)
+                return
+            for one in group:
+                await self._commit([one])
         else:
             self._done(group, refusals)
-
-    async def _commit(self, steps: Sequence[Step]) -> Sequence[StaleFence | None]:
-        return await self.within_time(self._store.commit(steps))
 
     def _done(self, group: _Group, refusals: Sequence[StaleFence | None]) -> None:
         place = 0
@@ -219,7 +230,7 @@ class Journal:
 
     # Holding
 
-    def _failed(self, failure: StoreError) -> None:
+    def _failed(self, failure: StoreUnavailable) -> None:
         if self.state is LogState.HEALTHY:
             self._counters.outages += 1
             what = "live traffic goes on from memory" if self._holds else "new requests are refused"
@@ -246,7 +257,7 @@ class Journal:
         while self.state is LogState.DEGRADED:
             try:
                 await self._write_backlog()
-            except StoreError as failure:
+            except StoreUnavailable as failure:
                 self._failed(failure)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _RETRY_MOST)
@@ -258,14 +269,13 @@ class Journal:
         await self._probe()
         while self._backlog:
             group = [self._backlog[i] for i in range(min(len(self._backlog), _BACKLOG_CHUNK))]
-            refusals = await self._commit(_flat(group))
+            await self._commit(group)
             for _, steps in group:
                 self._backlog.popleft()
                 self._held -= _events(steps)
             if self._held < self._most_held:
                 self.has_room = True
                 self._room.set()
-            self._done(group, refusals)
 
     async def _probe(self) -> None:
         """Write something, and take it away again. Where nothing is held that would show it (`refuse`), as much as

@@ -32,11 +32,15 @@ class Retained:
 
     def enforce(self, open_streams: Iterable[Stream]) -> Sequence[Step]:
         """The steps that bring the session back within its limits; mostly none."""
-        open_by_id = {stream.id: stream for stream in open_streams}
+        streams = list(open_streams)
+        open_by_id = {stream.id: stream for stream in streams if stream.id not in self._streams}
         kept = [stream.kept for stream in open_by_id.values()]
         if not self._over(kept):
             return ()
-        forget = over_limits([*(before for before, _ in self._streams.values()), *kept], self._limits)
+        # Somebody reads these again: they are left alone until that is over.
+        resumed = {stream.id for stream in streams} - open_by_id.keys()
+        over = [before for before, _ in self._streams.values() if before.stream not in resumed]
+        forget = over_limits([*over, *kept], self._limits)
         steps: list[Step] = []
         for stream_id in forget.events_of:
             if stream_id in open_by_id:

@@ -229,7 +229,7 @@ class Stream:
         self._look_settled()
 
     def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
-        note(logging.ERROR, "stream.fenced", f"another writer has taken stream {self.id}: {reason}", stream=self.id)
+        note(logging.ERROR, "stream.refused", f"stream {self.id} can no longer be written: {reason}", stream=self.id)
         self._fenced = True
         if self.reader is not None:
             self.reader.end()
@@ -277,10 +277,12 @@ class Stream:
         return Trim(stream=self.id, through=self._trimmed)
 
     def _overflow(self) -> int:
-        """Up to where events must go so that no more than the limit are kept; never past an attached reader."""
+        """Up to where events must go so that no more than the limit are kept; never past a call's attached reader."""
         events = self.last - self._trimmed - sum(1 for seq in self._finals if seq > self._trimmed)
         through = self._trimmed + max(0, events - self._limit)
         for seq in self._finals:
             if self._trimmed < seq <= through:
                 through += 1
-        return through if self.reader is None else max(self._trimmed, min(through, self.reader.cursor))
+        if self.reader is None or self.kind is Kind.STANDALONE:  # which makes nobody wait, so its oldest events go
+            return through
+        return max(self._trimmed, min(through, self.reader.cursor))

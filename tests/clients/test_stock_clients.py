@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -40,7 +41,13 @@ def packages() -> None:
     node_modules(HERE)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One event loop for the module, so that its stories share a server; a process for each would take longer."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
 async def server() -> AsyncIterator[Served]:
     async with serving(TOOLBOX, "--retry", f"{int(RETRY * 1000)}ms") as it:
         yield it
@@ -52,11 +59,17 @@ async def proxy(server: Served) -> AsyncIterator[CuttingProxy]:
         yield it
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def keeper(server: Served) -> AsyncIterator[StockClient]:
     """The keeper of the gates; nobody cuts its connections."""
     async with python_client(server.url) as it:
         yield it
+
+
+@pytest.fixture
+def gate() -> str:
+    """A gate of this story alone."""
+    return secrets.token_hex(4)
 
 
 @pytest.fixture(params=CLIENTS)
@@ -83,124 +96,126 @@ async def test_a_plain_call_reports_its_progress_and_answers(client: StockClient
 
 
 async def test_what_a_call_says_while_its_client_is_away_arrives_after_the_cut(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    call = await client.call("count", n=12, gate="away", pauses=[4])
+    call = await client.call("count", n=12, gate=gate, pauses=[4])
     await client.until(lambda: call.progress == numbers(4))
     proxy.hold()
     proxy.cut()
-    await keeper.result("open_gate", name="away/4")
-    await keeper.result("gate", name="away/done")
+    await keeper.result("open_gate", name=f"{gate}/4")
+    await keeper.result("gate", name=f"{gate}/done")
     proxy.release()
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
 
-async def test_a_resumed_call_goes_on_live(client: StockClient, proxy: CuttingProxy, keeper: StockClient) -> None:
-    call = await client.call("count", n=12, gate="live", pauses=[4, 8])
+async def test_a_resumed_call_goes_on_live(
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
+) -> None:
+    call = await client.call("count", n=12, gate=gate, pauses=[4, 8])
     await client.until(lambda: call.progress == numbers(4))
     proxy.cut(only="POST")
     await proxy.answered("GET", times=2)
-    await keeper.result("open_gate", name="live/4")
+    await keeper.result("open_gate", name=f"{gate}/4")
     await client.until(lambda: call.progress == numbers(8))
-    await keeper.result("open_gate", name="live/8")
+    await keeper.result("open_gate", name=f"{gate}/8")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
 
 async def test_a_cut_in_the_middle_of_an_event_loses_nothing(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    call = await client.call("count", n=12, gate="middle", pauses=[4])
+    call = await client.call("count", n=12, gate=gate, pauses=[4])
     await client.until(lambda: call.progress == numbers(4))
     cut = proxy.cut_after(re.compile(rb'"progress": ?7'))
-    await keeper.result("open_gate", name="middle/4")
+    await keeper.result("open_gate", name=f"{gate}/4")
     await cut.passed()
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
 
 async def test_a_cut_right_after_the_priming_event_loses_nothing(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    primed = proxy.passing(PRIMING)
-    call = await client.call("count", n=12, gate="primed", pauses=[0])
+    primed = proxy.passing(PRIMING, only="POST")
+    call = await client.call("count", n=12, gate=gate, pauses=[0])
     await primed.passed()
     await client.knows(call, positions=1)
     proxy.cut(only="POST")
-    await keeper.result("open_gate", name="primed/0")
+    await keeper.result("open_gate", name=f"{gate}/0")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
 
 async def test_a_resumed_call_that_is_cut_again_right_after_its_priming_event_loses_nothing(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    call = await client.call("count", n=12, gate="again", pauses=[4])
+    call = await client.call("count", n=12, gate=gate, pauses=[4])
     await client.until(lambda: call.progress == numbers(4))
     known = len(call.tokens)
-    primed = proxy.passing(PRIMING)
+    primed = proxy.passing(PRIMING, only="GET")
     proxy.cut(only="POST")
     await primed.passed()
     await client.knows(call, positions=known + 1)
     proxy.cut(only="GET")
-    await keeper.result("open_gate", name="again/4")
+    await keeper.result("open_gate", name=f"{gate}/4")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
 
 async def test_a_connection_that_the_server_still_believes_in_is_taken_over(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    call = await client.call("count", n=12, gate="ghost", pauses=[4, 8])
+    call = await client.call("count", n=12, gate=gate, pauses=[4, 8])
     await client.until(lambda: call.progress == numbers(4))
     proxy.cut(only="POST", loss=Loss.CLIENT)
     await proxy.answered("GET", times=2)
-    await keeper.result("open_gate", name="ghost/4")
+    await keeper.result("open_gate", name=f"{gate}/4")
     await client.until(lambda: call.progress == numbers(8))
-    await keeper.result("open_gate", name="ghost/8")
+    await keeper.result("open_gate", name=f"{gate}/8")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
 
 @pytest.mark.parametrize("client", TYPESCRIPT, indirect=True)
 async def test_a_call_that_is_cut_over_and_over_loses_nothing(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
     # Not with the Python client: it resumes from the position of its first loss each time, and gives up after two.
     pauses = [2, 4, 6, 8, 10]
-    call = await client.call("count", n=12, gate="often", pauses=pauses)
+    call = await client.call("count", n=12, gate=gate, pauses=pauses)
     for number in pauses:
         await client.until(lambda number=number: call.progress == numbers(number))  # type: ignore[misc]
         proxy.cut()
-        await keeper.result("open_gate", name=f"often/{number}")
+        await keeper.result("open_gate", name=f"{gate}/{number}")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
 
 async def test_a_tool_that_closes_its_own_connection_is_resumed(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    call = await client.call("close_early", n=12, gate="early")
+    call = await client.call("close_early", n=12, gate=gate)
     await proxy.answered("GET", times=2)
     assert call.progress == numbers(6)
-    await keeper.result("open_gate", name="early")
+    await keeper.result("open_gate", name=gate)
     assert await client.answer(call) == "closed after 6 of 12"
     assert call.progress == numbers(12)
 
 
 async def test_notices_sent_while_the_standalone_stream_is_cut_arrive(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
     await client.result("announce", n=3)
     await client.until(lambda: client.notices == notices(3))
-    primed = proxy.passing(PRIMING)
-    call = await client.call("announce", n=4, start=4, gate="cut")
+    primed = proxy.passing(PRIMING, only="POST")
+    call = await client.call("announce", n=4, start=4, gate=gate)
     await primed.passed()
     proxy.hold()
     proxy.cut(only="GET")
-    await keeper.result("open_gate", name="cut")
-    await keeper.result("gate", name="cut/done")
+    await keeper.result("open_gate", name=gate)
+    await keeper.result("gate", name=f"{gate}/done")
     proxy.release()
     await client.until(lambda: client.notices == notices(7))
     assert await client.answer(call) == "announced 4"
@@ -209,16 +224,16 @@ async def test_notices_sent_while_the_standalone_stream_is_cut_arrive(
 
 
 async def test_a_standalone_stream_that_is_cut_before_its_first_notice_loses_none(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    primed = proxy.passing(PRIMING)
-    call = await client.call("announce", n=3, gate="first")
+    primed = proxy.passing(PRIMING, only="POST")
+    call = await client.call("announce", n=3, gate=gate)
     await primed.passed()
     await client.result("count", n=1)  # a round trip: what came before it on the standalone stream was taken in
     proxy.hold()
     proxy.cut(only="GET")
-    await keeper.result("open_gate", name="first")
-    await keeper.result("gate", name="first/done")
+    await keeper.result("open_gate", name=gate)
+    await keeper.result("gate", name=f"{gate}/done")
     proxy.release()
     await client.until(lambda: client.notices == notices(3))
     assert await client.answer(call) == "announced 3"
@@ -246,14 +261,14 @@ async def test_the_answer_to_a_question_finds_the_waiting_call(
 
 
 async def test_a_question_whose_connection_is_cut_as_it_arrives_is_asked_once(
-    client: StockClient, proxy: CuttingProxy, keeper: StockClient
+    client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
-    primed = proxy.passing(PRIMING)
-    call = await client.call("ask", question="are you there?", gate="asked")
+    primed = proxy.passing(PRIMING, only="POST")
+    call = await client.call("ask", question="are you there?", gate=gate)
     await primed.passed()
     await client.knows(call, positions=1)
     proxy.cut_after(re.compile(rb"elicitation/create[^\n]*\n\r?\n"))
-    await keeper.result("open_gate", name="asked")
+    await keeper.result("open_gate", name=gate)
     assert await client.answer(call) == USER_SAYS
     assert client.asked == ["are you there?"]
 

@@ -216,9 +216,11 @@ async def test_after_a_session_has_ended_memory_and_rows_go_back(shop: Workshop,
         assert all([await rows(store, peer.session) > 10 for peer in peers])
         for peer in peers:
             await peer.delete()
-        for peer in peers:
-            while await rows(store, peer.session):
-                pass
+
+        async def gone() -> bool:
+            return not any([await rows(store, peer.session) for peer in peers])
+
+        await until(gone)
         await until(lambda: _alive() <= before)
         assert site.app.session_ids() == []
 

@@ -77,16 +77,15 @@ async def test_resumes_that_come_at_the_same_time_end_all_but_one(shop: Workshop
 
 async def test_a_ghost_that_does_not_read_is_taken_over_at_once(shop: Workshop) -> None:
     """A dead socket is often not known to be dead: its buffers are full, and nobody will ever read them."""
-    async with serve(shop.server, small_buffers=True, max_stream_events=20) as site:
+    async with serve(shop.server, small_buffers=True, max_stream_events=2000) as site:
         peer = await site.join()
-        ghost = await peer.call("flood", n=400, size=5000, token=1)
-        [first] = await ghost.messages(1)
-        assert progress_of([first]) == [1]
-        await until(lambda: shop.sent >= 20)
+        ghost = await peer.call("flood", n=1500, size=1000, token=1)
+        assert progress_of(await ghost.messages(1)) == [1]
+        await until(lambda: "flooded" in shop.seen)
         resumed = await peer.get(ghost.last_id)
         messages = await resumed.rest()
-        assert progress_of(messages) == list(range(2, 401))
-        assert text_of(messages[-1]) == "flooded 400"
+        assert progress_of(messages) == list(range(2, 1501))
+        assert text_of(messages[-1]) == "flooded 1500"
 
 
 async def test_a_take_over_of_a_sealed_stream(peer: Peer) -> None:

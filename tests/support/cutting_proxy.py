@@ -45,6 +45,8 @@ class Mark:
 
     pattern: re.Pattern[bytes]
     times: int
+    #: Only on connections whose newest request has this method.
+    only: str | None
     loss: Loss | None
     happened: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -108,17 +110,19 @@ class CuttingProxy:
             self._lose(link, loss)
         return len(links)
 
-    def cut_after(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, loss: Loss = Loss.BOTH) -> Mark:
+    def cut_after(
+        self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, only: str | None = None, loss: Loss = Loss.BOTH
+    ) -> Mark:
         """Lose the connection that carries `what` to the client: n messages, or a pattern for the n-th time.
 
         Counting begins now. The byte that completes it still goes out, the one after it does not. Each mark is passed
         once; several are passed in the order in which they were asked for.
         """
-        return self._mark(what, times, loss)
+        return self._mark(what, times, only, loss)
 
-    def passing(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1) -> Mark:
+    def passing(self, what: int | bytes | re.Pattern[bytes], *, times: int = 1, only: str | None = None) -> Mark:
         """Tell when a connection has carried `what` to the client; as `cut_after`, but nothing is lost."""
-        return self._mark(what, times, None)
+        return self._mark(what, times, only, None)
 
     def hold(self) -> None:
         """Forward nothing more in either direction and close nothing; new connections are accepted and held as well."""
@@ -207,18 +211,17 @@ class CuttingProxy:
             self._answers[link.method] += 1
             self._answer_began.set()
 
-    def _mark(self, what: int | bytes | re.Pattern[bytes], times: int, loss: Loss | None) -> Mark:
+    def _mark(self, what: int | bytes | re.Pattern[bytes], times: int, only: str | None, loss: Loss | None) -> Mark:
         if isinstance(what, int):
-            mark = Mark(pattern=MESSAGE, times=what, loss=loss)
+            pattern, times = MESSAGE, what
         else:
             pattern = re.compile(re.escape(what)) if isinstance(what, bytes) else what
-            mark = Mark(pattern=pattern, times=times, loss=loss)
-        self._marks.append(mark)
-        return mark
+        self._marks.append(Mark(pattern=pattern, times=times, only=only, loss=loss))
+        return self._marks[-1]
 
     def _reached(self, link: _Link, data: bytes) -> tuple[Mark | None, bytes]:
         """The mark that `data` reaches on this connection, and as much of `data` as may go out."""
-        if not self._marks:
+        if not self._marks or self._marks[0].only not in (None, link.method):
             return None, data
         mark = self._marks[0]
         link.sent += data

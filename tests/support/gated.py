@@ -64,8 +64,9 @@ async def shout(text: str, times: int, ctx: Context) -> str:
 
 
 @server.tool()
-async def echo(text: str) -> str:
-    return text
+async def babble(size: int) -> str:
+    """Answer at length."""
+    return "x" * size
 
 
 @server.tool()

@@ -54,12 +54,13 @@ class Answer:
 class Parser:
     """Reads one response from bytes, cut anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, head_only: bool = False) -> None:
         self.status = 0
         self.headers: list[tuple[str, str]] = []
         self.complete = False
         self.rest = b""
         """What follows the end of the response."""
+        self._head_only = head_only
         self._buffer = bytearray()
         self._chunked = False
         self._left = 0
@@ -91,8 +92,9 @@ class Parser:
         self.status = status
         self.headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
         known = dict(self.headers)
-        self._chunked = known.get("transfer-encoding") == "chunked"
-        self._left = int(known.get("content-length", 0))
+        if not self._head_only:
+            self._chunked = known.get("transfer-encoding") == "chunked"
+            self._left = int(known.get("content-length", 0))
         return True
 
     def _take(self, body: bytearray) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,9 +35,8 @@ SMALL_BUFFER = 8192
 class Site(Web):
     """An application that answers, and what a test asks it directly."""
 
-    def __init__(self, app: App, store: Store, port: int, *, small_buffers: bool = False) -> None:
-        options = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)] if small_buffers else None
-        super().__init__(f"http://127.0.0.1:{port}{app.path}", socket_options=options)
+    def __init__(self, app: App, store: Store, port: int) -> None:
+        super().__init__(f"http://127.0.0.1:{port}{app.path}")
         self.app = app
         self.store = store
         self.port = port
@@ -57,7 +57,7 @@ async def serve(
     store = MemoryStore() if store is None else store
     app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, path=path)
     async with under_uvicorn(app, small_buffers=small_buffers, complaint=complaint) as port:
-        site = Site(app, store, port, small_buffers=small_buffers)
+        site = Site(app, store, port)
         try:
             yield site
         finally:
@@ -90,10 +90,13 @@ async def under_uvicorn(
             gc.collect()  # the exception of a task that nobody looked at is told when the task goes
 
 
-async def until(state: Callable[[], object]) -> None:
+async def until(state: Callable[[], object | Awaitable[object]]) -> None:
     """Wait until a state is reached; the test's own timeout is the bound."""
-    while not state():
-        await asyncio.sleep(0.002)  # noqa: ASYNC110 - what is waited for has no event of its own
+    while True:
+        reached = state()
+        if await reached if inspect.isawaitable(reached) else reached:
+            return
+        await asyncio.sleep(0.002)  # what is waited for has no event of its own
 
 
 class _Server(uvicorn.Server):

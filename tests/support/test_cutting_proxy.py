@@ -165,8 +165,10 @@ async def test_a_cut_after_n_messages_passes_exactly_these(
 async def test_a_mark_tells_that_something_passed_and_loses_nothing(
     proxy: CuttingProxy, server: Upstream, connect: Connect
 ) -> None:
-    primed = proxy.passing(PRIMING)
-    peer = await connect()
+    primed = proxy.passing(PRIMING, only="POST")
+    await connect()
+    server.say(b"id: 1\ndata: \n\n")
+    peer = await connect(b"POST / HTTP/1.1\r\n\r\n")
     message = b"mcp-session-id: 0\n\nid: 1\ndata: {}\n\n"
     server.say(message)
     assert await peer.reader.readexactly(len(message)) == message

@@ -97,14 +97,10 @@ class Wire:
 class Web:
     """A server, as clients see it."""
 
-    def __init__(self, url: str, *, socket_options: Any = None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.http = httpx2.AsyncClient(
-            transport=httpx2.AsyncHTTPTransport(
-                socket_options=socket_options, limits=httpx2.Limits(max_keepalive_connections=0)
-            ),
-            timeout=None,
-        )
+        # A connection for each request, so that what happens to one of them happens to no other.
+        self.http = httpx2.AsyncClient(limits=httpx2.Limits(max_keepalive_connections=0), timeout=None)
         self._stack = AsyncExitStack()
 
     async def aclose(self) -> None:

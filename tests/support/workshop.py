@@ -39,11 +39,12 @@ class Workshop:
         self.seen: list[str] = []
         self.sent = 0
         self.kept: ServerSession | None = None
+        self.kept_token: str | int | None = None
         self.levels: list[str] = []
         tools = (
             self.count, self.flood, self.announce, self.wait, self.ask, self.sample, self.roots, self.close,
             self.close_standalone, self.boom, self.whoami, self.keep, self.log, self.stubborn, self.in_thread,
-            self.own_token, self.remember,
+            self.own_token, self.keep_token, self.guess_token, self.remember,
         )  # fmt: skip
         for tool in tools:
             self.server.add_tool(tool)
@@ -182,6 +183,27 @@ class Workshop:
             types.ProgressNotification(params=params), None if alone else ctx.request_id
         )
         return "sent"
+
+    async def keep_token(self, ctx: Context) -> str:
+        """Keep the session object and the token, for `late_progress`."""
+        self.kept, meta = ctx.session, ctx.request_context.meta
+        self.kept_token = None if meta is None else meta.get("progress_token")
+        return "kept"
+
+    async def late_progress(self) -> None:
+        """What a tool that ended long ago may still try to send."""
+        assert self.kept is not None
+        assert self.kept_token is not None
+        params = types.ProgressNotificationParams(progress_token=self.kept_token, progress=99)
+        await self.kept.send_notification(types.ProgressNotification(params=params))
+
+    async def guess_token(self, ctx: Context) -> str:
+        """Send progress under this call's own number, asked or not."""
+        number = int(ctx.request_id)
+        params = types.ProgressNotificationParams(progress_token=number, progress=1)
+        for related in (None, ctx.request_id):
+            await ctx.session.send_notification(types.ProgressNotification(params=params), related)
+        return "guessed"
 
     async def remember(self, ctx: Context) -> str:
         """What the runtime knows of the client."""

@@ -6,7 +6,10 @@ Sources: the transports pages of 2025-03-26, 2025-06-18 and 2025-11-25.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,14 +35,10 @@ REVISIONS: dict[str, Revision] = {
     )
 }
 
-DEFAULT_VERSION = "2025-03-26"
-"""What a request without a version header and without a session is taken for (A8)."""
-
 FIRST_SESSIONLESS = "2026-07-28"
 """From this revision on there are no sessions; those requests go to the official SDK's own handler."""
 
 
 def is_sessionless(version: str) -> bool:
     """Whether a version names a revision without sessions: 2026-07-28 or any later date."""
-    digits = version.replace("-", "", 2)
-    return len(version) == 10 and digits.isascii() and digits.isdigit() and version >= FIRST_SESSIONLESS
+    return _DATE.fullmatch(version) is not None and version >= FIRST_SESSIONLESS

@@ -36,7 +36,10 @@ class Gate:
     def _origin_allowed(self, origin: str) -> bool:
         if self._listed(origin, self._origins):
             return True
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False  # no address at all
         return parts.scheme in ("http", "https") and _without_port(parts.netloc) in _THIS_MACHINE
 
     @staticmethod

@@ -1,0 +1,69 @@
+"""The state tables: complete, closed, and honest about what cannot happen."""
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from perdure._core.states import (
+    CALL,
+    LOG,
+    SESSION,
+    STREAM,
+    CallState,
+    CallStep,
+    IllegalStep,
+    LogState,
+    LogStep,
+    SessionState,
+    SessionStep,
+    StreamState,
+    StreamStep,
+    advance,
+)
+
+TABLES: list[tuple[Mapping[Any, Mapping[Any, Any]], type[enum.Enum], type[enum.Enum], enum.Enum]] = [
+    (STREAM, StreamState, StreamStep, StreamState.DETACHED),
+    (SESSION, SessionState, SessionStep, SessionState.OPENING),
+    (CALL, CallState, CallStep, CallState.RUNNING),
+    (LOG, LogState, LogStep, LogState.HEALTHY),
+]
+
+
+@pytest.mark.parametrize(("table", "states", "steps", "first"), TABLES)
+def test_every_state_is_in_its_table_and_can_be_reached(
+    table: Mapping[Any, Mapping[Any, Any]], states: type[enum.Enum], steps: type[enum.Enum], first: enum.Enum
+) -> None:
+    reached, waiting = {first}, [first]
+    while waiting:
+        for state in table[waiting.pop()].values():
+            if state not in reached:
+                reached.add(state)
+                waiting.append(state)
+    assert reached == set(table) == set(states)
+    assert {step for row in table.values() for step in row} == set(steps)
+
+
+@pytest.mark.parametrize(("table", "states", "steps", "first"), TABLES)
+def test_a_step_that_is_not_in_the_table_cannot_be_made(
+    table: Mapping[Any, Mapping[Any, Any]], states: type[enum.Enum], steps: type[enum.Enum], first: enum.Enum
+) -> None:
+    for state in states:
+        for step in steps:
+            if step in table[state]:
+                assert advance(table, state, step) is table[state][step]
+            else:
+                with pytest.raises(IllegalStep, match=step.value):
+                    advance(table, state, step)
+
+
+def test_a_call_has_one_end() -> None:
+    """Promise 3: no end leads anywhere."""
+    assert [state for state in CallState if CALL[state]] == [CallState.RUNNING]
+
+
+def test_losing_its_reader_never_ends_a_stream() -> None:
+    """R3"""
+    after = {STREAM[state][StreamStep.READER_LOST] for state in StreamState if StreamStep.READER_LOST in STREAM[state]}
+    assert after == {StreamState.DETACHED, StreamState.SEALED}
