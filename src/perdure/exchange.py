@@ -235,6 +235,10 @@ class Exchange:
             if self.calls.answer(call, CallStep.SETTLE, payload):
                 self._session.house.counters.calls_settled += 1
 
+    @property
+    def loaded(self) -> bool:
+        return self._runtime is not None
+
     def runtime_may_go(self, idle: float) -> bool:
         """It was not used for so long, and nothing would be lost with it that loading it again does not bring back."""
         runtime = self._runtime

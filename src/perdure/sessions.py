@@ -51,6 +51,8 @@ class SessionInfo:
     version: str
     created: float
     active: float
+    loaded: bool
+    """Its runtime is in memory."""
     running_calls: tuple[str, ...]
     """Methods of the requests that are not answered yet."""
     streams: tuple[StreamInfo, ...]
@@ -152,6 +154,7 @@ class Sessions:
             version=record.version,
             created=record.created,
             active=session.active,
+            loaded=session.exchange.loaded,
             running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
             streams=tuple(
                 StreamInfo(

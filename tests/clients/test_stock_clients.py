@@ -198,7 +198,7 @@ async def test_a_tool_that_closes_its_own_connection_is_resumed(
 ) -> None:
     call = await client.call("close_early", n=12, gate=gate)
     await proxy.answered("GET", times=2)
-    assert call.progress == numbers(6)
+    await client.until(lambda: call.progress == numbers(6))
     await keeper.result("open_gate", name=gate)
     assert await client.answer(call) == "closed after 6 of 12"
     assert call.progress == numbers(12)

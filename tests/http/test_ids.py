@@ -80,7 +80,7 @@ async def test_without_a_token_there_is_no_progress(peer: Peer) -> None:
 async def test_a_token_of_the_tools_own_is_left_as_it_is(peer: Peer, alone: bool) -> None:
     """A tool may make up a token; it is neither the client's nor ours, and nobody else's progress."""
     standalone = await peer.get()
-    wire = await peer.call("own_token", token="mine", alone=alone)
+    wire = await peer.call("own_token", word="mine", alone=alone)
     if alone:
         message = await standalone.message()
     else:

@@ -176,9 +176,9 @@ class Workshop:
         self.thread_gate.wait()
         return "out of the thread"
 
-    async def own_token(self, token: str, ctx: Context, alone: bool = False) -> str:
+    async def own_token(self, word: str, ctx: Context, alone: bool = False) -> str:
         """Send progress under a token that the tool made up."""
-        params = types.ProgressNotificationParams(progress_token=token, progress=1)
+        params = types.ProgressNotificationParams(progress_token=word, progress=1)
         await ctx.session.send_notification(
             types.ProgressNotification(params=params), None if alone else ctx.request_id
         )
