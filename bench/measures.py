@@ -184,20 +184,6 @@ async def replay(target: Target, *, missed: int, times: int) -> Figures:
     }
 
 
-async def miss(target: Target, *, missed: int, calls: int) -> list[Missed]:
-    """So many finished calls, for the next process to replay."""
-    client = Client(port=target.port, path=target.path)
-    session = await client.open_session()
-    return [await make_missed(client, session, missed) for _ in range(calls)]
-
-
-async def replay_after_restart(target: Target, *, missed: list[Missed]) -> Figures:
-    """Each of these calls resumed once, in a process that never saw them: what comes, comes from the disk."""
-    client = Client(port=target.port, path=target.path)
-    took = [await what.resume(client, tries=1) for what in missed]
-    return {"ms": statistics.median(took) * 1e3, "first_ms": took[0] * 1e3, "worst_ms": max(took) * 1e3}
-
-
 async def memory_per_session(target: Target, *, sessions: int, settle: float) -> Figures:
     """KiB of the server's private memory (USS) and RSS for each idle session with an open GET stream."""
     client = Client(port=target.port, path=target.path)

@@ -50,7 +50,6 @@ ROWS = (
     Row(key="latency_tenth.p50", label="send to arrival, a tenth, p50 ms", digits=2),
     Row(key="latency_tenth.p99", label="send to arrival, a tenth, p99 ms", digits=2),
     Row(key="replay_100.ms", label="100 missed events, ms", digits=2, ratio=True),
-    Row(key="replay_restarted.ms", label="100 missed events after a restart, ms", digits=2),
     Row(key="replay_10000.per_second", label="10,000 missed events, events/s", ratio=True),
     Row(key="memory_loaded.kib", label="idle session, runtime loaded, KiB", digits=1, ratio=True),
     Row(key="memory_idle.kib", label="idle session, runtime dropped, KiB", digits=1),

@@ -166,27 +166,6 @@ def rounds(run: Run) -> None:
                 run.with_server(kind, replays(run), settings=KEEP_MORE)
 
 
-def restarts(run: Run) -> None:
-    """Resumes in the process after: only for those whose sessions survive one."""
-    for number in range(run.plan.rounds):
-        run.round = number
-        for kind in ("perdure-sqlite", "mcp-persist"):
-            if kind in run.kinds and kind not in run.unavailable:
-                restart(run, kind)
-
-
-def restart(run: Run, kind: str) -> None:
-    calls = run.plan.resumes
-    try:
-        with files() as folder:
-            with running(kind, folder, cores=run.server_cores) as target:
-                missed = uvloop.run(measures.miss(target, missed=100, calls=calls))
-            with running(kind, folder, cores=run.server_cores) as target:
-                run.take(target, "replay_restarted", lambda t: measures.replay_after_restart(t, missed=missed))
-    except UnavailableError as why:
-        run.unavailable[kind] = str(why)
-
-
 def both_cores(run: Run) -> None:
     """The same with a server that may use the client's core too, as a writer thread would like."""
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0) | {int(run.server_cores.split(",")[0])}))
@@ -220,7 +199,6 @@ def growth(run: Run) -> None:
 
 PARTS: dict[str, Callable[[Run], None]] = {
     "rounds": rounds,
-    "restarts": restarts,
     "both": both_cores,
     "memory": memory,
     "growth": growth,
