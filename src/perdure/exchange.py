@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from pydantic import TypeAdapter
@@ -127,7 +128,8 @@ class Exchange:
     async def emit(self, message: JSONRPCMessage, related: int | str | None) -> None:
         """Append what the runtime sends to the stream where it belongs (R2): it never fails, it may have to wait.
 
-        A call that has its answer already, because it was cancelled, says nothing more.
+        A call that has its answer already, because it was cancelled, says nothing more; if it asks, it is told that
+        nobody listens (`ClosedResourceError`).
         """
         if self._closed:
             return
@@ -147,21 +149,25 @@ class Exchange:
     ) -> Stream | None:
         call = None if related is None else self.calls.numbered(related)
         if params is not None:
-            if method == "notifications/progress":
-                call = call or self.calls.numbered(params.get("progressToken"))
-                if call is not None:
-                    params["progressToken"] = call.token
+            if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
+                # A number of ours, which means nothing outside: not after its call has ended, nor without a token.
+                call = self.calls.numbered(token)
+                if call is None or call.token is None:
+                    return None
+                params["progressToken"] = call.token
             elif method == "notifications/cancelled":
                 self._close_ask(params.get("requestId"))
+        if call is None and related is not None:
+            return None  # of a call that has ended, or of a repeated sticky request
         stream = self._stream_for(call)
         if stream is not None:
             stream.append(_encode_notification(method, params))
         return stream
 
-    def _emit_ask(self, message: JSONRPCRequest, related: int | str | None) -> Stream | None:
+    def _emit_ask(self, message: JSONRPCRequest, related: int | str | None) -> Stream:
         stream = self._stream_for(self.calls.numbered(related))
         if stream is None:
-            return None
+            raise anyio.ClosedResourceError  # a cancelled call that does not stop must not wait for an answer for ever
         session = self._session
         payload = _ask_json.dump_json(message, by_alias=True, exclude_unset=True)
         ask = AskRecord(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import socket
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -25,6 +26,7 @@ UNREAD_SECONDS = 60.0
 #: politely, and closing would wait for it.
 BREAK_OFF = "perdure.break_off"
 
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _TOO_LARGE = b"the request's headers are too large"
 _ANSWER_431 = b"\r\n".join(
     [
@@ -62,8 +64,20 @@ def _why(error: OSError, host: str, port: int) -> str:
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 
+def _without_upgrade(data: bytes) -> bytes:
+    """Take a wish for another protocol out of a request that begins here, as who does not know it may (RFC 9110, 7.8).
+
+    httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request.
+    """
+    if b"pgrade:" not in data and b"PGRADE:" not in data:
+        return data
+    head, blank, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + blank + rest
+
+
 class Connection(HttpToolsProtocol):
-    """An HTTP connection with a limit for the size and the time of incomplete headers."""
+    """An HTTP connection with limits for what uvicorn would wait for without end: headers that are not complete, and
+    answers that nobody takes."""
 
     head_seconds = HEAD_SECONDS
     #: Bytes of headers so far, without the chunk in which they began; None when no headers are under way.
@@ -102,6 +116,8 @@ class Connection(HttpToolsProtocol):
             self.overtaken = (*(cycle for cycle in self.overtaken if not cycle.response_complete), before)
 
     def data_received(self, data: bytes) -> None:
+        if self.head is None and (self.cycle is None or not self.cycle.more_body):
+            data = _without_upgrade(data)
         super().data_received(data)
         if self.head is None:
             return

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.stock import HERE
+from tests.clients.node_clients import HERE
 from tests.support.node import node_modules, program
 from tests.support.serving import TOOLBOX, Served, serving
 

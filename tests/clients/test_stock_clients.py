@@ -15,7 +15,9 @@ from functools import partial
 
 import pytest
 
-from tests.clients.stock import HERE, MODEL_SAYS, USER_SAYS, StockClient, node_client, python_client, python_session
+from tests.clients.node_clients import HERE, node_client
+from tests.clients.python_clients import python_client, python_session
+from tests.clients.stock import MODEL_SAYS, USER_SAYS, StockClient
 from tests.support.cutting_proxy import PRIMING, CuttingProxy, Loss, cutting_proxy
 from tests.support.node import node_modules
 from tests.support.serving import TOOLBOX, Served, serving
@@ -80,8 +82,8 @@ async def client(request: pytest.FixtureRequest, proxy: CuttingProxy, packages: 
         proxy.release()
 
 
-def numbers(last: int, first: int = 1) -> list[int]:
-    return list(range(first, last + 1))
+def numbers(last: int) -> list[int]:
+    return list(range(1, last + 1))
 
 
 def notices(last: int) -> list[str]:
@@ -89,6 +91,7 @@ def notices(last: int) -> list[str]:
 
 
 async def test_a_plain_call_reports_its_progress_and_answers(client: StockClient) -> None:
+    """P1, A33."""
     call = await client.call("count", n=12)
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
@@ -98,13 +101,15 @@ async def test_a_plain_call_reports_its_progress_and_answers(client: StockClient
 async def test_what_a_call_says_while_its_client_is_away_arrives_after_the_cut(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """R2, R3, A18."""
     call = await client.call("count", n=12, gate=gate, pauses=[4])
-    await client.until(lambda: call.progress == numbers(4))
+    await client.saw(call, numbers(4))
     proxy.hold()
     proxy.cut()
     await keeper.result("open_gate", name=f"{gate}/4")
     await keeper.result("gate", name=f"{gate}/done")
     proxy.release()
+    await proxy.answered("GET", times=3)  # both streams are back
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
@@ -112,12 +117,13 @@ async def test_what_a_call_says_while_its_client_is_away_arrives_after_the_cut(
 async def test_a_resumed_call_goes_on_live(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """R4, P5, A14."""
     call = await client.call("count", n=12, gate=gate, pauses=[4, 8])
-    await client.until(lambda: call.progress == numbers(4))
+    await client.saw(call, numbers(4))
     proxy.cut(only="POST")
     await proxy.answered("GET", times=2)
     await keeper.result("open_gate", name=f"{gate}/4")
-    await client.until(lambda: call.progress == numbers(8))
+    await client.saw(call, numbers(8))
     await keeper.result("open_gate", name=f"{gate}/8")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
@@ -126,11 +132,13 @@ async def test_a_resumed_call_goes_on_live(
 async def test_a_cut_in_the_middle_of_an_event_loses_nothing(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """Promise 2."""
     call = await client.call("count", n=12, gate=gate, pauses=[4])
-    await client.until(lambda: call.progress == numbers(4))
+    await client.saw(call, numbers(4))
     cut = proxy.cut_after(re.compile(rb'"progress": ?7'))
     await keeper.result("open_gate", name=f"{gate}/4")
     await cut.passed()
+    await proxy.answered("GET", times=2)
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
@@ -138,12 +146,14 @@ async def test_a_cut_in_the_middle_of_an_event_loses_nothing(
 async def test_a_cut_right_after_the_priming_event_loses_nothing(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """A9."""
     primed = proxy.passing(PRIMING, only="POST")
     call = await client.call("count", n=12, gate=gate, pauses=[0])
     await primed.passed()
     await client.knows(call, positions=1)
     proxy.cut(only="POST")
     await keeper.result("open_gate", name=f"{gate}/0")
+    await proxy.answered("GET", times=2)
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
@@ -151,15 +161,17 @@ async def test_a_cut_right_after_the_priming_event_loses_nothing(
 async def test_a_resumed_call_that_is_cut_again_right_after_its_priming_event_loses_nothing(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """A9: a resumed stream is primed too, or TypeScript clients forget where they were."""
     call = await client.call("count", n=12, gate=gate, pauses=[4])
-    await client.until(lambda: call.progress == numbers(4))
+    await client.saw(call, numbers(4))
     known = len(call.tokens)
     primed = proxy.passing(PRIMING, only="GET")
     proxy.cut(only="POST")
     await primed.passed()
     await client.knows(call, positions=known + 1)
-    proxy.cut(only="GET")
+    assert proxy.cut(only="GET") == 2  # the standalone stream and the resumed one
     await keeper.result("open_gate", name=f"{gate}/4")
+    await proxy.answered("GET", times=4)
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
 
@@ -167,12 +179,13 @@ async def test_a_resumed_call_that_is_cut_again_right_after_its_priming_event_lo
 async def test_a_connection_that_the_server_still_believes_in_is_taken_over(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """R4, A17."""
     call = await client.call("count", n=12, gate=gate, pauses=[4, 8])
-    await client.until(lambda: call.progress == numbers(4))
+    await client.saw(call, numbers(4))
     proxy.cut(only="POST", loss=Loss.CLIENT)
     await proxy.answered("GET", times=2)
     await keeper.result("open_gate", name=f"{gate}/4")
-    await client.until(lambda: call.progress == numbers(8))
+    await client.saw(call, numbers(8))
     await keeper.result("open_gate", name=f"{gate}/8")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
@@ -186,19 +199,21 @@ async def test_a_call_that_is_cut_over_and_over_loses_nothing(
     pauses = [2, 4, 6, 8, 10]
     call = await client.call("count", n=12, gate=gate, pauses=pauses)
     for number in pauses:
-        await client.until(lambda number=number: call.progress == numbers(number))  # type: ignore[misc]
+        await client.saw(call, numbers(number))
         proxy.cut()
         await keeper.result("open_gate", name=f"{gate}/{number}")
     assert await client.answer(call) == "counted to 12"
     assert call.progress == numbers(12)
+    assert proxy.requests["GET"] > len(pauses)
 
 
 async def test_a_tool_that_closes_its_own_connection_is_resumed(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """P7, A10."""
     call = await client.call("close_early", n=12, gate=gate)
     await proxy.answered("GET", times=2)
-    await client.until(lambda: call.progress == numbers(6))
+    await client.saw(call, numbers(6))
     await keeper.result("open_gate", name=gate)
     assert await client.answer(call) == "closed after 6 of 12"
     assert call.progress == numbers(12)
@@ -207,13 +222,14 @@ async def test_a_tool_that_closes_its_own_connection_is_resumed(
 async def test_notices_sent_while_the_standalone_stream_is_cut_arrive(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """R4, S2."""
     await client.result("announce", n=3)
     await client.until(lambda: client.notices == notices(3))
     primed = proxy.passing(PRIMING, only="POST")
     call = await client.call("announce", n=4, start=4, gate=gate)
     await primed.passed()
     proxy.hold()
-    proxy.cut(only="GET")
+    assert proxy.cut(only="GET") == 1
     await keeper.result("open_gate", name=gate)
     await keeper.result("gate", name=f"{gate}/done")
     proxy.release()
@@ -226,12 +242,13 @@ async def test_notices_sent_while_the_standalone_stream_is_cut_arrive(
 async def test_a_standalone_stream_that_is_cut_before_its_first_notice_loses_none(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """A9, on the GET stream."""
     primed = proxy.passing(PRIMING, only="POST")
     call = await client.call("announce", n=3, gate=gate)
     await primed.passed()
     await client.result("count", n=1)  # a round trip: what came before it on the standalone stream was taken in
     proxy.hold()
-    proxy.cut(only="GET")
+    assert proxy.cut(only="GET") == 1
     await keeper.result("open_gate", name=gate)
     await keeper.result("gate", name=f"{gate}/done")
     proxy.release()
@@ -242,9 +259,10 @@ async def test_a_standalone_stream_that_is_cut_before_its_first_notice_loses_non
 async def test_a_standalone_stream_that_the_server_still_believes_in_is_taken_over(
     client: StockClient, proxy: CuttingProxy
 ) -> None:
+    """R4: no 409 because of a ghost."""
     await client.result("announce", n=3)
     await client.until(lambda: client.notices == notices(3))
-    proxy.cut(only="GET", loss=Loss.CLIENT)
+    assert proxy.cut(only="GET", loss=Loss.CLIENT) == 1
     await proxy.answered("GET", times=2)
     await client.result("announce", n=3, start=4)
     await client.until(lambda: client.notices == notices(6))
@@ -256,6 +274,7 @@ async def test_a_standalone_stream_that_the_server_still_believes_in_is_taken_ov
 async def test_the_answer_to_a_question_finds_the_waiting_call(
     client: StockClient, tool: str, argument: str, says: str
 ) -> None:
+    """P6."""
     assert await client.result(tool, **{argument: "what is six by seven?"}) == says
     assert client.asked == ["what is six by seven?"]
 
@@ -263,12 +282,14 @@ async def test_the_answer_to_a_question_finds_the_waiting_call(
 async def test_a_question_whose_connection_is_cut_as_it_arrives_is_asked_once(
     client: StockClient, proxy: CuttingProxy, keeper: StockClient, gate: str
 ) -> None:
+    """P6, promise 2."""
     primed = proxy.passing(PRIMING, only="POST")
     call = await client.call("ask", question="are you there?", gate=gate)
     await primed.passed()
     await client.knows(call, positions=1)
-    proxy.cut_after(re.compile(rb"elicitation/create[^\n]*\n\r?\n"))
+    cut = proxy.cut_after(re.compile(rb"elicitation/create[^\n]*\n\r?\n"))
     await keeper.result("open_gate", name=gate)
+    await cut.passed()
     assert await client.answer(call) == USER_SAYS
     assert client.asked == ["are you there?"]
 
@@ -277,6 +298,7 @@ async def test_a_question_whose_connection_is_cut_as_it_arrives_is_asked_once(
 async def test_a_tool_that_raises_is_answered_once_and_the_session_goes_on(
     client: StockClient, proxy: CuttingProxy, code: int
 ) -> None:
+    """P4."""
     assert (await client.result("boom", code=code)).startswith("error: ")
     await asyncio.sleep(4 * RETRY)  # time in which a client that thinks the answer is still missing asks again
     assert await client.result("count", n=1) == "counted to 1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.stock import python_client
+from tests.clients.python_clients import python_client
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.serving import TOOLBOX, serving
 
@@ -28,7 +28,7 @@ async def test_with_the_session_era_alone_it_falls_back_and_its_call_survives_a_
     ):
         assert client.protocol == "2025-11-25"
         call = await client.call("count", n=12, gate="gate", pauses=[4])
-        await client.until(lambda: call.progress == [1, 2, 3, 4])
+        await client.saw(call, [1, 2, 3, 4])
         proxy.cut(only="POST")
         await keeper.result("open_gate", name="gate/4")
         assert await client.answer(call) == "counted to 12"

@@ -33,7 +33,7 @@ async def test_the_others_go_on(shop: Workshop, peer: Peer) -> None:
 
 
 async def test_a_cancelled_call_says_nothing_more(shop: Workshop, peer: Peer) -> None:
-    """A tool that does not stop goes on talking to nobody; its stream was sealed at the cancellation."""
+    """A tool that does not stop talks to nobody; its stream was sealed at the cancellation. If it asks, it is told."""
     standalone = await peer.get()
     wire = await peer.call("stubborn", gate="g", id=1, token=1)
     await until(lambda: shop.seen)
@@ -41,7 +41,7 @@ async def test_a_cancelled_call_says_nothing_more(shop: Workshop, peer: Peer) ->
     [answer] = await wire.rest()
     assert answer["error"]["code"] == -32800
     shop.open("g")
-    await until(lambda: "talked" in shop.seen)
+    await until(lambda: shop.seen == ["stubborn", "talked", "nobody listens"])
     assert [m.get("error", {}).get("code") for m in await (await peer.get(wire.seen[0].id)).rest()] == [-32800]
     await peer.result("announce", n=1)
     assert (await standalone.message())["method"] == "notifications/resources/updated"

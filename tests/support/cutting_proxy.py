@@ -157,6 +157,10 @@ class CuttingProxy:
         except ConnectionError:
             _reset(to_client)
             return
+        if self._refusing:  # closed in the meantime
+            _reset(to_client)
+            _reset(to_server)
+            return
         link = _Link(client=to_client, server=to_server)
         self._links.add(link)
         async with asyncio.TaskGroup() as group:
@@ -166,6 +170,7 @@ class CuttingProxy:
                 task.add_done_callback(self._serving.discard)
 
     async def aclose(self) -> None:
+        self.refuse()
         self.cut()
         for ghost in self._ghosts:
             _reset(ghost.server)

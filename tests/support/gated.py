@@ -10,6 +10,8 @@ from collections import defaultdict
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import ListRootsRequest, ListRootsResult
 
 server = MCPServer("gated", version="1", log_level="WARNING")
 
@@ -53,6 +55,16 @@ async def open_gate_tool(name: str) -> str:
     """Open a gate from outside."""
     open_gate(name)
     return f"opened {name}"
+
+
+@server.tool()
+async def ask_roots(ctx: Context) -> str:
+    """Ask the client something, and wait for its answer."""
+    # The session's own method is deprecated and warns; this is the same request.
+    result = await ctx.session.send_request(
+        ListRootsRequest(), ListRootsResult, metadata=ServerMessageMetadata(related_request_id=ctx.request_id)
+    )
+    return f"{len(result.roots)} roots"
 
 
 @server.tool()

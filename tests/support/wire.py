@@ -100,7 +100,7 @@ class Web:
     def __init__(self, url: str) -> None:
         self.url = url
         # A connection for each request, so that what happens to one of them happens to no other.
-        self.http = httpx2.AsyncClient(limits=httpx2.Limits(max_keepalive_connections=0), timeout=None)
+        self.http = httpx2.AsyncClient(limits=httpx2.Limits(max_keepalive_connections=0), timeout=None, verify=False)
         self._stack = AsyncExitStack()
 
     async def aclose(self) -> None:

@@ -162,12 +162,16 @@ class Workshop:
         return "logged"
 
     async def stubborn(self, gate: str, ctx: Context) -> str:
-        """Do not stop when cancelled, and go on talking."""
+        """Do not stop when cancelled, and go on talking and asking."""
         with anyio.CancelScope(shield=True):
             self.seen.append("stubborn")
             await self.gates[gate].wait()
             await ctx.report_progress(1)
             self.seen.append("talked")
+            try:
+                await ctx.elicit("Is anybody there?", Answer)
+            except MCPError:
+                self.seen.append("nobody listens")
         return "too late"
 
     def in_thread(self) -> str:

@@ -52,7 +52,7 @@ class Post:
         calls = await self._accept(session, requests, body)
         self._pass_on(session, messages, calls, http)
         if self._settings.json_response:
-            return await self._as_json(session, calls[0].stream)
+            return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
         return self._desk.read(session, calls[0].stream, cursor=0)
 
     def _check(self, headers: Headers) -> None:
@@ -116,11 +116,11 @@ class Post:
         if self._house.hub.full and not self._settings.json_response:
             raise Refused(Refusal.TOO_MANY_READERS, id=request_id, limit=self._settings.max_readers)
 
-    async def _as_json(self, session: Session, stream: Stream) -> Answer:
+    async def _as_json(self, session: Session, stream: Stream, *, batch: bool = False) -> Answer:
         with stream.kept_whole():
             await stream.wait_over()
             answers = await _answers(stream)
-        body = answers[0] if len(answers) == 1 else b"[%b]" % b",".join(answers)
+        body = b"[%b]" % b",".join(answers) if batch else answers[0]
         return Answer(status=200, body=body, headers=_session_header(session))
 
     # The handshake

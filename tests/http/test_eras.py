@@ -1,0 +1,144 @@
+"""2026-07-28 beside the revisions with sessions, on the same path (P8, design: Two eras)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+from mcp.server.mcpserver import Context, MCPServer
+
+from tests.support.site import Site, serve
+from tests.support.wire import EVENTS, JSON, Message, Peer, text_of
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+MODERN = "2026-07-28"
+
+
+async def ask(site: Site, method: str, params: Message, *, version: str = MODERN, **more: str) -> httpx2.Response:
+    """A request of the era without sessions: everything it needs is in it."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": version,
+        "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    headers = {
+        "accept": f"{JSON}, {EVENTS}",
+        "content-type": JSON,
+        "mcp-protocol-version": version,
+        "mcp-method": method,
+        **({"mcp-name": params["name"]} if "name" in params else {}),
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    response: httpx2.Response = await site.request("POST", headers=headers.items(), body=body)
+    return response
+
+
+def answer_of(response: httpx2.Response) -> Message:
+    if response.headers["content-type"].startswith(JSON):
+        message: Message = response.json()
+        return message
+    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    last: Message = json.loads(lines[-1])
+    return last
+
+
+async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> None:
+    """P8: the same tools, the same process; the modern answer needs no session and opens none."""
+    peer = await site.join()
+    response = await ask(site, "tools/call", {"name": "count", "arguments": {"n": 2}})
+    assert response.status_code == 200, response.text
+    assert "mcp-session-id" not in response.headers
+    assert text_of(answer_of(response)) == "counted to 2"
+    assert await peer.result("count", n=3) == "counted to 3"
+    assert site.app.session_ids() == [peer.session]
+
+
+async def test_discovery_names_the_modern_revision(site: Site) -> None:
+    """C1: the SDK's own handler answers."""
+    response = await ask(site, "server/discover", {})
+    assert response.status_code == 200
+    assert MODERN in answer_of(response)["result"]["supportedVersions"]
+
+
+async def test_the_modern_era_ignores_a_session_id(site: Site) -> None:
+    """C7: the version decides, before the session is looked at."""
+    peer = await site.join()
+    response = await ask(site, "tools/call", {"name": "count", "arguments": {"n": 1}}, mcp_session_id=peer.session)
+    assert text_of(answer_of(response)) == "counted to 1"
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_the_modern_era_has_neither_get_nor_delete(site: Site, method: str) -> None:
+    """C7."""
+    headers = [("accept", EVENTS), ("mcp-protocol-version", MODERN)]
+    assert (await site.request(method, headers=headers)).status_code == 405
+
+
+async def test_security_holds_for_both_eras(site: Site) -> None:
+    """C4: Origin and Host are judged before the era."""
+    response = await ask(site, "server/discover", {}, origin="https://evil.example")
+    assert response.status_code == 403
+    response = await ask(site, "server/discover", {}, host="evil.example")
+    assert response.status_code == 421
+
+
+@pytest.mark.parametrize("version", [MODERN, "2027-01-01"])
+async def test_eras_session_turns_modern_clients_to_the_resumable_revisions(shop: Workshop, version: str) -> None:
+    """400, -32022 and what is supported: dual-era clients fall back to `initialize`."""
+    async with serve(shop.server, eras="session") as site:
+        response = await ask(site, "server/discover", {}, version=version)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["code"] == -32022
+        assert set(error["data"]["supported"]) >= {"2025-03-26", "2025-06-18", "2025-11-25"}
+        assert MODERN not in error["data"]["supported"]
+        assert error["data"]["requested"] == version
+        peer = await site.join()
+        assert await peer.result("count", n=1) == "counted to 1"
+
+
+async def test_the_lifespan_is_entered_once_with_both_eras_in_use() -> None:
+    """Both eras share what the server's lifespan made."""
+    entered: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_: MCPServer[Any]) -> AsyncIterator[dict[str, str]]:
+        entered.append("in")
+        yield {"made": f"by {len(entered)}"}
+        entered.append("out")
+
+    server = MCPServer("lifespan", lifespan=lifespan)
+
+    @server.tool()
+    async def made(ctx: Context) -> str:
+        state: Any = ctx.request_context.lifespan_context
+        return str(state["made"])
+
+    async with serve(server) as site:
+        peer, other = await site.join(), await site.join()
+        assert await peer.result("made") == "by 1"
+        assert await other.result("made") == "by 1"
+        response = await ask(site, "tools/call", {"name": "made", "arguments": {}})
+        assert text_of(answer_of(response)) == "by 1"
+        assert entered == ["in"]
+    assert entered == ["in", "out"]
+
+
+async def test_a_version_without_a_session_that_nobody_knows_is_refused(site: Site) -> None:
+    response = await ask(site, "server/discover", {}, version="2020-01-01")
+    assert response.status_code == 400
+
+
+async def test_an_initialize_with_a_session_version_header_opens_a_session(site: Site) -> None:
+    """Some clients send the header with their first message."""
+    peer = Peer(site)
+    response = await site.request("POST", headers=peer.headers(), body=peer.handshake())
+    assert response.status_code == 200
+    assert response.headers["mcp-session-id"]

@@ -1,0 +1,143 @@
+"""After sessions end, memory and rows go back (S9).
+
+A thousand sessions come, call tools, lose connections in several ways, meet an outage of the store, and go: some
+say goodbye, the others are left to expire. Then everything that was made for them is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.exchange import Exchange
+from perdure.http.streamed import Streamed
+from perdure.hub import Reader
+from perdure.ledger import Call
+from perdure.listener import Connection
+from perdure.runtime.sdk import Runtime
+from perdure.session import Session
+from perdure.store import SqliteStore
+from perdure.streams import Stream
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.gated import open_gate
+from tests.support.live import Live, live, readers
+from tests.support.raw import SessionPeer, message
+from tests.support.site import until
+
+pytestmark = pytest.mark.anyio
+
+SESSIONS = 1_000
+AT_ONCE = 20
+OUTAGE = range(400, 450)
+"""The sessions that begin while the store fails."""
+
+OURS: tuple[type[Any], ...] = (Session, Stream, Reader, Runtime, Exchange, Call, Streamed, Connection, asyncio.Task)
+
+
+def census() -> Counter[str]:
+    """What is alive: our objects, tasks, and open files."""
+    gc.collect()
+    alive = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, OURS))
+    alive["files"] = len(os.listdir("/proc/self/fd"))
+    return alive
+
+
+def rows(path: Path) -> dict[str, int]:
+    tables = ("session", "stream", "event", "call", "ask", "reader", "generation", "mail")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+async def live_and_leave(served: Live, number: int) -> None:
+    """One session's life; how it goes depends on its number."""
+    peer = await served.session("2025-11-25" if number % 2 else "2025-03-26")
+    assert (await peer.call("count", n=3)).status == 200
+    await [_cut_a_call, _cut_the_standalone_stream, _resume_and_cut, _be_refused, _leave_an_ask][number % 5](peer)
+    if number % 2:
+        assert (await peer.delete()).status == 200
+
+
+async def _cut_a_call(peer: SessionPeer) -> None:
+    """The tool finishes later, with nobody there."""
+    call = await peer.begin_call("count", n=10, gate="leaks", first=5)
+    await call.until_messages(5)
+    call.cut()
+    await call.aclose()
+
+
+async def _cut_the_standalone_stream(peer: SessionPeer) -> None:
+    standalone = await peer.resume("")
+    await standalone.head()
+    assert (await peer.call("announce", n=3)).status == 200
+    await standalone.until_messages(3)
+    standalone.cut()
+    await standalone.aclose()
+
+
+async def _resume_and_cut(peer: SessionPeer) -> None:
+    over = await peer.call("count", n=5)
+    for event in over.events:
+        again = await peer.resume(event.id)
+        await again.head()
+        again.cut()
+        await again.aclose()
+
+
+async def _be_refused(peer: SessionPeer) -> None:
+    assert (await peer.ask("POST", b"{}")).status == 400
+    assert (await peer.ask("GET", headers={"last-event-id": "c" + "A" * 22 + ".000001.0000000001"})).status == 400
+    assert (await peer.ask("POST", message("initialize", {"protocolVersion": 1}, id=1))).status == 200
+
+
+async def _leave_an_ask(peer: SessionPeer) -> None:
+    """The tool waits for an answer that never comes."""
+    asking = await peer.begin_call("ask_roots")
+    await asking.head()
+    asking.cut()
+    await asking.aclose()
+
+
+async def test_a_thousand_sessions_leave_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    store = FaultyStore(SqliteStore(str(path)))
+    expiry = {"session_grace": 0.3, "replay_window": 0.6, "event_ttl": 0.6, "cleanup_interval": 0.3}
+    async with live(store=store, complaint="the store fails", **expiry) as served:
+        await live_and_leave(served, 1)
+        await until(lambda: served.app.session_ids() == [])
+        await until(lambda: sum(rows(path).values()) == 0)
+        before = census()
+
+        numbers = iter(range(SESSIONS))
+
+        async def keep_coming() -> None:
+            for number in numbers:
+                store.writes = Fault.RAISES if number in OUTAGE else Fault.NONE
+                await live_and_leave(served, number)
+
+        await asyncio.gather(*(keep_coming() for _ in range(AT_ONCE)))
+        assert served.app.counters.sessions_opened == SESSIONS + 1 + SESSIONS // 5
+        assert served.app.counters.outages == 1
+        open_gate("leaks")
+        await until(lambda: served.app.session_ids() == [])
+        await until(lambda: sum(rows(path).values()) == 0)
+        await until(lambda: census() == before)
+        assert served.app.counters.sessions_ended == served.app.counters.sessions_opened
+
+
+async def test_resumes_that_are_refused_leave_no_stream_loaded(tmp_path: Path) -> None:
+    async with live(store=f"sqlite:{tmp_path / 'log.db'}") as served:
+        peer = await served.session()
+        calls = [await peer.call("count", n=2) for _ in range(20)]
+        before = census()
+        for call in calls:
+            assert (await peer.ask("GET", headers={"last-event-id": call.events[-1].id})).status == 405
+        assert readers(served, peer) == 0
+        await until(lambda: census() == before)
