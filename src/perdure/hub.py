@@ -345,11 +345,15 @@ class Hub:
         """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
         while True:
             await asyncio.sleep(min(self._keepalive, self._stream_timeout) / 4)
-            now = self.monotonic()
-            for reader in list(self.readers):
-                reader.look_stuck(now - self._stream_timeout)
-                if reader.last_write <= now - self._keepalive * 3 / 4:
-                    reader.keep_alive()
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        # On its own, or `watch` would hold on to the last one while it sleeps.
+        now = self.monotonic()
+        for reader in list(self.readers):
+            reader.look_stuck(now - self._stream_timeout)
+            if reader.last_write <= now - self._keepalive * 3 / 4:
+                reader.keep_alive()
 
     def end_idle(self) -> None:
         """End every reader whose stream is not about to end by itself."""

@@ -96,6 +96,8 @@ class Connection(HttpToolsProtocol):
         self._head_is_complete()
         if self.unread_timer is not None:
             self.unread_timer.cancel()
+        if self.timeout_keep_alive_task is not None:  # uvicorn forgets it when the peer resets the connection
+            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
         # uvicorn tells the last request only; an event stream before it would be served to nobody, for ever.
         for cycle in self.overtaken:

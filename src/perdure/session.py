@@ -13,7 +13,7 @@ from perdure import sticky
 from perdure._core.ids import Kind, StreamId, new_stream_id
 from perdure._core.jsonrpc import Request
 from perdure._core.revisions import REVISIONS, Revision
-from perdure._core.states import SESSION, SessionState, SessionStep, StreamStep, advance
+from perdure._core.states import SESSION, LogState, SessionState, SessionStep, StreamStep, advance
 from perdure.errors import SessionEnded
 from perdure.exchange import Exchange
 from perdure.house import House
@@ -148,7 +148,8 @@ class Session:
         """Write the time of the last activity if it has moved; retention goes by it."""
         if self.busy:
             self.active = self.house.clock()
-        if self.active > self._written_active:
+        # While the store fails this would only add to what is held, round after round.
+        if self.active > self._written_active and self.house.journal.state is LogState.HEALTHY:
             self.update()
 
     def go_dormant(self) -> None:

@@ -16,8 +16,7 @@ from pydantic_core import to_json
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.retention import cutoffs
-from perdure._core.states import SessionState, SessionStep
-from perdure.errors import StoreError
+from perdure._core.states import LogState, SessionState, SessionStep
 from perdure.house import House
 from perdure.ledger import Call
 from perdure.observe import note
@@ -68,6 +67,8 @@ class Sessions:
         self._of_owner: Counter[str] = Counter()
         self._dormant: dict[SessionId, Session] = {}
         """Those that turned dormant, the oldest first; some may have come back since."""
+        self._times_are_written = True
+        """The store knows when each session was last used, as of the last round over all of them."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -192,8 +193,14 @@ class Sessions:
         shortest = min(settings.runtime_idle, settings.session_grace, settings.replay_window, settings.cleanup_interval)
         while True:
             await asyncio.sleep(max(_TEND_LEAST, min(_TEND_MOST, shortest / 2)))
-            for session in list(self._by_id.values()):
-                await self._look_after(session)
+            await self._look_after_all()
+
+    async def _look_after_all(self) -> None:
+        # On its own, or `tend` would hold on to the last one while it sleeps.
+        healthy = self._house.journal.state is LogState.HEALTHY
+        for session in list(self._by_id.values()):
+            await self._look_after(session)
+        self._times_are_written = healthy
 
     async def _look_after(self, session: Session) -> None:
         settings, now = self._house.settings, self._house.clock()
@@ -221,19 +228,24 @@ class Sessions:
 
     async def sweep(self) -> None:
         """Remove what has expired from the store, on a timer; runs for ever."""
-        house, settings = self._house, self._house.settings
         while True:
-            await asyncio.sleep(settings.cleanup_interval)
-            before = cutoffs(now=house.clock(), event_ttl=settings.event_ttl, replay_window=settings.replay_window)
-            try:
-                rows = await house.store.sweep(before)
-            except StoreError as failure:
-                note(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
-                continue
-            for session in self._by_id.values():
-                session.retained.swept(before)
-            if rows:
-                note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
+            await asyncio.sleep(self._house.settings.cleanup_interval)
+            await self._sweep_once()
+
+    async def _sweep_once(self) -> None:
+        house, settings = self._house, self._house.settings
+        if house.journal.state is LogState.DEGRADED or not self._times_are_written:
+            return  # the store does not know yet what was used meanwhile
+        before = cutoffs(now=house.clock(), event_ttl=settings.event_ttl, replay_window=settings.replay_window)
+        try:
+            rows = await house.store.sweep(before)
+        except Exception as failure:  # whatever it is, the next time it may work
+            note(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
+            return
+        for session in self._by_id.values():
+            session.retained.swept(before)
+        if rows:
+            note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
 
     def abandon_calls(self, reason: str) -> None:
         """Give every running call its final answer: interrupted, outcome unknown (promise 3)."""

@@ -71,9 +71,7 @@ async def test_answers_to_asks_may_come_in_a_batch(old: Peer) -> None:
     first, second = await old.call("sample", prompt="one"), await old.call("sample", prompt="two")
     asks = [await first.message(), await second.message()]
     results = [{"role": "assistant", "model": "m", "content": {"type": "text", "text": text}} for text in ("I", "II")]
-    answers = [
-        {"jsonrpc": "2.0", "id": ask["id"], "result": result} for ask, result in zip(asks, results, strict=True)
-    ]
+    answers = [{"jsonrpc": "2.0", "id": ask["id"], "result": result} for ask, result in zip(asks, results, strict=True)]
     assert (await old.send(answers)).status_code == 202
     assert text_of((await first.rest())[-1]) == "I"
     assert text_of((await second.rest())[-1]) == "II"

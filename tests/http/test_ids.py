@@ -100,7 +100,7 @@ async def test_numbers_of_ours_never_leave(shop: Workshop, peer: Peer) -> None:
 
 
 async def test_a_tool_that_reports_without_being_asked_is_not_heard(peer: Peer) -> None:
-    """Progress under the call's own number, although the client gave no token: there is no token to put in its place."""
+    """Progress under the call's own number, although the client gave no token: there is none to put in its place."""
     messages = await (await peer.call("guess_token")).rest()
     assert progress_of(messages) == []
     assert text_of(messages[-1]) == "guessed"

@@ -14,36 +14,35 @@ import perdure
 from perdure import Settings
 from perdure._core.ids import StreamId
 from perdure.store import MemoryStore
-from perdure.store.base import Refusals, Step, StreamRecord
+from perdure.store.base import Event, Refusals, Step, StreamRecord
 from tests.support.site import Site, serve, until
-from tests.support.wire import Peer, Wire, progress_of, text_of
+from tests.support.wire import Peer, Wire, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
 
 class Hesitant(MemoryStore):
-    """A store that answers when it is told to."""
+    """A store that writes, and finds streams, when it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready = asyncio.Event()
-        self.ready.set()
+        self.writes, self.finds = asyncio.Event(), asyncio.Event()
+        self.writes.set()
+        self.finds.set()
         self.asked = 0
 
-    async def _hesitate(self) -> None:
-        self.asked += 1
-        await self.ready.wait()
-
-    def commit_now(self, steps: Sequence[Step]) -> Refusals:
-        return super().commit_now(steps) if self.ready.is_set() else None  # type: ignore[return-value]
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:  # type: ignore[override]
+        return super().commit_now(steps) if self.writes.is_set() else None
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
-        await self._hesitate()
-        return await super().commit(steps)
+        self.asked += 1
+        await self.writes.wait()
+        return super().commit_now(steps)
 
     async def stream(self, stream: StreamId) -> StreamRecord | None:
-        await self._hesitate()
+        self.asked += 1
+        await self.finds.wait()
         return await super().stream(stream)
 
 
@@ -52,31 +51,30 @@ async def test_a_session_deleted_while_a_request_is_being_accepted(shop: Worksho
     store = Hesitant()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:
         peer = await site.join()
-        store.ready.clear()
+        store.writes.clear()
         accepting = asyncio.create_task(peer.send(peer.tool("count", n=1)))
         await until(lambda: store.asked)
         deleting = asyncio.create_task(peer.delete())
         await until(lambda: site.app.session_ids() == [])
-        store.ready.set()
+        store.writes.set()
         assert (await deleting).status_code == 200
         assert (await accepting).status_code == 404
         assert shop.seen == []
 
 
 async def test_a_session_deleted_while_a_resume_is_being_looked_up(shop: Workshop) -> None:
+    """H2: gone is 404, also for a position that was good when the request came."""
     store = Hesitant()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:
         peer = await site.join()
         wire = await peer.call("count", n=2, token=1)
         await wire.rest()
-        store.ready.clear()
+        store.finds.clear()
         asked = store.asked
         resuming = asyncio.create_task(peer.try_get(wire.seen[1].id))
         await until(lambda: store.asked > asked)
-        deleting = asyncio.create_task(peer.delete())
-        await until(lambda: site.app.session_ids() == [])
-        store.ready.set()
-        await deleting
+        await peer.delete()
+        store.finds.set()
         assert (await resuming).status_code == 404
 
 
@@ -85,13 +83,13 @@ async def test_ids_are_kept_from_the_moment_a_request_arrives(shop: Workshop) ->
     store = Hesitant()
     async with serve(shop.server, store=store, store_timeout=30.0) as site:
         peer = await site.join()
-        store.ready.clear()
+        store.writes.clear()
         asked = store.asked
         first = asyncio.create_task(peer.send(peer.request("ping", id=1)))
         await until(lambda: store.asked > asked)
         second = await peer.send(peer.request("ping", id=1))
         assert second.status_code == 400
-        store.ready.set()
+        store.writes.set()
         assert (await first).status_code == 200
 
 
@@ -102,14 +100,14 @@ async def test_two_resumes_wait_for_the_store_and_the_later_one_wins(shop: Works
         peer = await site.join()
         wire = await peer.call("count", n=3, token=1)
         await wire.rest()
-        store.ready.clear()
+        store.finds.clear()
         asked = store.asked
         early = asyncio.create_task(peer.get(wire.seen[0].id))
         await until(lambda: store.asked > asked)
         resumes = site.app.counters.resumes
         late = asyncio.create_task(peer.get(wire.seen[1].id))
         await until(lambda: site.app.counters.resumes > resumes)
-        store.ready.set()
+        store.finds.set()
         assert progress_of(await (await late).rest()) == [2, 3]
         assert progress_of(await (await early).rest()) in ([], [1, 2, 3])
 
@@ -168,7 +166,7 @@ async def test_a_take_over_before_the_response_has_begun(shop: Workshop) -> None
         await until(lambda: app.counters.take_overs == 1)
         first.takes.set()
         await asyncio.wait_for(first.task, 10)
-        assert [message["type"] for message in first.sent][0] == "http.response.start"
+        assert first.sent[0]["type"] == "http.response.start"
         assert not first.sent[-1].get("more_body", False)
 
         second.takes.set()
@@ -252,3 +250,37 @@ async def test_many_clients_at_once(shop: Workshop, site: Site) -> None:
         assert (seen[-1]["id"], text_of(seen[-1])) == (number, "counted to 30")
 
     await asyncio.gather(*(one(number) for number in range(20)))
+
+
+class Held(MemoryStore):
+    """Reads wait, one after the other, each for its own gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: list[asyncio.Event] = []
+        self.holding = False
+
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> list[Event]:
+        events = await super().read(stream, after=after, limit=limit)
+        if self.holding:
+            self.gates.append(asyncio.Event())
+            await self.gates[-1].wait()
+        return list(events)
+
+
+async def test_two_first_readers_of_the_standalone_stream_share_nothing(shop: Workshop) -> None:
+    """A17: neither names a position; what the first one got by the time the second one attaches is not sent again."""
+    store = Held()
+    async with serve(shop.server, store=store, store_timeout=30.0) as site:
+        peer = await site.join()
+        await peer.result("announce", n=3)
+        store.holding = True
+        first, second = asyncio.create_task(peer.get()), asyncio.create_task(peer.get())
+        await until(lambda: len(store.gates) == 2)
+        store.holding = False
+        store.gates[0].set()
+        assert notices_of(await (await first).messages(3)) == [1, 2, 3]
+        store.gates[1].set()
+        await second
+        await peer.result("announce", n=1, start=4)
+        assert notices_of([await second.result().message()]) == [4]

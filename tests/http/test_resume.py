@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.support.site import Site, serve, until
-from tests.support.wire import SESSION_VERSIONS, Peer, Wire, gaps_of, notices_of, progress_of, text_of
+from tests.support.wire import SESSION_VERSIONS, Peer, Wire, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
@@ -144,9 +144,7 @@ async def test_an_unknown_standalone_position_is_a_gap(site: Site, peer: Peer) -
 
 
 @pytest.mark.parametrize("kind", ["standalone", "call"])
-async def test_a_position_beyond_the_end_is_a_gap_and_the_stream_goes_on(
-    shop: Workshop, peer: Peer, kind: str
-) -> None:
+async def test_a_position_beyond_the_end_is_a_gap_and_the_stream_goes_on(shop: Workshop, peer: Peer, kind: str) -> None:
     """Generations: a lost tail is told on the same stream, which goes on from its end."""
     if kind == "call":
         wire = await peer.call("count", n=3, gate="g", pauses=[2], token=1)

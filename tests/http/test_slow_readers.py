@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.site import Site, serve, until
-from tests.support.wire import Peer, gaps_of, notices_of, progress_of, text_of
+from tests.support.wire import Message, Peer, gaps_of, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
@@ -40,9 +40,8 @@ async def test_the_call_of_a_client_that_does_not_read_waits_and_nobody_else(sho
 
 
 async def test_a_client_that_does_not_read_is_ended_and_may_come_back(shop: Workshop) -> None:
-    """After `stream_timeout` its stream counts as detached: the call goes on, its oldest events go, the answer stays."""
-    settings = {"max_stream_events": LIMIT, "stream_timeout": 0.3}
-    async with serve(shop.server, small_buffers=True, **settings) as site:
+    """After `stream_timeout` its stream is detached: the call goes on, its oldest events go, the answer stays."""
+    async with serve(shop.server, small_buffers=True, max_stream_events=LIMIT, stream_timeout=0.3) as site:
         peer = await site.join()
         unread = await peer.call("flood", n=1500, size=SIZE, token=1)
         [first] = await unread.messages(1)
@@ -109,7 +108,7 @@ async def test_the_standalone_stream_makes_nobody_wait_and_stays_within_its_limi
         assert stream.last == 20_000
         kept = await site.store.read(stream.id, after=0, limit=30_000)  # type: ignore[arg-type]
         assert len(kept) == LIMIT
-        messages = []
+        messages: list[Message] = []
         while notices_of(messages[-1:]) != [20_000]:
             messages.append(await unread.message())
         [(first, last)] = gaps_of(messages)

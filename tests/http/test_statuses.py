@@ -43,7 +43,8 @@ async def test_a_notification_is_answered_202_without_a_body(peer: Peer) -> None
 
 async def test_a_response_to_nothing_is_accepted_and_dropped(peer: Peer) -> None:
     """A4: whether the ask is still open is a race that the client cannot know."""
-    for answer in ({"result": {}}, {"error": {"code": 1, "message": "no"}}):
+    answers: list[dict[str, Any]] = [{"result": {}}, {"error": {"code": 1, "message": "no"}}]
+    for answer in answers:
         response = await peer.send({"jsonrpc": "2.0", "id": "ask-1", **answer})
         assert (response.status_code, response.content) == (202, b"")
     assert await peer.result("count", n=1) == "counted to 1"

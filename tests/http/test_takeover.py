@@ -14,9 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("version", SESSION_VERSIONS)
-async def test_a_resume_takes_a_call_over_from_the_open_connection(
-    shop: Workshop, site: Site, version: str
-) -> None:
+async def test_a_resume_takes_a_call_over_from_the_open_connection(shop: Workshop, site: Site, version: str) -> None:
     """The old connection ends without another event; what comes is on the new one only."""
     peer = await site.join(version)
     old = await peer.call("count", n=4, gate="g", pauses=[2], token=1)

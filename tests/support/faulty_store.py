@@ -40,8 +40,6 @@ class FaultyStore:
         self.reads = Fault.NONE
         self.every = 1
         """Only each so manyth write is faulty."""
-        self.commits: list[Sequence[Step]] = []
-        """What reached the real store, in order."""
         self.asked = 0
         """Writes that were asked for."""
         self._inner = inner
@@ -62,7 +60,6 @@ class FaultyStore:
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         late = await self._write_fault()
         refusals = await self._inner.commit(steps)
-        self.commits.append(steps)
         if late:
             await asyncio.Event().wait()
         return refusals
@@ -70,10 +67,7 @@ class FaultyStore:
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         if self.writes is not Fault.NONE:
             return None  # the other way meets the fault
-        refusals = self._inner.commit_now(steps)
-        if refusals is not None:
-            self.commits.append(steps)
-        return refusals
+        return self._inner.commit_now(steps)
 
     async def post(self, node: NodeId, message: bytes) -> None:
         if await self._write_fault():

@@ -11,8 +11,10 @@ import contextlib
 import gc
 import inspect
 import logging
+import os
 import re
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,7 +26,7 @@ from starlette.types import ASGIApp
 import perdure
 from perdure import App, Settings
 from perdure.listener import Connection, listen
-from perdure.store import MemoryStore
+from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import Store
 from tests.support.wire import Web
 
@@ -57,16 +59,22 @@ async def serve(
     complaint: str | None = None,
     **settings: Any,
 ) -> AsyncIterator[Site]:
-    """Serve an MCP server; settings by their names. `complaint` is a pattern of errors that the test expects."""
-    store = MemoryStore() if store is None else store
-    app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, path=path)
-    async with under_uvicorn(app, small_buffers=small_buffers, complaint=complaint) as port:
-        site = Site(app, store, port)
-        try:
-            yield site
-        finally:
-            await site.aclose()
-            app.begin_stop()
+    """Serve an MCP server; settings by their names. `complaint` is a pattern of errors that the test expects.
+
+    Without a store of its own a test runs on one in memory; with PERDURE_TEST_STORE=sqlite on one in a file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if store is None:
+            in_file = os.environ.get("PERDURE_TEST_STORE") == "sqlite"
+            store = SqliteStore(f"{folder}/log.db") if in_file else MemoryStore()
+        app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, path=path)
+        async with under_uvicorn(app, small_buffers=small_buffers, complaint=complaint) as port:
+            site = Site(app, store, port)
+            try:
+                yield site
+            finally:
+                await site.aclose()
+                app.begin_stop()
 
 
 @asynccontextmanager
@@ -91,7 +99,6 @@ async def under_uvicorn(
             server.should_exit = True
             server.told.set()
             await serving
-            del serving
             gc.collect()  # the exception of a task that nobody looked at is told when the task goes
 
 

@@ -224,10 +224,10 @@ class Peer:
 def _answer(response: httpx2.Response) -> Message:
     """The one message of a whole response, JSON or events."""
     if response.headers["content-type"].startswith(JSON):
-        message: Message = response.json()
-        return message
-    [event] = [event for event in Decoder().feed(response.content) if event.data]
-    message = json.loads(event.data)
+        body = response.text
+    else:
+        [body] = [event.data for event in Decoder().feed(response.content) if event.data]
+    message: Message = json.loads(body)
     return message
 
 

@@ -11,6 +11,7 @@ import contextvars
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import mcp_types as types
@@ -55,7 +56,7 @@ class Workshop:
         self.gates[gate].set()
 
     def _declare_logging(self) -> None:
-        async def set_level(ctx: ServerRequestContext[object], params: types.SetLevelRequestParams) -> object:
+        async def set_level(ctx: ServerRequestContext[Any], params: types.SetLevelRequestParams) -> types.EmptyResult:
             self.levels.append(params.level)
             return types.EmptyResult()
 

@@ -6,7 +6,7 @@ import logging
 from typing import NamedTuple
 
 from perdure._core.ids import Kind, Position, parse_position, place
-from perdure._core.states import StreamState
+from perdure._core.states import SessionState, StreamState
 from perdure.errors import StoreError
 from perdure.http.answers import Refusal, Refused
 from perdure.http.body import accepts
@@ -75,6 +75,8 @@ class Get:
         if not self._settings.enable_replay:
             raise Refused(Refusal.REPLAY_OFF)
         stream = await session.find_stream(position.stream)
+        if session.state is SessionState.ENDED:
+            raise self._desk.gone()
         if stream is None:
             self._house.counters.positions_lost += 1
             raise Refused(Refusal.POSITION_UNKNOWN)

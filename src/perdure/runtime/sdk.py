@@ -46,28 +46,38 @@ class Answers(Protocol):
         ...
 
 
+_NOTHING = Exception("nothing to do")
+"""A read stream may carry exceptions; the dispatcher only mentions them in its debug log."""
+
+
 class Inbox:
     """The dispatcher's read stream. `last_context` is how the SDK learns in which context to run a handler."""
 
-    __slots__ = ("_closed", "_items", "_waiter", "last_context")
+    __slots__ = ("_blank", "_closed", "_items", "_waiter", "last_context")
 
     def __init__(self) -> None:
         self.last_context: contextvars.Context | None = None
         self._items: list[tuple[contextvars.Context, SessionMessage]] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
+        self._blank = True
 
     def feed(self, context: contextvars.Context, message: SessionMessage) -> None:
         self._items.append((context, message))
         self._wake()
 
-    async def receive(self) -> SessionMessage:
+    async def receive(self) -> SessionMessage | Exception:
         while not self._items:
             if self._closed:
                 raise anyio.EndOfStream
+            if not self._blank:
+                # The dispatcher's loop holds on to the last thing it got, with the whole HTTP request, until the next.
+                self._blank, self.last_context = True, None
+                return _NOTHING
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self.last_context, message = self._items.pop(0)
+        self._blank = False
         return message
 
     def close(self) -> None:
@@ -84,7 +94,7 @@ class Inbox:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> SessionMessage:
+    async def __anext__(self) -> SessionMessage | Exception:
         try:
             return await self.receive()
         except anyio.EndOfStream:

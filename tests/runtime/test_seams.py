@@ -1,0 +1,365 @@
+"""The public names that we lean on and whose shape nobody promised: when a release moves one, this says which.
+
+Each test is one seam, with the place that uses it. A failure here is not a bug of that release: it is work for us.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import mcp_types
+import pytest
+import uvicorn
+from fastmcp import FastMCP
+from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import AccessToken, principal_components
+from mcp.server.connection import Connection
+from mcp.server.lowlevel.server import Server
+from mcp.server.mcpserver import MCPServer
+from mcp.server.runner import serve_connection
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.shared.dispatcher import CallOptions, coerce_request_id
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from starlette.applications import Starlette
+from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from perdure._core.jsonrpc import coerce_id
+from perdure._core.revisions import REVISIONS, is_sessionless
+from perdure.runtime.sdk import Dispatcher, Inbox, Outbox
+from perdure.runtime.server import endpoint_of
+
+pytestmark = pytest.mark.anyio
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
+
+
+def moved(seam: str, used_by: str) -> str:
+    return f"the seam {seam} has moved; {used_by} leans on it"
+
+
+# --- The dispatcher
+
+
+def test_the_dispatcher_takes_our_streams_and_inline_methods() -> None:
+    names = list(parameters(JSONRPCDispatcher.__init__))
+    assert names[1:3] == ["read_stream", "write_stream"], moved("JSONRPCDispatcher(read, write)", "runtime/sdk.py")
+    assert "inline_methods" in names, moved("JSONRPCDispatcher(inline_methods=)", "runtime/sdk.py")
+
+
+def test_requests_of_the_dispatcher_can_be_given_their_id() -> None:
+    names = list(parameters(JSONRPCDispatcher.send_raw_request))
+    assert names[1:4] == ["method", "params", "opts"], moved("JSONRPCDispatcher.send_raw_request", "Dispatcher")
+    assert "request_id" in CallOptions.__annotations__, moved("CallOptions.request_id", "Dispatcher")
+
+
+class Log:
+    """Takes what a dispatcher sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, Any]] = []
+
+    async def emit(self, message: Any, related: Any) -> None:
+        self.sent.append((message, related))
+
+
+async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> None:
+    """`last_context` is duck-typed: nothing but this test holds it."""
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+    seen: list[str] = []
+
+    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
+        seen.append(variable.get())
+        return {}
+
+    async def on_notify(dctx: Any, method: str, params: Any) -> None:
+        seen.append(variable.get())
+
+    log, inbox = Log(), Inbox()
+    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(1), "node")  # type: ignore[arg-type]
+    async with anyio.create_task_group() as group:
+        await group.start(dispatcher.run, on_request, on_notify)
+        for number in (1, 2):
+            context = contextvars.copy_context()
+            context.run(variable.set, f"request {number}")
+            inbox.feed(context, SessionMessage(mcp_types.JSONRPCRequest(jsonrpc="2.0", id=number, method="x")))
+        while len(log.sent) < 2:
+            await anyio.lowlevel.checkpoint()
+        inbox.close()
+    assert sorted(seen) == ["request 1", "request 2"], moved("read stream's last_context", "Inbox")
+    assert sorted(message.id for message, _ in log.sent) == [1, 2]
+
+
+async def test_what_a_handler_sends_names_the_request_that_it_belongs_to() -> None:
+    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
+        await dctx.notify("notifications/x", {"a": 1})
+        answer: dict[str, Any] = await dctx.send_raw_request("ask", None)
+        return answer
+
+    async def on_notify(dctx: Any, method: str, params: Any) -> None:
+        pass
+
+    log, inbox = Log(), Inbox()
+    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(7), "node")  # type: ignore[arg-type]
+    context = contextvars.copy_context()
+    async with anyio.create_task_group() as group:
+        await group.start(dispatcher.run, on_request, on_notify)
+        inbox.feed(context, SessionMessage(mcp_types.JSONRPCRequest(jsonrpc="2.0", id=5, method="x")))
+        while len(log.sent) < 2:
+            await anyio.lowlevel.checkpoint()
+        (note, note_of), (ask, ask_of) = log.sent
+        assert (note_of, ask_of) == (5, 5), moved("ServerMessageMetadata.related_request_id", "Outbox")
+        assert note.params == {"a": 1}
+        assert ask.id == "ask-node-7", moved("CallOptions.request_id", "Dispatcher")
+        answer = mcp_types.JSONRPCResponse(jsonrpc="2.0", id="ask-node-7", result={"so": "be it"})
+        inbox.feed(context, SessionMessage(answer))
+        while len(log.sent) < 3:
+            await anyio.lowlevel.checkpoint()
+        assert log.sent[2][0].result == {"so": "be it"}
+        inbox.close()
+
+
+async def test_a_cancelled_request_is_not_answered_but_told_to_the_transport() -> None:
+    """`on_request_unanswered` is how we learn that a handler has ended."""
+    unanswered: list[int] = []
+
+    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
+        await anyio.sleep_forever()
+        return {}
+
+    async def on_notify(dctx: Any, method: str, params: Any) -> None:
+        pass
+
+    async def told() -> None:
+        unanswered.append(1)
+
+    log, inbox = Log(), Inbox()
+    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(1), "node")  # type: ignore[arg-type]
+    context = contextvars.copy_context()
+    async with anyio.create_task_group() as group:
+        await group.start(dispatcher.run, on_request, on_notify)
+        request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=1, method="x")
+        inbox.feed(context, SessionMessage(request, ServerMessageMetadata(on_request_unanswered=told)))
+        cancel = mcp_types.JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params={"requestId": 1})
+        inbox.feed(context, SessionMessage(cancel))
+        while not unanswered:
+            await anyio.lowlevel.checkpoint()
+        inbox.close()
+    assert log.sent == []
+
+
+async def test_a_closed_way_out_ends_a_runtime_without_a_word() -> None:
+    """Silent order: the write stream raises, then the read side ends; no "connection closed" gets into the log."""
+    started = anyio.Event()
+
+    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
+        started.set()
+        await anyio.sleep_forever()
+        return {}
+
+    async def on_notify(dctx: Any, method: str, params: Any) -> None:
+        pass
+
+    log, inbox = Log(), Inbox()
+    outbox = Outbox(log)
+    dispatcher = Dispatcher(inbox, outbox, itertools.count(1), "node")  # type: ignore[arg-type]
+    async with anyio.create_task_group() as group:
+        await group.start(dispatcher.run, on_request, on_notify)
+        request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=1, method="x")
+        inbox.feed(contextvars.copy_context(), SessionMessage(request))
+        await started.wait()
+        outbox.close()
+        inbox.close()
+    assert log.sent == []
+
+
+@pytest.mark.parametrize("value", [8, "8", " 8 ", "+8", "08", "8.0", "", "a", "-3", "٣", "1_0", 0, -1])
+def test_we_compare_ids_as_the_sdk_does(value: Any) -> None:
+    assert coerce_id(value) == coerce_request_id(value), moved("coerce_request_id", "_core/jsonrpc.py")
+
+
+# --- Messages and metadata
+
+
+def test_metadata_carries_what_a_transport_tells() -> None:
+    names = {field.name for field in dataclasses.fields(ServerMessageMetadata)}
+    wanted = {
+        "related_request_id",
+        "request_context",
+        "close_sse_stream",
+        "close_standalone_sse_stream",
+        "on_request_unanswered",
+        "can_send_request",
+    }
+    assert wanted <= names, moved(f"ServerMessageMetadata.{wanted - names}", "exchange.py")
+
+
+def test_messages_can_be_changed_in_place() -> None:
+    """We put the client's id into the answer that the SDK made."""
+    message = mcp_types.JSONRPCResponse(jsonrpc="2.0", id=1, result={})
+    message.id = "theirs"
+    assert message.model_dump_json(by_alias=True, exclude_unset=True) == '{"jsonrpc":"2.0","id":"theirs","result":{}}'
+
+
+# --- The connection and the server
+
+
+def test_a_connection_is_built_from_what_is_recorded() -> None:
+    names = parameters(Connection.__init__)
+    wanted = {"outbound", "protocol_version", "session_id", "client_params"}
+    assert wanted <= set(names), moved("Connection(…)", "runtime/sdk.py")
+    assert {"outbound", "session_id"} <= set(parameters(Connection.for_loop)), moved("Connection.for_loop", "sdk.py")
+
+
+async def test_a_restored_connection_knows_its_client_and_is_initialized() -> None:
+    recorded = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"sampling": {}},
+        "clientInfo": {"name": "c", "version": "1"},
+    }
+    params = mcp_types.InitializeRequestParams.model_validate(recorded, by_name=False)
+    connection = Connection(None, protocol_version="2025-06-18", session_id="s", client_params=params)  # type: ignore[arg-type]
+    assert connection.initialize_accepted
+    connection.initialized.set()
+    assert connection.client_capabilities is not None
+    assert connection.client_capabilities.sampling is not None
+    assert connection.state == {}, moved("Connection.state", "Runtime.keeps_state")
+
+
+def test_serve_connection_takes_a_server_a_dispatcher_and_the_lifespans_state() -> None:
+    names = list(parameters(serve_connection))
+    assert names[:2] == ["server", "dispatcher"], moved("serve_connection(server, dispatcher)", "Runtime")
+    assert {"connection", "lifespan_state"} <= set(names), moved("serve_connection(connection=, …)", "Runtime")
+
+
+def test_a_servers_lifespan_is_an_attribute_that_a_copy_may_replace() -> None:
+    server: Server[Any] = Server("x")
+    twin = copy.copy(server)
+    twin.lifespan = lambda _: None  # type: ignore[assignment, return-value]
+    assert server.lifespan is not twin.lifespan, moved("Server.lifespan", "sessionless()")
+    assert twin.middleware is server.middleware
+
+
+# --- Web applications
+
+
+def test_mcpserver_gives_its_web_application_and_the_server_behind_it() -> None:
+    server = MCPServer("x")
+    web = server.streamable_http_app(streamable_http_path="/here")
+    assert isinstance(web, Starlette)
+    assert isinstance(server.session_manager.app, Server), moved("MCPServer.session_manager.app", "host()")
+    [route] = [route for route in web.routes if isinstance(route, Route) and route.path == "/here"]
+    assert isinstance(route.endpoint, StreamableHTTPASGIApp)
+    assert route.endpoint.session_manager is server.session_manager, moved("StreamableHTTPASGIApp", "endpoint_of()")
+    assert endpoint_of(web) is route.endpoint
+
+
+async def test_the_sdks_endpoint_calls_whatever_stands_in_for_its_session_manager() -> None:
+    web = MCPServer("x").streamable_http_app()
+    called = []
+
+    class Stand:
+        async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
+            called.append(scope["path"])
+
+    endpoint = endpoint_of(web)
+    endpoint.session_manager = Stand()
+    await endpoint({"type": "http", "path": "/mcp", "method": "POST", "headers": []}, None, None)
+    assert called == ["/mcp"], moved("StreamableHTTPASGIApp → session_manager.asgi_app", "_Stand")
+
+
+def test_the_sessionless_handler_takes_these_options() -> None:
+    names = set(parameters(StreamableHTTPSessionManager.__init__))
+    wanted = {"app", "stateless", "json_response", "max_request_body_size"}
+    assert wanted <= names, moved("StreamableHTTPSessionManager(…)", "sessionless()")
+    assert callable(StreamableHTTPSessionManager.handle_request)
+    assert callable(StreamableHTTPSessionManager.run)
+
+
+async def test_fastmcp_keeps_its_endpoint_in_its_web_application() -> None:
+    """Inside the lifespan its session manager is set, and the low-level server is behind it."""
+    web = FastMCP("x").http_app(path="/here")
+    endpoint = endpoint_of(web)
+    assert hasattr(endpoint, "session_manager"), moved("FastMCP's StreamableHTTPASGIApp", "endpoint_of()")
+    async with web.router.lifespan_context(web):
+        assert isinstance(endpoint.session_manager.app, Server), moved("session_manager.app", "_host_fastmcp()")
+
+
+async def test_fastmcps_endpoint_calls_whatever_stands_in_for_its_session_manager() -> None:
+    web = FastMCP("x").http_app()
+    called = []
+
+    class Stand:
+        async def handle_request(self, scope: Any, receive: Any, send: Any) -> None:
+            called.append(scope["path"])
+
+    endpoint = endpoint_of(web)
+    endpoint.session_manager = Stand()
+    await endpoint({"type": "http", "path": "/mcp", "method": "POST", "headers": []}, None, None)
+    assert called == ["/mcp"], moved("FastMCP's StreamableHTTPASGIApp → handle_request", "_Stand")
+
+
+# --- Auth
+
+
+def test_a_principal_is_client_issuer_and_subject() -> None:
+    token = AccessToken(token="t", client_id="c", scopes=[], subject="s")
+    other = AccessToken(token="another", client_id="c", scopes=["more"], subject="s")
+    assert principal_components(token) == principal_components(other), moved("principal_components", "principal_of()")
+    assert principal_components(token) != principal_components(AccessToken(token="t", client_id="c", scopes=[]))
+    assert AuthenticatedUser(token).access_token is token, moved("AuthenticatedUser.access_token", "principal_of()")
+
+
+def test_the_parts_of_the_sdks_bearer_auth_are_there() -> None:
+    assert "token_verifier" in parameters(BearerAuthBackend.__init__), moved("BearerAuthBackend", "App")
+    assert list(parameters(RequireAuthMiddleware.__init__))[1:3] == ["app", "required_scopes"]
+    assert list(parameters(AuthContextMiddleware.__init__))[1] == "app"
+
+
+# --- Revisions
+
+
+def test_we_know_every_revision_that_the_sdk_negotiates() -> None:
+    assert set(HANDSHAKE_PROTOCOL_VERSIONS) == set(REVISIONS), "the SDK serves other revisions with sessions than we do"
+    assert all(is_sessionless(version) for version in MODERN_PROTOCOL_VERSIONS)
+    assert not any(is_sessionless(version) for version in HANDSHAKE_PROTOCOL_VERSIONS)
+
+
+# --- uvicorn
+
+
+def test_the_http_protocol_of_uvicorn_can_be_watched() -> None:
+    hooks = ["connection_made", "connection_lost", "data_received"]
+    for name in [*hooks, "on_message_begin", "on_headers_complete", "on_response_complete"]:
+        assert callable(getattr(HttpToolsProtocol, name, None)), moved(f"HttpToolsProtocol.{name}", "listener.py")
+
+
+async def test_uvicorn_keeps_the_state_of_a_response_where_we_look_for_it() -> None:
+    arguments = dict.fromkeys(list(parameters(RequestResponseCycle.__init__))[1:], None)
+    cycle = RequestResponseCycle(**arguments)  # type: ignore[arg-type]
+    for name in ("response_complete", "disconnected", "more_body", "message_event"):
+        assert hasattr(cycle, name), moved(f"RequestResponseCycle.{name}", "listener.py")
+    config = uvicorn.Config(_nothing, interface="asgi3", log_config=None, h11_max_incomplete_event_size=7)
+    assert config.h11_max_incomplete_event_size == 7, moved("Config.h11_max_incomplete_event_size", "listener.py")
+    config.load()
+    protocol = HttpToolsProtocol(config, ServerState(), {})
+    for name in ("cycle", "loop", "transport", "flow"):
+        assert hasattr(protocol, name), moved(f"HttpToolsProtocol.{name}", "listener.py")
+
+
+async def _nothing(scope: object, receive: object, send: object) -> None:
+    pass

@@ -1,0 +1,337 @@
+"""What others get wrong, as cases of ours: each test quotes the defect that was seen elsewhere.
+
+Rows about restarts, several nodes, stdio and clients have their tests beside those parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from perdure._core.ids import StreamId
+from perdure.store import MemoryStore
+from perdure.store.base import Event, Refusals, Step, Store
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.site import serve, until
+from tests.support.wire import Ended, Peer, gaps_of, notices_of, progress_of, text_of
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def shop() -> Workshop:
+    return Workshop()
+
+
+async def test_two_sessions_with_the_same_request_id_do_not_mix(shop: Workshop) -> None:
+    """“Stream id = bare request id … two sessions using request id 1 mix streams.”"""
+    async with serve(shop.server) as site:
+        first, second = await site.join(), await site.join()
+        one = await first.call("count", n=3, gate="one", pauses=[1], id=1, token=1)
+        two = await second.call("count", n=3, gate="two", pauses=[1], id=1, token=1)
+        await one.messages(1)
+        await two.messages(1)
+        await one.drop()
+        await two.drop()
+        shop.open("two/1")
+        messages = await (await second.get(two.last_id)).rest()
+        assert progress_of(messages) == [2, 3]
+        resumed = await first.get(one.last_id)
+        shop.open("one/1")
+        messages = await resumed.rest()
+        assert progress_of(messages) == [2, 3]
+        assert messages[-1]["id"] == 1
+
+
+async def test_a_session_cannot_read_at_anothers_position(shop: Workshop) -> None:
+    """“Session B, sending A's event id, receives A's results.” Nothing of A is in B's answer (promise 5)."""
+    async with serve(shop.server) as site:
+        alice, bob = await site.join(), await site.join()
+        call = await alice.call("log", text="alice's secret", id=1)
+        await call.rest()
+        standalone = await alice.get()
+        await alice.result("announce", n=2)
+        await standalone.messages(2)
+        running = await alice.call("count", n=2, gate="g", pauses=[1], token="alice")
+        await running.messages(1)
+
+        for wire in (call, running):
+            for event in wire.seen:
+                response = await bob.try_get(event.id)
+                assert response.status_code == 400
+                assert response.json()["error"]["code"] == -31002
+                assert "alice" not in response.text
+        nobodys = await bob.try_get(call.last_id.replace(call.last_id[1:23], "B" * 22))
+        assert nobodys.text == (await bob.try_get(call.last_id)).text, "foreign and unknown cannot be told apart"
+
+        foreign = await bob.get(standalone.last_id)
+        await bob.result("announce", n=1, start=77)
+        messages = [await foreign.message(), await foreign.message()]
+        assert notices_of(messages) == [77]
+        shop.open("g/1")
+        assert text_of((await running.rest())[-1]) == "counted to 2"
+
+
+class SlowReads(MemoryStore):
+    """Each read takes a while; what is appended meanwhile is there when it returns to the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.during: list[Any] = []
+
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        events = await super().read(stream, after=after, limit=limit)
+        while self.during:
+            await self.during.pop()()
+        return events
+
+
+async def test_no_event_falls_between_replay_and_live(shop: Workshop) -> None:
+    """“Events stored between replay and re-registration are never delivered (6 of 40 lost with a 50 ms store).”"""
+    store = SlowReads()
+    async with serve(shop.server, store=store) as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=40, gate="g", pauses=[10, 20, 30], token=1)
+        seen = await wire.messages(5)
+        await wire.drop()
+
+        async def go_on() -> None:
+            """While the store is being read for the replay, the tool sends the next ten."""
+            reached = _last(site, peer)
+            shop.open(f"g/{reached}")
+            await until(lambda: _last(site, peer) >= reached + 10)
+
+        for _ in range(3):
+            store.during = [go_on]
+            wire = await peer.get(wire.last_id)
+            seen += await wire.messages(7)
+            await wire.drop()
+        seen += await (await peer.get(wire.last_id)).rest()
+        assert progress_of(seen) == list(range(1, 41))
+        assert text_of(seen[-1]) == "counted to 40"
+
+
+def _last(site: Any, peer: Peer) -> int:
+    info = site.app.session_info(peer.session)
+    calls = [stream.last for stream in info.streams if stream.kind == "call"]
+    return max(calls, default=1000)
+
+
+async def test_a_resumed_stream_closes_after_the_result(shop: Workshop) -> None:
+    """“A resumed POST stream never closes after the result.”"""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
+        await wire.messages(1)
+        await wire.drop()
+        resumed = await peer.get(wire.last_id)
+        shop.open("g/1")
+        await resumed.messages(2)
+        with pytest.raises(Ended):
+            await resumed.event()
+
+
+@pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS, Fault.BREAKS])
+async def test_an_exception_from_the_store_hangs_nothing(shop: Workshop, fault: Fault) -> None:
+    """“One exception from the store ends the session's router: this call and all later ones hang.”"""
+    store = FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, store_timeout=0.1, complaint="the store fails") as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
+        await wire.messages(2)
+        store.writes = fault
+        shop.open("g/2")
+        messages = await wire.rest()
+        assert progress_of(messages) == [3, 4]
+        assert text_of(messages[-1]) == "counted to 4"
+        assert await peer.result("count", n=1) == "counted to 1"
+        store.works()
+        assert await peer.result("count", n=2) == "counted to 2"
+        assert site.app.counters.outages == 1
+
+
+async def test_a_detached_running_tool_is_not_idle(shop: Workshop) -> None:
+    """“Idle timeout counts HTTP requests, so a detached running tool is cancelled.”"""
+    async with serve(shop.server, session_grace=0.05, replay_window=0.1, runtime_idle=0.05) as site:
+        peer, idle = await site.join(), await site.join()
+        wire = await peer.call("wait", gate="g")
+        await wire.event()
+        await wire.drop()
+        await until(lambda: site.app.session_info(idle.session) is None)
+        assert site.app.session_info(peer.session) is not None
+        shop.open("g")
+        [answer] = await (await peer.get(wire.last_id)).rest()
+        assert text_of(answer) == "went through g"
+        assert "cancelled at g" not in shop.seen
+
+
+async def test_an_unread_stream_does_not_block_its_session(shop: Workshop) -> None:
+    """“One unread stream blocks the whole session.”"""
+    async with serve(shop.server, small_buffers=True, max_stream_events=100) as site:
+        peer = await site.join()
+        await peer.call("flood", n=1000, size=2000, token=1)
+        standalone = await peer.get()
+        for number in range(5):
+            assert await peer.result("count", n=number) == f"counted to {number}"
+        await peer.result("announce", n=1)
+        assert notices_of([await standalone.message()]) == [1]
+        assert "flooded" not in shop.seen
+
+
+async def test_an_unknown_position_is_told(shop: Workshop) -> None:
+    """“Unknown or evicted Last-Event-ID: 200, empty, closed (the SDK's client then polls for ever: 29 GETs in 6 s);
+    with no store: 500.”"""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        response = await peer.try_get(f"c{'A' * 22}.000001.0000000001")
+        assert (response.status_code, response.json()["error"]["code"]) == (400, -31002)
+        unknown = await peer.get(f"s{'A' * 22}.000001.0000000001")
+        assert (await unknown.message())["method"] == "notifications/perdure/gap"
+        nonsense = await peer.get("7")
+        await peer.result("announce", n=1)
+        assert notices_of([await nonsense.message()]) == [1]
+
+
+async def test_an_evicted_position_is_told_and_the_result_arrives(shop: Workshop) -> None:
+    """“Trimmed position: 200 empty, the final result never arrives” (FastMCP); “skips silently past evicted events;
+    16 events per stream” (rmcp)."""
+    async with serve(shop.server, max_stream_events=16) as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=100, gate="g", pauses=[1], token=1)
+        await wire.messages(1)
+        await wire.drop()
+        shop.open("g/1")
+        await until(lambda: "counted 100" in shop.seen)
+        messages = await (await peer.get(wire.last_id)).rest()
+        assert gaps_of(messages) == [(2, 84)]
+        assert progress_of(messages) == list(range(85, 101))
+        assert text_of(messages[-1]) == "counted to 100"
+
+
+async def test_a_resume_works_while_the_old_socket_is_open(shop: Workshop) -> None:
+    """“Resume while the old socket is still open: empty, closed.”"""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        old = await peer.call("count", n=3, gate="g", pauses=[1], token=1)
+        await old.messages(1)
+        new = await peer.get(old.last_id)
+        shop.open("g/1")
+        assert progress_of(await new.rest()) == [2, 3]
+        assert await old.rest() == []
+
+
+@pytest.mark.parametrize("second", [8, "8"])
+async def test_the_id_of_a_running_request_is_refused_to_a_second_one(shop: Workshop, second: Any) -> None:
+    """“Duplicate id of a running request: the first call hangs.” And with 8 and "8" running, cancelling one cancelled
+    the other."""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        first = await peer.call("wait", gate="g", id=8)
+        await until(lambda: shop.seen)
+        response = await peer.send(peer.tool("count", n=1, id=second))
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == -32600
+        shop.open("g")
+        [answer] = await first.rest()
+        assert (answer["id"], text_of(answer)) == (8, "went through g")
+
+
+async def test_the_standalone_stream_is_primed(shop: Workshop) -> None:
+    """“Standalone GET gets no priming event”; “both TypeScript clients forget Last-Event-ID when a resumed stream
+    closes with no event that carried an id.”"""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        standalone = await peer.get()
+        priming = await standalone.event()
+        assert (priming.data, bool(priming.id)) == ("", True)
+        resumed = await peer.get(priming.id)
+        again = await resumed.event()
+        assert (again.data, bool(again.id)) == ("", True)
+        assert again.id != priming.id
+        await peer.result("announce", n=1)
+        await resumed.drop()
+        assert notices_of([await (await peer.get(again.id)).message()]) == [1]
+
+
+async def test_a_stop_in_the_middle_of_a_call_is_answered_and_stored(shop: Workshop) -> None:
+    """“SIGTERM mid-call truncates the body and stores nothing.”"""
+    store: Store = MemoryStore()
+    async with serve(shop.server, store=store) as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=2, gate="never", pauses=[1], id="r", token=1)
+        await wire.messages(1)
+        site.app.begin_stop()
+        [answer] = await wire.rest()
+        assert (answer["id"], answer["error"]["code"]) == ("r", -31001)
+        kept = await store.read(StreamId(wire.last_id[1:23]), after=0, limit=10)
+        assert [event.final for event in kept] == [False, True]
+
+
+async def test_positions_are_looked_up_and_not_split(shop: Workshop) -> None:
+    """“Example store parses ids at `_`, so GET replay is always empty” (TypeScript SDK #943). Stream ids are random
+    and hold every character of their alphabet, `_` and `-` among them; each of them resumes."""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        seen: set[str] = set()
+        while not {"_", "-"} <= seen:
+            wire = await peer.call("count", n=1, token=1)
+            await wire.rest()
+            stream = wire.last_id[1:23]
+            if {"_", "-"} & set(stream):
+                seen |= set(stream)
+                assert progress_of(await (await peer.get(wire.seen[0].id)).rest()) == [1]
+
+
+async def test_a_position_is_honoured_by_whoever_has_the_store(shop: Workshop) -> None:
+    """“Scopes events by a random id per process” (FastMCP). Ours name the stream, and the stream is in the store."""
+    store: Store = MemoryStore()
+    async with serve(shop.server, store=store) as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=2, token=1)
+        await wire.rest()
+    record = await store.stream(StreamId(wire.last_id[1:23]))
+    assert record is not None
+    assert (record.session, record.last, record.sealed) == (peer.session, 3, True)
+    kept = await store.read(record.id, after=0, limit=10)
+    assert [event.payload.decode() for event in kept] == [event.data for event in wire.seen if event.data]
+
+
+async def test_sessions_do_not_leak(shop: Workshop) -> None:
+    """“10,593 made, 108 deleted” (mcp-proxy #79). Those that nobody deletes end by themselves."""
+    async with serve(shop.server, session_grace=0.05, replay_window=0.1) as site:
+        await asyncio.gather(*(site.join() for _ in range(30)))
+        assert site.app.counters.sessions_opened == 30
+        await until(lambda: site.app.session_ids() == [])
+        assert site.app.counters.sessions_ended == 30
+
+
+class Broken(MemoryStore):
+    """One commit fails, then everything works again."""
+
+    fails = 0
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("a bug in somebody's store")
+        return super().commit_now(steps)
+
+
+async def test_one_broken_commit_costs_nothing(shop: Workshop) -> None:
+    """“One exception from the store ends the session's router.” A store of somebody's own may raise anything."""
+    store = Broken()
+    async with serve(shop.server, store=store, complaint="the store fails") as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=3, gate="g", pauses=[1], token=1)
+        await wire.messages(1)
+        store.fails = 2
+        shop.open("g/1")
+        messages = await wire.rest()
+        assert progress_of(messages) == [2, 3]
+        assert text_of(messages[-1]) == "counted to 3"
+        await until(lambda: store.fails == 0)
+        assert progress_of(await (await peer.get(wire.last_id.replace("0000000004", "0000000001"))).rest()) == [2, 3]
