@@ -26,7 +26,10 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.shared.message import ServerMessageMetadata
+from mcp_types import ListRootsRequest, ListRootsResult
 
+from perdure._core.sse import Decoder
 from tests.support.live import live
 from tests.support.raw import BOTH, VERSION, Answer, Parser, Peer, message
 
@@ -49,6 +52,13 @@ async def say(text: str, n: int, ctx: Context) -> str:
     for number in range(max(0, min(n, 5))):
         await ctx.report_progress(number, message=text)
     return text
+
+
+@server.tool()
+async def ask(ctx: Context) -> str:
+    """Ask the client for its roots."""
+    metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
+    return str(await ctx.session.send_request(ListRootsRequest(), ListRootsResult, metadata=metadata))
 
 
 @server.tool()
@@ -452,6 +462,42 @@ def test_requests_in_a_row_are_answered_in_a_row(target: Target, data: st.DataOb
     headers = {"mcp-session-id": target.session_id}
     answers = target.exchange(b"".join(target.request("POST", body, headers=headers) for body in row), answers=count)
     assert len(answers) == count
+    target.check(answers)
+
+
+answers_to_asks = st.one_of(
+    st.fixed_dictionaries({"result": mostly(st.just({"roots": []}))}, optional={"error": st.none() | values}),
+    st.fixed_dictionaries({"error": mostly(errors)}, optional={"result": st.none() | values}),
+    odd_messages,
+)
+
+
+@examples(150)
+@given(answer=answers_to_asks, names_it=mostly(st.just(True), st.just(False)))
+def test_any_answer_to_an_ask_lets_the_call_end(target: Target, answer: dict[str, object], names_it: bool) -> None:
+    """What the client answers is the client's; the call that waits for it ends, and once."""
+    body = message("tools/call", {"name": "ask", "arguments": {}}, id="asking")
+    headers = {"mcp-session-id": target.session_id}
+    with socket.create_connection(("127.0.0.1", target.port), timeout=HANG) as connection:
+        connection.sendall(target.request("POST", body, headers=headers))
+        parser, decoder = Parser(), Decoder()
+        heard: list[dict[str, Any]] = []
+
+        def listen(wanted: int) -> None:
+            while len(heard) < wanted:
+                received = _receive(connection)
+                assert received
+                heard.extend(json.loads(event.data) for event in decoder.feed(parser.feed(received)) if event.data)
+
+        listen(1)
+        reply = {"jsonrpc": "2.0", "id": heard[0]["id"], **answer}
+        if names_it:
+            reply["id"] = heard[0]["id"]
+        replies = [reply, {"jsonrpc": "2.0", "id": heard[0]["id"], "error": {"code": -1, "message": "no"}}]
+        answers = [target.exchange(target.request("POST", json.dumps(r).encode(), headers=headers))[0] for r in replies]
+        listen(2)
+        assert heard[1]["id"] == "asking"
+    assert answers[1].status == 202
     target.check(answers)
 
 

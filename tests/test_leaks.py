@@ -54,18 +54,27 @@ OURS: tuple[type[Any], ...] = (
 )
 
 
-def census() -> Counter[str]:
-    """What is alive: our objects, tasks, and open files."""
+class Census:
+    """What is alive: our objects, tasks, and open files; without what earlier tests of this process still hold."""
+
+    def __init__(self) -> None:
+        self._others: list[Any] = _ours()
+        self._known = {id(thing) for thing in self._others}
+
+    def count(self) -> Counter[str]:
+        alive = Counter(type(thing).__name__ for thing in _ours() if id(thing) not in self._known)
+        alive["files"] = len(os.listdir("/proc/self/fd"))
+        return alive
+
+    async def at_rest(self) -> Counter[str]:
+        """Once the server knows that all connections are closed."""
+        await until(lambda: self.count()["Connection"] == 0)
+        return self.count()
+
+
+def _ours() -> list[Any]:
     gc.collect()
-    alive = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, OURS))
-    alive["files"] = len(os.listdir("/proc/self/fd"))
-    return alive
-
-
-async def at_rest() -> Counter[str]:
-    """The same, once the server knows that all connections are closed."""
-    await until(lambda: census()["Connection"] == 0)
-    return census()
+    return [thing for thing in gc.get_objects() if isinstance(thing, OURS)]
 
 
 def rows(path: Path) -> dict[str, int]:
@@ -124,7 +133,7 @@ async def _leave_an_ask(peer: SessionPeer, gate: str) -> None:
 
 
 async def test_a_thousand_sessions_leave_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "log.db"
+    path, census = tmp_path / "log.db", Census()
     store = FaultyStore(SqliteStore(str(path)))
     expiry: dict[str, Any] = {"session_grace": 0.3, "replay_window": 0.6, "event_ttl": 0.6, "cleanup_interval": 0.3}
     async with live(store=store, complaint="the store fails", **expiry) as served:
@@ -132,7 +141,7 @@ async def test_a_thousand_sessions_leave_nothing_behind(tmp_path: Path) -> None:
         open_gate("warm-up")
         await until(lambda: served.app.session_ids() == [])
         await until(lambda: sum(rows(path).values()) == 0)
-        before = await at_rest()
+        before = await census.at_rest()
 
         numbers = iter(range(SESSIONS))
 
@@ -147,24 +156,26 @@ async def test_a_thousand_sessions_leave_nothing_behind(tmp_path: Path) -> None:
         open_gate("leaks")
         await until(lambda: served.app.session_ids() == [])
         await until(lambda: sum(rows(path).values()) == 0)
-        assert await at_rest() == before
+        assert await census.at_rest() == before
         assert served.app.counters.sessions_ended == served.app.counters.sessions_opened
 
 
 async def test_resumes_that_are_refused_leave_no_stream_loaded(tmp_path: Path) -> None:
+    census = Census()
     async with live(store=f"sqlite:{tmp_path / 'log.db'}") as served:
         peer = await served.session()
         calls = [await peer.call("count", n=2) for _ in range(20)]
         assert (await peer.ask("GET", headers={"last-event-id": calls[0].events[0].id})).status == 200
-        before = await at_rest()
+        before = await census.at_rest()
         for call in calls:
             assert (await peer.ask("GET", headers={"last-event-id": call.events[-1].id})).status == 405
         assert readers(served, peer) == 0
-        assert await at_rest() == before
+        assert await census.at_rest() == before
 
 
 async def test_a_session_at_rest_keeps_nothing_of_its_last_request(tmp_path: Path) -> None:
     """Bodies may be large, and there may be many sessions."""
+    census = Census()
     async with live(store=f"sqlite:{tmp_path / 'log.db'}") as served:
         peer = await served.session()
         for body in (
@@ -172,6 +183,6 @@ async def test_a_session_at_rest_keeps_nothing_of_its_last_request(tmp_path: Pat
             message("notifications/progress", {"progressToken": 1, "progress": 1}),
         ):
             assert (await peer.ask("POST", body)).status in (200, 202)
-            alive = await at_rest()
+            alive = await census.at_rest()
             assert (alive["Session"], alive["Runtime"]) == (1, 1)
             assert (alive["Call"], alive["Request"], alive["Reader"], alive["Streamed"]) == (0, 0, 0, 0)

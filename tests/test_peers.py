@@ -156,7 +156,7 @@ async def test_an_exception_from_the_store_hangs_nothing(shop: Workshop, fault: 
 
 async def test_a_detached_running_tool_is_not_idle(shop: Workshop) -> None:
     """“Idle timeout counts HTTP requests, so a detached running tool is cancelled.”"""
-    async with serve(shop.server, session_grace=0.05, replay_window=0.1, runtime_idle=0.05) as site:
+    async with serve(shop.server, session_grace=0.4, replay_window=0.8, runtime_idle=0.05) as site:
         peer, idle = await site.join(), await site.join()
         wire = await peer.call("wait", gate="g")
         await wire.event()
@@ -302,7 +302,7 @@ async def test_a_position_is_honoured_by_whoever_has_the_store(shop: Workshop) -
 
 async def test_sessions_do_not_leak(shop: Workshop) -> None:
     """“10,593 made, 108 deleted” (mcp-proxy #79). Those that nobody deletes end by themselves."""
-    async with serve(shop.server, session_grace=0.05, replay_window=0.1) as site:
+    async with serve(shop.server, session_grace=0.6, replay_window=0.8) as site:
         await asyncio.gather(*(site.join() for _ in range(30)))
         assert site.app.counters.sessions_opened == 30
         await until(lambda: site.app.session_ids() == [])

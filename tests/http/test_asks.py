@@ -151,7 +151,7 @@ async def test_open_asks_are_in_the_store_and_closed_ones_are_not(site: Site, pe
 
 async def test_an_ask_does_not_wait_for_ever_for_a_client_that_is_away(shop: Workshop) -> None:
     """Promise 3: after `session_grace` whoever waits is told, and the call ends."""
-    async with serve(shop.server, session_grace=0.2) as site:
+    async with serve(shop.server, session_grace=0.5) as site:
         peer = await site.join()
         wire = await peer.call("sample", prompt="anybody?")
         await wire.message()
@@ -163,7 +163,7 @@ async def test_an_ask_does_not_wait_for_ever_for_a_client_that_is_away(shop: Wor
 
 async def test_an_attached_client_may_take_its_time(shop: Workshop) -> None:
     """The grace is for those who are away: a reader that is attached is there."""
-    async with serve(shop.server, session_grace=0.05) as site:
+    async with serve(shop.server, session_grace=0.5) as site:
         peer, idle = await site.join(), await site.join()
         wire = await peer.call("ask", question="?")
         ask = await wire.message()

@@ -119,7 +119,7 @@ async def test_a_kept_session_object_says_nothing_after_the_session_has_ended(sh
 async def test_the_log_level_is_set_again_when_the_runtime_comes_back() -> None:
     """Sticky: only the last one; its answer is not sent a second time."""
     shop = Workshop(logs=True)
-    async with serve(shop.server, runtime_idle=0.05) as site:
+    async with serve(shop.server, runtime_idle=0.4) as site:
         peer = await site.join()
         for level in ("error", "debug"):
             request = peer.request("logging/setLevel", {"level": level}, id=level)

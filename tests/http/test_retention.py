@@ -192,7 +192,7 @@ async def test_expired_standalone_events_are_a_gap(shop: Workshop) -> None:
 
 async def test_outside_the_replay_window_the_call_is_gone(shop: Workshop) -> None:
     """S3: the session lives (it is used), its old answers do not."""
-    async with serve(shop.server, event_ttl=0.1, replay_window=0.3, cleanup_interval=0.05) as site:
+    async with serve(shop.server, event_ttl=0.1, replay_window=0.8, cleanup_interval=0.05) as site:
         peer = await site.join()
         await peer.get()
         wire = await peer.call("count", n=2, token=1)
@@ -205,7 +205,7 @@ async def test_outside_the_replay_window_the_call_is_gone(shop: Workshop) -> Non
 
 async def test_outside_the_replay_window_the_session_is_gone(shop: Workshop) -> None:
     """H2: 404, and nothing of it is left in the store."""
-    async with serve(shop.server, replay_window=0.2, cleanup_interval=0.05) as site:
+    async with serve(shop.server, replay_window=0.8, cleanup_interval=0.05) as site:
         peer = await site.join()
         await peer.result("count", n=2, token=1)
         await until(lambda: site.app.session_ids() == [])
@@ -221,7 +221,7 @@ async def test_outside_the_replay_window_the_session_is_gone(shop: Workshop) -> 
 
 async def test_a_long_call_outlives_the_replay_window(shop: Workshop) -> None:
     """A running call holds its session and its stream, with or without a reader."""
-    async with serve(shop.server, event_ttl=0.05, replay_window=0.2, cleanup_interval=0.05) as site:
+    async with serve(shop.server, event_ttl=0.05, replay_window=0.8, cleanup_interval=0.05) as site:
         peer, idle = await site.join(), await site.join()
         wire = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
         await wire.messages(1)

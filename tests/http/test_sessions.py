@@ -31,7 +31,7 @@ async def test_initialize_gives_an_unguessable_session_id(site: Site) -> None:
     assert all(re.fullmatch(r"[!-~]{43}", session) for session in ids)
 
 
-@pytest.mark.parametrize("version", SESSION_VERSIONS)
+@pytest.mark.parametrize("version", ["2024-11-05", *SESSION_VERSIONS])
 async def test_each_revision_is_negotiated(site: Site, version: str) -> None:
     """P8."""
     peer = await site.join(version)
@@ -107,7 +107,7 @@ async def test_delete_does_not_wait_for_a_tool_that_cannot_be_stopped(shop: Work
 
 async def test_a_tool_that_cannot_be_stopped_does_not_keep_other_sessions_from_expiring(shop: Workshop) -> None:
     """R8: sessions are tended one after the other; none may hold up the round."""
-    async with serve(shop.server, session_grace=0.05, replay_window=0.4) as site:
+    async with serve(shop.server, session_grace=0.4, replay_window=0.8) as site:
         stuck = await site.join()
         running = await stuck.call("in_thread", id=5)
         await until(lambda: shop.seen)
@@ -162,7 +162,7 @@ def _streams(site: Site, peer: Peer) -> list[Any]:
 
 async def test_an_unused_session_turns_dormant_and_comes_back(shop: Workshop) -> None:
     """R8: the runtime goes, record and answers stay; the next message brings it back."""
-    async with serve(shop.server, session_grace=0.1) as site:
+    async with serve(shop.server, session_grace=0.4) as site:
         peer = await site.join()
         done = await peer.call("count", n=2, token=1)
         await done.rest()
@@ -180,7 +180,7 @@ async def test_an_unused_session_turns_dormant_and_comes_back(shop: Workshop) ->
 
 async def test_a_reader_keeps_its_session_awake(shop: Workshop) -> None:
     """R8: only a session without connection and without running call gets older."""
-    async with serve(shop.server, session_grace=0.05, replay_window=0.1) as site:
+    async with serve(shop.server, session_grace=0.4, replay_window=0.8) as site:
         reading, idle = await site.join(), await site.join()
         standalone = await reading.get()
         await until(lambda: site.app.session_info(idle.session) is None)

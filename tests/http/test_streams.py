@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perdure.store import SqliteStore
 from tests.support.site import Site, serve, until
 from tests.support.wire import SESSION_VERSIONS, Ended, Peer, progress_of, text_of
 from tests.support.workshop import Workshop
@@ -323,3 +325,48 @@ async def test_a_resumed_stream_ends_after_the_response(shop: Workshop, peer: Pe
     assert len(await logged.rest()) == 2
     with pytest.raises(Ended):
         await logged.event()
+
+
+TEXTS = [
+    "plain",
+    "two\nlines\r\nand \r more",
+    "ü 漢字 😀 \u2028 \u2029 \x85",
+    'data: {"x": 1}\n\nid: forged',
+    "\u0000\u001f\ufeff",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+async def test_any_text_arrives_as_it_was(peer: Peer, text: str) -> None:
+    """Nothing in a payload can end its event, begin another one or change on the way, live or replayed."""
+    wire = await peer.call("log", text=text)
+    messages = await wire.rest()
+    assert messages[0]["params"]["data"] == text
+    again = await peer.get(wire.seen[0].id)
+    assert await again.rest() == messages
+    assert [event.data for event in again.seen] == [event.data for event in wire.seen]
+
+
+@pytest.mark.parametrize("size", [100_000, 3_000_000])
+async def test_large_events_arrive_whole(shop: Workshop, tmp_path: Path, size: int) -> None:
+    """Larger than every buffer on the way, live and from the file."""
+    async with serve(shop.server, store=SqliteStore(str(tmp_path / "log.db"))) as site:
+        peer = await site.join()
+        wire = await peer.call("flood", n=3, size=size, token=1)
+        messages = await wire.rest()
+        assert [len(m["params"]["message"]) for m in messages[:-1]] == [size] * 3
+        assert await (await peer.get(wire.seen[0].id)).rest() == messages
+
+
+async def test_a_long_replay_delays_nobody(shop: Workshop) -> None:
+    """S9: one client asks for thousands of events and does not take them; others are answered."""
+    async with serve(shop.server, small_buffers=True, max_stream_events=20_000, max_session_events=20_000) as site:
+        peer, other = await site.join(), await site.join()
+        wire = await peer.call("count", n=10_000, token=1)
+        await wire.rest()
+        replay = await peer.get(wire.seen[0].id)
+        for _ in range(5):
+            assert await other.result("count", n=1) == "counted to 1"
+            assert await peer.result("count", n=1) == "counted to 1"
+        assert progress_of(await replay.rest()) == list(range(1, 10_001))

@@ -24,6 +24,8 @@ class _Start(NamedTuple):
     stream: Stream
     cursor: int
     told: bytes = b""
+    named: bool = True
+    """The client named the place. Otherwise it is where the readers before have got to, also while we look."""
 
 
 class Get:
@@ -51,10 +53,12 @@ class Get:
 
     async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed:
         """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
-        stream, cursor, told = start
+        stream, cursor, told, named = start
         if stream.state is StreamState.SEALED and cursor >= stream.last:
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
         ahead = await stream.read(after=cursor, limit=BATCH)
+        if not named and stream.delivered > cursor:
+            cursor, ahead = stream.delivered, ()
         if self._house.hub.full and stream.reader is None:
             raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
         if stream is session.standalone:
@@ -65,7 +69,7 @@ class Get:
         """What to read, and from where. Without a position: the standalone stream from where its readers had got to,
         so that what was sent while nobody was there still arrives."""
         if not text:
-            return _Start(session.standalone, session.standalone.delivered)
+            return _Start(session.standalone, session.standalone.delivered, named=False)
         self._house.counters.resumes += 1
         position = parse_position(text)
         if position is None:
