@@ -118,12 +118,28 @@ async def test_running_calls_of_a_session() -> None:
         assert (await other.call("count", n=1)).status == 200
         assert (await peer.ask("POST", message("notifications/cancelled", {"requestId": 1}))).status == 202
         assert (await running[0].answer()).messages[0]["error"]["code"] == -32800
-        assert (await peer.call("count", n=1)).status == 200
+        while (await peer.call("count", n=1)).status != 200:
+            pass  # until the tool has stopped
         open_gate("calls")
         await running[1].answer()
         assert (await peer.call("count", n=1)).status == 200
         for call in running:
             await call.aclose()
+
+
+async def test_a_call_that_does_not_stop_counts_until_it_does() -> None:
+    """Or whoever starts and cancels it again and again would have us run any number of them."""
+    async with live(max_calls=3) as served:
+        peer = await served.session()
+        for number in range(3):
+            async with await peer.begin_call("stubborn", id=number, gate="stubborn") as call:
+                assert await call.head() == 200
+                await peer.ask("POST", message("notifications/cancelled", {"requestId": number}))
+                assert (await call.answer()).messages[-1]["error"]["code"] == -32800
+        refused(await peer.call("count", n=1), 429, LIMIT, "(max_calls)")
+        open_gate("stubborn")
+        while (await peer.call("count", n=1)).status != 200:
+            pass
 
 
 async def test_a_call_that_lost_its_connection_still_counts() -> None:

@@ -182,19 +182,22 @@ async def test_a_call_in_full_flow_stalls_no_longer_than_the_stores_time(outage:
     await recovered(served)
 
 
-async def test_a_session_may_come_and_go_within_an_outage(outage: Outage, served: Live) -> None:
+async def test_a_session_may_come_and_go_within_an_outage(outage: Outage, served: Live, tmp_path: Path) -> None:
     before = await served.session()
+    running = await begin_count(before, str(tmp_path), first=2, n=4)
     async with outage.begins():
         within = await served.session()
         assert progress((await within.call("count", n=5)).messages) == [1, 2, 3, 4, 5]
         assert (await within.delete()).status == 200
         assert (await before.delete()).status == 200
+        assert (await running.answer()).messages[-1]["error"]["code"] == -32800
         assert (await within.call("count", n=1)).status == 404
     await recovered(served)
     with contextlib.closing(sqlite3.connect(outage.path)) as connection:
         assert connection.execute("SELECT count(*) FROM stream").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM event").fetchone() == (0,)
         assert connection.execute("SELECT DISTINCT state FROM session").fetchall() == [("ended",)]
+    await running.aclose()
 
 
 async def test_a_cut_call_is_resumed_within_an_outage_from_memory(outage: Outage, served: Live, tmp_path: Path) -> None:
@@ -209,6 +212,23 @@ async def test_a_cut_call_is_resumed_within_an_outage_from_memory(outage: Outage
             assert progress((await again.answer()).messages) == list(range(6, 41))
     await recovered(served)
     assert list(range(1, 41)) in written(outage.path)
+
+
+async def test_a_session_that_is_deleted_while_its_request_waits_for_the_store_answers_404(tmp_path: Path) -> None:
+    store = FaultyStore(SqliteStore(str(tmp_path / "log.db")))
+    async with live(store=store, store_timeout=0.5, complaint=FAILS) as served:
+        peer = await served.session()
+        over = await peer.call("count", n=1)
+        store.writes = store.reads = Fault.HANGS
+        async with await peer.begin_call("count", n=1) as call, await peer.resume(over.events[0].id) as resumed:
+            await until(lambda: store.asked)
+            assert (await peer.delete()).status == 200
+            store.works()
+            assert (await call.answer()).status == 404
+            assert (await resumed.answer()).status in (404, 503)
+        await recovered(served)
+        with contextlib.closing(sqlite3.connect(tmp_path / "log.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM stream").fetchone() == (0,)
 
 
 # The bound of what is held

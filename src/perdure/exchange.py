@@ -232,14 +232,24 @@ class Exchange:
         session = self._session.record.id
         note(logging.ERROR, "runtime.failed", f"a session's runtime ended: {failure!r}", session=session)
         self.abandon("its runtime failed")
+        self.calls.runtime_gone()
+
+    def interrupted(self, number: object) -> None:
+        """The runtime cut a call short, without having been asked to."""
+        if (call := self.calls.numbered(number)) is not None:
+            self.calls.runtime_done(call.number)
+            self._settle(call, "its runtime failed")
 
     def abandon(self, reason: str) -> None:
         """Nobody will answer the running calls any more: say so (promise 3)."""
         for call in self.calls.all_running():
-            data = {"outcome": "unknown", "reason": reason, "method": call.request.method}
-            payload = error_payload(call.request.id, OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
-            if self.calls.answer(call, CallStep.SETTLE, payload):
-                self._session.house.counters.calls_settled += 1
+            self._settle(call, reason)
+
+    def _settle(self, call: Call, reason: str) -> None:
+        data = {"outcome": "unknown", "reason": reason, "method": call.request.method}
+        payload = error_payload(call.request.id, OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+        if self.calls.answer(call, CallStep.SETTLE, payload):
+            self._session.house.counters.calls_settled += 1
 
     @property
     def loaded(self) -> bool:

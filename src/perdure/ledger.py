@@ -63,6 +63,11 @@ class Calls:
         return len(self._by_id)
 
     @property
+    def load(self) -> int:
+        """How many keep the runtime busy, or will: also those that were cancelled and do not stop."""
+        return len(self._by_number) + sum(call is None for call in self._by_id.values())
+
+    @property
     def runtime_is_idle(self) -> bool:
         """The runtime is through with everything it was given."""
         return not self._by_number

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx2
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
 
 from tests.support.site import Site, serve
-from tests.support.wire import EVENTS, JSON, Message, Peer, text_of
+from tests.support.wire import EVENTS, Peer, answer_of, text_of
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
@@ -20,39 +18,10 @@ pytestmark = pytest.mark.anyio
 MODERN = "2026-07-28"
 
 
-async def ask(site: Site, method: str, params: Message, *, version: str = MODERN, **more: str) -> httpx2.Response:
-    """A request of the era without sessions: everything it needs is in it."""
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": version,
-        "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-    headers = {
-        "accept": f"{JSON}, {EVENTS}",
-        "content-type": JSON,
-        "mcp-protocol-version": version,
-        "mcp-method": method,
-        **({"mcp-name": params["name"]} if "name" in params else {}),
-        **{name.replace("_", "-"): value for name, value in more.items()},
-    }
-    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
-    response: httpx2.Response = await site.request("POST", headers=headers.items(), body=body)
-    return response
-
-
-def answer_of(response: httpx2.Response) -> Message:
-    if response.headers["content-type"].startswith(JSON):
-        message: Message = response.json()
-        return message
-    lines = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
-    last: Message = json.loads(lines[-1])
-    return last
-
-
 async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> None:
     """P8: the same tools, the same process; the modern answer needs no session and opens none."""
     peer = await site.join()
-    response = await ask(site, "tools/call", {"name": "count", "arguments": {"n": 2}})
+    response = await site.modern("tools/call", {"name": "count", "arguments": {"n": 2}})
     assert response.status_code == 200, response.text
     assert "mcp-session-id" not in response.headers
     assert text_of(answer_of(response)) == "counted to 2"
@@ -62,7 +31,7 @@ async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> N
 
 async def test_discovery_names_the_modern_revision(site: Site) -> None:
     """C1: the SDK's own handler answers."""
-    response = await ask(site, "server/discover", {})
+    response = await site.modern("server/discover", {})
     assert response.status_code == 200
     assert MODERN in answer_of(response)["result"]["supportedVersions"]
 
@@ -70,7 +39,7 @@ async def test_discovery_names_the_modern_revision(site: Site) -> None:
 async def test_the_modern_era_ignores_a_session_id(site: Site) -> None:
     """C7: the version decides, before the session is looked at."""
     peer = await site.join()
-    response = await ask(site, "tools/call", {"name": "count", "arguments": {"n": 1}}, mcp_session_id=peer.session)
+    response = await site.modern("tools/call", {"name": "count", "arguments": {"n": 1}}, mcp_session_id=peer.session)
     assert text_of(answer_of(response)) == "counted to 1"
 
 
@@ -83,9 +52,9 @@ async def test_the_modern_era_has_neither_get_nor_delete(site: Site, method: str
 
 async def test_security_holds_for_both_eras(site: Site) -> None:
     """C4: Origin and Host are judged before the era."""
-    response = await ask(site, "server/discover", {}, origin="https://evil.example")
+    response = await site.modern("server/discover", {}, origin="https://evil.example")
     assert response.status_code == 403
-    response = await ask(site, "server/discover", {}, host="evil.example")
+    response = await site.modern("server/discover", {}, host="evil.example")
     assert response.status_code == 421
 
 
@@ -93,7 +62,7 @@ async def test_security_holds_for_both_eras(site: Site) -> None:
 async def test_eras_session_turns_modern_clients_to_the_resumable_revisions(shop: Workshop, version: str) -> None:
     """400, -32022 and what is supported: dual-era clients fall back to `initialize`."""
     async with serve(shop.server, eras="session") as site:
-        response = await ask(site, "server/discover", {}, version=version)
+        response = await site.modern("server/discover", {}, version=version)
         assert response.status_code == 400
         error = response.json()["error"]
         assert error["code"] == -32022
@@ -125,14 +94,14 @@ async def test_the_lifespan_is_entered_once_with_both_eras_in_use() -> None:
         peer, other = await site.join(), await site.join()
         assert await peer.result("made") == "by 1"
         assert await other.result("made") == "by 1"
-        response = await ask(site, "tools/call", {"name": "made", "arguments": {}})
+        response = await site.modern("tools/call", {"name": "made", "arguments": {}})
         assert text_of(answer_of(response)) == "by 1"
         assert entered == ["in"]
     assert entered == ["in", "out"]
 
 
 async def test_a_version_without_a_session_that_nobody_knows_is_refused(site: Site) -> None:
-    response = await ask(site, "server/discover", {}, version="2020-01-01")
+    response = await site.modern("server/discover", {}, version="2020-01-01")
     assert response.status_code == 400
 
 

@@ -1,4 +1,4 @@
-"""A session from its first message to its end (A21–A28, H2, S6, S9)."""
+"""A session from its first message to its end (A21–A26, H2, S6, S9)."""
 
 from __future__ import annotations
 

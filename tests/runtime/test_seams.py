@@ -76,6 +76,9 @@ class Log:
     async def emit(self, message: Any, related: Any) -> None:
         self.sent.append((message, related))
 
+    def interrupted(self, number: object) -> None:
+        self.sent.append(("interrupted", number))
+
 
 async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> None:
     """`last_context` is duck-typed: nothing but this test holds it."""
@@ -185,6 +188,27 @@ async def test_a_closed_way_out_ends_a_runtime_without_a_word() -> None:
         outbox.close()
         inbox.close()
     assert log.sent == []
+
+
+async def test_the_sdk_says_connection_closed_in_a_handler_that_it_cancels() -> None:
+    """That is no answer: whoever hears it there tells that the call was interrupted."""
+
+    async def on_request(dctx: Any, method: str, params: Any) -> dict[str, Any]:
+        await anyio.sleep_forever()
+        return {}
+
+    async def on_notify(dctx: Any, method: str, params: Any) -> None:
+        pass
+
+    log, inbox = Log(), Inbox()
+    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(1), "node")  # type: ignore[arg-type]
+    async with anyio.create_task_group() as group:
+        await group.start(dispatcher.run, on_request, on_notify)
+        request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=4, method="x")
+        inbox.feed(contextvars.copy_context(), SessionMessage(request))
+        await anyio.wait_all_tasks_blocked()
+        inbox.close()
+    assert log.sent == [("interrupted", 4)], moved("the dispatcher's error for cancelled handlers", "Outbox")
 
 
 @pytest.mark.parametrize("value", [8, "8", " 8 ", "+8", "08", "8.0", "", "a", "-3", "٣", "1_0", 0, -1])

@@ -119,6 +119,29 @@ class Web:
             self.http.stream(method, self.url, headers=list(headers), content=content)
         )
 
+    async def modern(
+        self, method: str, params: Message, *, version: str = "2026-07-28", **headers: str
+    ) -> httpx2.Response:
+        """A request of the era without sessions: everything it needs is in it."""
+        meta = {
+            "io.modelcontextprotocol/protocolVersion": version,
+            "io.modelcontextprotocol/clientInfo": {"name": "wire", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {},
+        }
+        names = {
+            "accept": f"{JSON}, {EVENTS}",
+            "content-type": JSON,
+            "mcp-protocol-version": version,
+            "mcp-method": method,
+            "mcp-name": params.get("name", ""),
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+        response: httpx2.Response = await self.request(
+            "POST", headers=[(name, value) for name, value in names.items() if value], body=body
+        )
+        return response
+
     async def join(self, version: str = LATEST, **options: Any) -> Peer:
         """A client with an initialized session."""
         peer = Peer(self, version, **options)
@@ -155,7 +178,7 @@ class Peer:
         response = await self.site.request("POST", headers=headers, body=body)
         assert response.status_code == 200, response.text
         self.session = response.headers["mcp-session-id"]
-        self.welcome = _answer(response)
+        self.welcome = answer_of(response)
         self.version = self.welcome["result"]["protocolVersion"]
         response = await self.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
         assert response.status_code == 202
@@ -221,12 +244,12 @@ class Peer:
         return await self.send({"jsonrpc": "2.0", "id": ask["id"], "result": result})
 
 
-def _answer(response: httpx2.Response) -> Message:
-    """The one message of a whole response, JSON or events."""
+def answer_of(response: httpx2.Response) -> Message:
+    """The last message of a whole response, JSON or events."""
     if response.headers["content-type"].startswith(JSON):
         body = response.text
     else:
-        [body] = [event.data for event in Decoder().feed(response.content) if event.data]
+        body = [event.data for event in Decoder().feed(response.content) if event.data][-1]
     message: Message = json.loads(body)
     return message
 

@@ -26,6 +26,10 @@ from pydantic import BaseModel
 trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="")
 
 
+class Fatal(BaseException):
+    """What no tool should raise, and some do: it passes by every `except Exception`."""
+
+
 class Answer(BaseModel):
     answer: str
 
@@ -44,7 +48,7 @@ class Workshop:
         self.levels: list[str] = []
         tools = (
             self.count, self.flood, self.announce, self.wait, self.ask, self.sample, self.roots, self.close,
-            self.close_standalone, self.boom, self.whoami, self.keep, self.log, self.stubborn, self.in_thread,
+            self.close_standalone, self.boom, self.die, self.whoami, self.keep, self.log, self.stubborn, self.in_thread,
             self.own_token, self.keep_token, self.guess_token, self.remember,
         )  # fmt: skip
         for tool in tools:
@@ -146,6 +150,16 @@ class Workshop:
     async def boom(self, code: int = 0) -> str:
         """Raise: a result with `isError`, or with a code a JSON-RPC error."""
         raise MCPError(code, "boom") if code else RuntimeError("boom")
+
+    async def die(self, how: str) -> str:
+        """Take the whole runtime down."""
+        if how == "raises":
+            raise Fatal("dead")
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await self.gates["never"].wait()
+        return "alive"
 
     async def whoami(self, header: str, ctx: Context) -> str:
         headers = ctx.headers or {}

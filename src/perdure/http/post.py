@@ -94,7 +94,7 @@ class Post:
     async def _accept(self, session: Session, requests: Sequence[Request], body: bytes) -> list[Call]:
         first = requests[0].id
         self._check_room(first)
-        if len(session.exchange.calls) + len(requests) > self._settings.max_calls:
+        if session.exchange.calls.load + len(requests) > self._settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls)
         if sticky.is_full(session.record.sticky, session.exchange.calls.all_running(), requests):
             full = Refusal.TOO_MANY_SUBSCRIPTIONS

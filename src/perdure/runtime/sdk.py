@@ -25,7 +25,13 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, InitializeRequestParams, JSONRPCMessage, JSONRPCNotification
+from mcp_types import (
+    CONNECTION_CLOSED,
+    InitializeRequestParams,
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+)
 
 from perdure._core.ids import NodeId
 from perdure.store.base import SessionRecord
@@ -43,6 +49,10 @@ class Answers(Protocol):
 
     async def emit(self, message: JSONRPCMessage, related: int | str | None) -> None:
         """Append a message to the log. `related` is the number of the call that it belongs to."""
+        ...
+
+    def interrupted(self, number: object) -> None:
+        """The call of that number was cut short from within, and has no answer."""
         ...
 
 
@@ -119,6 +129,9 @@ class Outbox:
     async def send(self, item: SessionMessage, /) -> None:
         if self._closed:
             raise anyio.ClosedResourceError
+        if isinstance(item.message, JSONRPCError) and _is_farewell(item.message):
+            self._answers.interrupted(item.message.id)
+            return
         await self._answers.emit(item.message, getattr(item.metadata, "related_request_id", None))
 
     def close(self) -> None:
@@ -217,6 +230,12 @@ class Runtime:
         _ending.add(self.task)
         self.task.add_done_callback(_ended)
         await asyncio.wait({self.task}, timeout=_CLOSE_SECONDS)
+
+
+def _is_farewell(message: JSONRPCError) -> bool:
+    """What the SDK writes in a handler that it cancels because the runtime ends: "connection closed" is no answer."""
+    task = asyncio.current_task()
+    return message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0
 
 
 def _ended(task: asyncio.Task[None]) -> None:
