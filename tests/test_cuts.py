@@ -67,13 +67,17 @@ async def _rest(chance: random.Random) -> None:
 class Cutter:
     """A client that follows one stream to its end, whatever happens to its connections."""
 
-    def __init__(self, peer: SessionPeer, chance: random.Random, *, wanted: int | None = None) -> None:
+    def __init__(
+        self, peer: SessionPeer, chance: random.Random, *, wanted: int | None = None, patient: bool = False
+    ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.ids: list[str] = []
         self.cuts = 0
         self._peer = peer
         self._chance = chance
         self._wanted = wanted
+        self._patient = patient
+        """The server may end a connection early, or refuse it for the moment, because of its store."""
         self._position = ""
         self._ghosts: list[Exchange] = []
 
@@ -91,7 +95,7 @@ class Cutter:
             if self.done:
                 break
             if exchange.parser.complete or exchange.ended:
-                raise AssertionError(f"ended early: {exchange.parser.status} {self.messages[-1:]}")
+                assert self._patient, f"ended early: {exchange.parser.status} {self.messages[-1:]}"
             if self._position:
                 exchange = await self._cut(exchange)
         await self._last(exchange)
@@ -147,7 +151,7 @@ class Cutter:
             task.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
         for exchange in both:
-            assert exchange.parser.status in (0, 200)
+            assert exchange.parser.status in (0, 200, 503 if self._patient else 200)
             assert_consecutive([event.id for event in exchange.events if event.data], after=self._position)
         # The one that has got further goes on: an ended loser may still have been first to the final response.
         ahead = max(both, key=lambda e: (e.position, e not in [readers[task] for task in over]))
@@ -267,7 +271,7 @@ async def test_cuts_and_outages_together_lose_and_repeat_nothing(tmp_path: Path)
 
     async def one(seed: int) -> int:
         peer = await served.session()
-        cutter = Cutter(peer, random.Random(seed))
+        cutter = Cutter(peer, random.Random(seed), patient=True)
         await cutter.follow(await peer.begin_call("chatter", n=EVENTS, seed=seed))
         assert progress(cutter.messages) == list(range(1, EVENTS + 1))
         assert_consecutive(cutter.ids)

@@ -231,6 +231,17 @@ async def test_a_session_that_is_deleted_while_its_request_waits_for_the_store_a
             assert connection.execute("SELECT count(*) FROM stream").fetchone() == (0,)
 
 
+async def test_a_handshake_that_outlasts_its_time_because_of_the_store_is_refused() -> None:
+    store = FaultyStore(MemoryStore())
+    async with live(store=store, store_timeout=0.5, session_grace=0.05, complaint=FAILS) as served:
+        store.writes = Fault.HANGS
+        assert (await served.initialize()).status == 503
+        assert served.app.session_ids() == []
+        store.works()
+        await recovered(served)
+        assert (await served.initialize()).status == 200
+
+
 # The bound of what is held
 
 

@@ -15,6 +15,7 @@ import click
 
 import perdure
 from perdure.errors import PerdureError
+from perdure.http.app import HEALTH
 from perdure.human import read_count
 from perdure.listener import listen
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
@@ -30,7 +31,6 @@ INTERRUPTED = 130
 
 _LEVELS = ("debug", "info", "warning", "error")
 _WHERE = "Where to serve"
-_HEALTH = "/healthz"
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
 _PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
 
@@ -109,7 +109,7 @@ def _serve(target: str, store: str, host: str, port: int, path: str, tokens: Pat
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not _PATH.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
-    if value == _HEALTH:
+    if value == HEALTH:
         raise click.BadParameter(f"{value!r} is where the health check stands", ctx, param)
     return value
 

@@ -55,6 +55,10 @@ class Exchange:
 
     def start(self, call: Call, http: HttpRequest) -> None:
         """Hand a call to the runtime, in the context of the HTTP request that brought it."""
+        if self.calls.is_cancelled(call):
+            self.calls.runtime_done(call.number)
+            self._answer_cancelled(call)
+            return
         params = call.request.params
         if call.token is not None and params is not None:
             params = {**params, "_meta": {**params["_meta"], "progressToken": call.number}}
@@ -76,7 +80,7 @@ class Exchange:
     def answer_ask(self, response: Response, http: HttpRequest) -> None:
         """Pass on the client's answer to an ask. Late and unknown ones are dropped: the race is the client's right."""
         if not isinstance(response.id, str) or response.id not in self._asks:
-            note(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=self._session.record.id)
+            note(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=self._session.name)
             return
         self._close_ask(response.id)
         self._feed(_answer_json.validate_python(response.raw, by_name=False), self._metadata(http))
@@ -95,14 +99,22 @@ class Exchange:
         if not isinstance(request_id, str | int) or isinstance(request_id, bool):
             return None
         call = self.calls.running(request_id)
-        if call is None or call.request.method == "initialize":
+        if call is None:
+            self.calls.cancel_early(request_id)
             return None
+        if call.request.method == "initialize":
+            return None
+        self._answer_cancelled(call)
+        return {**params, "requestId": call.number}
+
+    def _answer_cancelled(self, call: Call) -> None:
         answer = error_payload(call.request.id, REQUEST_CANCELLED, "Request cancelled")
         if self.calls.answer(call, CallStep.CANCEL, answer):
             self._session.house.counters.calls_cancelled += 1
-        return {**params, "requestId": call.number}
 
     def _feed(self, message: JSONRPCMessage, metadata: ServerMessageMetadata) -> None:
+        if self._closed:
+            return  # a runtime that is loaded now would never be dropped
         self._fed = self._session.house.clock()
         runtime = self._runtime or self._load()
         runtime.inbox.feed(contextvars.copy_context(), SessionMessage(message, metadata))
@@ -181,12 +193,14 @@ class Exchange:
         call = self.calls.numbered(message.id)
         if call is None:
             return None  # the answer to a repeated sticky request
-        self.calls.runtime_done(call.number)
         message.id = call.request.id
-        also = self._session.consequence(call, message.result) if isinstance(message, JSONRPCResponse) else None
+        # A result that cannot be written as JSON raises here, and the SDK answers the call with that error instead.
         payload = _answer_json.dump_json(message, by_alias=True, exclude_unset=True)
-        if not self.calls.answer(call, CallStep.ANSWER, payload, also):
+        self.calls.runtime_done(call.number)
+        if call.state is not CallState.RUNNING:
             return None
+        also = self._session.consequence(call, message.result) if isinstance(message, JSONRPCResponse) else None
+        self.calls.answer(call, CallStep.ANSWER, payload, also)
         self._session.house.counters.calls_answered += 1
         return call.stream
 
@@ -229,8 +243,8 @@ class Exchange:
             return
         self._runtime = None
         failure = None if runtime.task.cancelled() else runtime.task.exception()
-        session = self._session.record.id
-        note(logging.ERROR, "runtime.failed", f"a session's runtime ended: {failure!r}", session=session)
+        name = self._session.name
+        note(logging.ERROR, "runtime.failed", f"a session's runtime ended: {failure!r}", session=name)
         self.abandon("its runtime failed")
         self.calls.runtime_gone()
 
@@ -292,7 +306,8 @@ def _encode_notification(method: str, params: dict[str, Any] | None) -> bytes:
     """A notification as JSON. Put together by hand, because progress comes by the tens of thousands a second."""
     if params is None:
         return b'{"jsonrpc":"2.0","method":%b}' % to_json(method)
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (to_json(method), to_json(params))
+    # JSON has no NaN; the SDK writes null in its place as well.
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (to_json(method), to_json(params, inf_nan_mode="null"))
 
 
 def _stand_in(session_id: str) -> HttpRequest:

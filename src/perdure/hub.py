@@ -201,12 +201,13 @@ class Reader:
         if not events and cursor < target:
             frames.append(self._gap(cursor + 1, target))
             cursor = target
+        moved = cursor > self.cursor
         last = self._is_last(cursor)
         if last and stream.over and self._gapped and self._lost_answers is not None:
             frames += await self._encode_lost(cursor)
         if frames or last:
             await self._send(b"".join(frames), last=last)
-            if cursor > self.cursor:
+            if moved:
                 self._hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
             self.cursor = cursor
             stream.delivered = max(stream.delivered, cursor)
@@ -214,7 +215,7 @@ class Reader:
         if last:
             self._finish()
             return False
-        return bool(events)
+        return moved
 
     def _encode(self, events: Sequence[Event], frames: list[bytes]) -> int:
         """Add the frames of events, as many as fit into one write; gives the sequence number of the last one."""

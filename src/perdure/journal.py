@@ -38,6 +38,10 @@ _NOBODY = NodeId("")
 """Mail to this node is written only to see whether the store takes writes again."""
 
 
+_MOST_HELD_BYTES = 256 << 20
+"""Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
+
+
 class Source(Protocol):
     """Somebody with something to write."""
 
@@ -76,6 +80,7 @@ class Journal:
         self._queue: list[Source] = []
         self._backlog: deque[tuple[Source, Sequence[Step]]] = deque()
         self._held = 0
+        self._held_bytes = 0
         self._too_much = 0
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
@@ -244,10 +249,11 @@ class Journal:
                 continue
             self._backlog.append((source, steps))
             self._held += _events(steps)
+            self._held_bytes += _size(steps)
             if self._holds:
                 self._counters.events_held += _events(steps)
                 source.accepted(steps)
-        if self._held >= self._most_held:
+        if self._held >= self._most_held or self._held_bytes >= _MOST_HELD_BYTES:
             self.has_room = False
             self._room.clear()
 
@@ -273,7 +279,8 @@ class Journal:
             for _, steps in group:
                 self._backlog.popleft()
                 self._held -= _events(steps)
-            if self._held < self._most_held:
+                self._held_bytes -= _size(steps)
+            if self._held < self._most_held and self._held_bytes < _MOST_HELD_BYTES:
                 self.has_room = True
                 self._room.set()
 

@@ -51,12 +51,13 @@ class Call:
 class Calls:
     """A session's calls in this process."""
 
-    __slots__ = ("_by_id", "_by_number", "_numbers")
+    __slots__ = ("_by_id", "_by_number", "_cancelled", "_numbers")
 
     def __init__(self) -> None:
         self._by_number: dict[int, Call] = {}
         self._by_id: dict[int | str, Call | None] = {}
         self._numbers = itertools.count(1)
+        self._cancelled: frozenset[int | str] = frozenset()
 
     def __len__(self) -> int:
         """How many are not answered yet."""
@@ -84,7 +85,19 @@ class Calls:
 
     def release(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            self._by_id.pop(coerce_id(request.id), None)
+            key = coerce_id(request.id)
+            self._by_id.pop(key, None)
+            self._cancelled -= {key}
+
+    def cancel_early(self, request_id: int | str) -> None:
+        """The client cancels a request whose row is still being written: remember it."""
+        key = coerce_id(request_id)
+        if key in self._by_id:
+            self._cancelled |= {key}
+
+    def is_cancelled(self, call: Call) -> bool:
+        """Whether it was cancelled before it could begin."""
+        return coerce_id(call.request.id) in self._cancelled
 
     def open(self, requests: Iterable[Request], *, incarnation: int, stream: Stream) -> list[Call]:
         """Enter reserved requests."""

@@ -1,13 +1,12 @@
-"""What one session keeps of the streams that are over, counted as it grows, so that keeping within limits costs nothing
-until a limit is reached."""
+"""What one session keeps of the streams that are over, counted as it grows, so that keeping within limits looks at
+little more than what has to go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from perdure._core.ids import StreamId
-from perdure._core.retention import Cutoffs, Kept, Limits, over_limits
+from perdure._core.retention import Cutoffs, Kept, Limits, answers_to_drop, events_to_trim
 from perdure.store.base import DropStream, Step, Trim
 from perdure.streams import Stream
 
@@ -18,39 +17,48 @@ _ALL = (1 << 62) - 1
 class Retained:
     """The streams of one session that are over, the oldest first."""
 
-    __slots__ = ("_answers", "_events", "_limits", "_streams", "_with_events")
+    __slots__ = ("_answers", "_limits", "_streams", "_with_events")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._streams: dict[StreamId, tuple[Kept, float]] = {}
-        self._events = self._with_events = self._answers = 0
+        self._with_events: dict[StreamId, Kept] = {}
+        self._answers = 0
 
     def add(self, kept: Kept, *, time: float) -> None:
         self._forget(kept.stream)
         self._streams[kept.stream] = kept, time
-        self._count(kept, 1)
+        self._answers += kept.answers
+        if kept.events:
+            self._with_events[kept.stream] = kept
 
     def enforce(self, open_streams: Iterable[Stream]) -> Sequence[Step]:
         """The steps that bring the session back within its limits; mostly none."""
         streams = list(open_streams)
-        open_by_id = {stream.id: stream for stream in streams if stream.id not in self._streams}
-        kept = [stream.kept for stream in open_by_id.values()]
-        if not self._over(kept):
-            return ()
-        # Somebody reads these again: they are left alone until that is over.
-        resumed = {stream.id for stream in streams} - open_by_id.keys()
-        over = [before for before, _ in self._streams.values() if before.stream not in resumed]
-        forget = over_limits([*over, *kept], self._limits)
+        # Streams of before that somebody reads again are left alone until that is over.
+        resumed = {stream.id for stream in streams if stream.id in self._streams}
+        running = [stream for stream in streams if stream.id not in resumed]
+        kept = [stream.kept for stream in running]
+        return [*self._drop_oldest(kept, resumed), *self._trim_oldest(running, kept, resumed)]
+
+    def _drop_oldest(self, kept: Sequence[Kept], resumed: set[StreamId]) -> list[Step]:
+        total = self._answers + sum(stream.answers for stream in kept)
+        oldest = (stream for stream, _ in self._streams.values() if stream.stream not in resumed)
+        dropped = answers_to_drop(oldest, total=total, limit=self._limits.answers)
+        for stream_id in dropped:
+            self._forget(stream_id)
+        return [DropStream(stream=stream_id) for stream_id in dropped]
+
+    def _trim_oldest(self, running: Sequence[Stream], kept: Sequence[Kept], resumed: set[StreamId]) -> list[Step]:
+        over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
+        running_by_id = {stream.id: stream for stream in running}
         steps: list[Step] = []
-        for stream_id in forget.events_of:
-            if stream_id in open_by_id:
-                steps.append(open_by_id[stream_id].forget_events())
+        for stream_id in events_to_trim([*over, *kept], self._limits):
+            if stream_id in running_by_id:
+                steps.append(running_by_id[stream_id].forget_events())
             else:
                 steps.append(Trim(stream=stream_id, through=_ALL))
-                self._forget_events(stream_id)
-        for stream_id in forget.streams:
-            steps.append(DropStream(stream=stream_id))
-            self._forget(stream_id)
+                del self._with_events[stream_id]
         return steps
 
     def swept(self, cutoffs: Cutoffs) -> None:
@@ -59,29 +67,11 @@ class Retained:
             if time < cutoffs.answers:
                 self._forget(stream_id)
             elif time < cutoffs.events:
-                self._forget_events(stream_id)
+                self._with_events.pop(stream_id, None)
             else:
                 break
 
-    def _over(self, more: Sequence[Kept]) -> bool:
-        return (
-            self._answers + sum(kept.answers for kept in more) > self._limits.answers
-            or self._events + sum(kept.events for kept in more) > self._limits.session_events
-            or self._with_events + sum(1 for kept in more if kept.events) > self._limits.streams
-        )
-
-    def _forget_events(self, stream_id: StreamId) -> None:
-        kept, time = self._streams[stream_id]
-        bare = replace(kept, events=0)
-        self._streams[stream_id] = bare, time
-        self._count(kept, -1)
-        self._count(bare, 1)
-
     def _forget(self, stream_id: StreamId) -> None:
+        self._with_events.pop(stream_id, None)
         if (found := self._streams.pop(stream_id, None)) is not None:
-            self._count(found[0], -1)
-
-    def _count(self, kept: Kept, sign: int) -> None:
-        self._events += sign * kept.events
-        self._with_events += sign * bool(kept.events)
-        self._answers += sign * kept.answers
+            self._answers -= found[0].answers

@@ -20,7 +20,7 @@ from perdure.house import House
 from perdure.journal import Steps
 from perdure.ledger import POSITION_LOST, Call, error_payload, rows
 from perdure.retained import Retained
-from perdure.store.base import EndSession, Event, OpenStream, PutSession, SessionRecord, Step, StreamRecord
+from perdure.store.base import DropStream, EndSession, Event, OpenStream, PutSession, SessionRecord, Step, StreamRecord
 from perdure.streams import Stream
 
 
@@ -53,6 +53,11 @@ class Session:
     @property
     def revision(self) -> Revision:
         return REVISIONS[self.record.version]
+
+    @property
+    def name(self) -> str:
+        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
+        return self.record.id[:8]
 
     @property
     def state(self) -> SessionState:
@@ -104,6 +109,7 @@ class Session:
                 raise SessionEnded
         except BaseException:
             calls.release(requests)
+            self.put(DropStream(stream=record.id))  # it may have been written all the same
             raise
         stream = house.stream(record, owed=len(requests))
         stream.on_settled = self._settled
@@ -127,7 +133,9 @@ class Session:
             return None  # somebody's middleware answered in place of the SDK; the session does not open
         self._tells_by_log = "logging" in result.get("capabilities", {})
         state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-        return PutSession(record=self._changed(state=state, version=version, result=to_json(result)))
+        return PutSession(
+            record=self._changed(state=state, version=version, result=to_json(result, inf_nan_mode="null"))
+        )
 
     # The record
 
@@ -148,8 +156,10 @@ class Session:
         """Write the time of the last activity if it has moved; retention goes by it."""
         if self.busy:
             self.active = self.house.clock()
+        # Of a session in use it is enough to know the time roughly; the last one is written when it is left.
+        slack = self.house.settings.replay_window / 8 if self.busy else 0.0
         # While the store fails this would only add to what is held, round after round.
-        if self.active > self._written_active and self.house.journal.state is LogState.HEALTHY:
+        if self.active - self._written_active > slack and self.house.journal.state is LogState.HEALTHY:
             self.update()
 
     def go_dormant(self) -> None:
@@ -198,13 +208,12 @@ class Session:
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         answered = {json.loads(event.payload).get("id") for event in await self._finals(stream)}
-        ledger = await self.house.journal.within_time(self.house.store.calls(self.record.id))
-        calls = [call for call in ledger if call.stream == stream.id]
+        asked = await self.house.journal.within_time(self.house.store.requests(stream.id))
         message = "The answer to this request is no longer retained"
         return [
-            error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
-            for call in calls
-            if call.request_id not in answered
+            error_payload(request_id, POSITION_LOST, message, {"method": method})
+            for request_id, method in asked
+            if request_id not in answered
         ]
 
     async def _finals(self, stream: Stream) -> list[Event]:

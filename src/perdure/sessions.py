@@ -27,6 +27,9 @@ _TEND_MOST = 30.0
 _TEND_LEAST = 0.05
 """Seconds between two rounds over all sessions, whatever the settings say."""
 
+_TEND_AT_ONCE = 100
+"""Sessions looked after before others get their turn."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInfo:
@@ -139,7 +142,7 @@ class Sessions:
         """End a session; from this moment on its id is unknown."""
         if self._leave(session):
             await session.end(step, reason)
-            note(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.record.id)
+            note(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
 
     def info(self, session_id: str) -> SessionInfo | None:
         """What there is to know of a session (S6)."""
@@ -198,11 +201,15 @@ class Sessions:
     async def _look_after_all(self) -> None:
         # On its own, or `tend` would hold on to the last one while it sleeps.
         healthy = self._house.journal.state is LogState.HEALTHY
-        for session in list(self._by_id.values()):
+        for place, session in enumerate(list(self._by_id.values())):
             await self._look_after(session)
+            if place % _TEND_AT_ONCE == 0:
+                await asyncio.sleep(0)
         self._times_are_written = healthy
 
     async def _look_after(self, session: Session) -> None:
+        if session.state is SessionState.ENDED:
+            return  # while another one was looked after
         settings, now = self._house.settings, self._house.clock()
         away = 0.0 if session.connected else now - session.seen
         if session.state is SessionState.OPENING:
@@ -223,6 +230,7 @@ class Sessions:
     async def _rest(self, session: Session) -> None:
         if session.state is SessionState.ACTIVE:
             session.go_dormant()
+            self._dormant.pop(session.record.id, None)
             self._dormant[session.record.id] = session
         await session.exchange.drop_runtime()
 

@@ -192,7 +192,7 @@ class Stream:
         """Once it is over, written and unread, the store has all there is to know of it: this object may go."""
         if self.on_settled is None or self._whole:
             return
-        if self.over and self.reader is None and self.durable >= self.last:
+        if self.over and self.reader is None and (self.durable >= self.last or self._fenced):
             settled, self.on_settled = self.on_settled, None
             settled(self)
 
@@ -246,6 +246,12 @@ class Stream:
         if after >= self.durable:
             return ()
         return await self._journal.read(self.id, after=after, limit=limit)
+
+    async def before_oldest(self) -> int:
+        """The sequence number before the oldest event that is retained."""
+        if events := await self.read(after=0, limit=1):
+            return events[0].seq - 1
+        return self._tail[0].seq - 1 if self._tail else self.last
 
     def _release(self) -> None:
         """Forget the front of the tail: what is durable and read, or too much to carry for a reader that lags."""

@@ -119,6 +119,10 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.calls(session)
 
+    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
+        await _fail(self.reads)
+        return await self._inner.requests(stream)
+
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         await _fail(self.reads)
         return await self._inner.asks(session)

@@ -264,7 +264,8 @@ class Peer:
         return "\r\n".join(lines).encode("latin-1") + (body or b"")
 
     async def initialize(self, version: str = VERSION, **headers: str) -> Answer:
-        params = {"protocolVersion": version, "capabilities": {"roots": {}}, "clientInfo": {"name": "peer", "version": "1"}}
+        client = {"name": "peer", "version": "1"}
+        params = {"protocolVersion": version, "capabilities": {"roots": {}}, "clientInfo": client}
         return await self.ask("POST", message("initialize", params, id=0), headers=headers)
 
     async def session(self, version: str = VERSION, **headers: str) -> SessionPeer:

@@ -5,7 +5,7 @@ Rules over plain numbers; the hub and the store apply them. A final answer is th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perdure._core.ids import StreamId
@@ -42,34 +42,33 @@ class Kept:
     """Sealed, and nobody reads: may go altogether."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forget:
-    """What a session over its limits loses: the events of some streams, and some streams altogether."""
-
-    events_of: tuple[StreamId, ...]
-    streams: tuple[StreamId, ...]
-
-
 def cutoffs(*, now: float, event_ttl: float, replay_window: float) -> Cutoffs:
     return Cutoffs(events=now - event_ttl, answers=now - replay_window)
 
 
-def over_limits(kept: Iterable[Kept], limits: Limits) -> Forget:
-    """Choose what a session forgets: idle streams before busy ones, and the oldest first (the order of `kept`)."""
+def answers_to_drop(kept: Iterable[Kept], *, total: int, limit: int) -> Sequence[StreamId]:
+    """The streams that go altogether so that no more than `limit` of `total` answers are kept: the oldest (`kept` comes
+    in that order, and is looked at no further than needed)."""
+    dropped: list[StreamId] = []
+    for stream in kept:
+        if total <= limit:
+            break
+        dropped.append(stream.stream)
+        total -= stream.answers
+    return dropped
+
+
+def events_to_trim(kept: Iterable[Kept], limits: Limits) -> Sequence[StreamId]:
+    """The streams that lose their events, answers excepted: idle ones before busy ones, and the oldest first."""
     streams = sorted(kept, key=lambda stream: not stream.idle)
     events = sum(stream.events for stream in streams)
     with_events = sum(1 for stream in streams if stream.events)
-    answers = sum(stream.answers for stream in streams)
-    events_of: list[StreamId] = []
-    dropped: list[StreamId] = []
+    trimmed: list[StreamId] = []
     for stream in streams:
-        if stream.idle and answers > limits.answers:
-            dropped.append(stream.stream)
-            answers -= stream.answers
-        elif stream.events and (events > limits.session_events or with_events > limits.streams):
-            events_of.append(stream.stream)
-        else:
-            continue
-        events -= stream.events
-        with_events -= 1 if stream.events else 0
-    return Forget(events_of=tuple(events_of), streams=tuple(dropped))
+        if events <= limits.session_events and with_events <= limits.streams:
+            break
+        if stream.events:
+            trimmed.append(stream.stream)
+            events -= stream.events
+            with_events -= 1
+    return trimmed

@@ -14,7 +14,6 @@ from starlette.types import Receive, Send
 from perdure.ledger import POSITION_LOST
 
 INVALID_REQUEST = -32600
-PARSE_ERROR = -32700
 UNSUPPORTED_VERSION = -32022
 SESSION_NOT_FOUND = -31003
 LIMIT_REACHED = -31004
@@ -107,12 +106,11 @@ class Answer:
     status: int
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    content_type: bytes = b"application/json"
 
     async def send(self, _: Receive, send: Send) -> None:
         headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
         if self.body:
-            headers.append((b"content-type", self.content_type))
+            headers.append((b"content-type", b"application/json"))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 

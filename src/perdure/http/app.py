@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
@@ -47,6 +48,9 @@ from perdure.store.base import Store
 
 HEALTH = "/healthz"
 """Beside the endpoint, for balancers and people."""
+
+_ENTERED = "perdure.entered"
+"""In the scope of a request that came in by the entry."""
 
 
 class App:
@@ -97,6 +101,7 @@ class App:
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
         """Open the store, enter the server's own lifespan once, and run until the end."""
+        self._stopping = False
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
@@ -172,6 +177,7 @@ class App:
             return _refuse_websocket
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
         if path == self.path:
+            scope[_ENTERED] = True
             return self._entry
         if path == HEALTH:
             return self._health
@@ -248,8 +254,12 @@ class _Stand:
     `handle_request`.)"""
 
     def __init__(self, app: ASGIApp) -> None:
-        self.asgi_app = app
-        self.handle_request = app
+        self._app = app
+        self.handle_request = self.asgi_app
+
+    async def asgi_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Only by the entry, where callers are checked: a router may find its way here by another spelling of the path.
+        await (self._app if scope.get(_ENTERED) else _not_found)(scope, receive, send)
 
 
 async def _refuse_websocket(_: Scope, __: Receive, send: Send) -> None:
@@ -261,9 +271,14 @@ async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
 
 
 def principal_of(scope: Scope) -> str:
-    """Who is calling: one name for each (client, issuer, subject), whatever token they show; empty for nobody."""
-    user = scope.get("user")
-    return json.dumps(principal_components(user.access_token)) if isinstance(user, AuthenticatedUser) else ""
+    """Who is calling: one name for each (client, issuer, subject), whatever token they show; empty for nobody.
+
+    An outer application may have its own idea of users; then theirs is the name.
+    """
+    user: Any = scope.get("user")
+    if isinstance(user, AuthenticatedUser):
+        return json.dumps(principal_components(user.access_token))
+    return json.dumps(["user", user.display_name]) if getattr(user, "is_authenticated", False) else ""
 
 
 def _trimmed(scope: Scope) -> Scope:

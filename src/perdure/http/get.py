@@ -83,15 +83,20 @@ class Get:
             raise self._desk.gone()
         if stream is None:
             self._house.counters.positions_lost += 1
+            note(logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name)
             raise Refused(Refusal.POSITION_UNKNOWN)
-        return await self._place(session, stream, position)
+        try:
+            return await self._place(session, stream, position)
+        except BaseException:
+            stream.moved()  # it may have been loaded for this reader, who does not come
+            raise
 
     async def _start_unreadable(self, session: Session) -> _Start:
         """The client names nothing that we could have sent: warn, then give it what there is."""
-        note(logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.record.id)
+        note(logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.name)
         self._house.counters.positions_lost += 1
         stream = session.standalone
-        cursor = await _before_oldest(stream) if self._settings.enable_replay else stream.delivered
+        cursor = await stream.before_oldest() if self._settings.enable_replay else stream.delivered
         sentence = "the given Last-Event-ID is no position of this server's; here is the standalone stream"
         log, random = session.tells_by_log, self._house.random
         return _Start(stream, cursor, warning_frames(stream, sentence, behind=cursor, random=random, log=log))
@@ -101,12 +106,14 @@ class Get:
         if not self._settings.enable_replay:
             if position.stream == stream.id and position.seq == stream.last:
                 return _Start(stream, stream.last)
-            told = self._gap(session, stream, position.seq + 1, stream.last, reason="replay is off", behind=stream.last)
+            first = min(position.seq + 1, stream.last)
+            told = self._gap(session, stream, first, stream.last, reason="replay is off", behind=stream.last)
             return _Start(stream, stream.last, told)
         if position.stream != stream.id:
             self._house.counters.positions_lost += 1
-            oldest = await _before_oldest(stream)
-            told = self._gap(session, stream, 1, oldest, reason="unknown position", behind=oldest)
+            oldest = await stream.before_oldest()
+            # 0: nobody knows where the gap begins.
+            told = self._gap(session, stream, 0, oldest, reason="unknown position", behind=oldest)
             return _Start(stream, oldest, told)
         return await self._place(session, stream, position)
 
@@ -124,11 +131,8 @@ class Get:
 
     def _gap(self, session: Session, stream: Stream, first: int, last: int, *, reason: str, behind: int) -> bytes:
         self._house.counters.gaps += 1
+        note(
+            logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone: {reason}", stream=stream.id
+        )
         log, random = session.tells_by_log, self._house.random
         return gap_frames(stream, first, last, reason=reason, behind=behind, random=random, log=log)
-
-
-async def _before_oldest(stream: Stream) -> int:
-    """The sequence number before the oldest event that is retained."""
-    events = await stream.read(after=0, limit=1)
-    return events[0].seq - 1 if events else stream.last

@@ -137,7 +137,7 @@ class Post:
             raise Refused(Refusal.TOO_MANY_OF_YOURS, id=request.id, limit=self._settings.max_principal_sessions)
         try:
             session, call = await sessions.open(owner, request, body)
-        except StoreError:
+        except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
         with call.stream.kept_whole():
             session.exchange.start(call, http)
@@ -152,8 +152,11 @@ class Post:
 
 
 async def _answers(stream: Stream) -> list[bytes]:
-    events = await stream.read(after=0, limit=stream.last)
-    return [event.payload for event in events if event.final]
+    """The answers on a stream that is over. There are none where the store refused it for good."""
+    answers = [event.payload for event in await stream.read(after=0, limit=stream.last) if event.final]
+    if not answers:
+        raise Refused(Refusal.STORE_FAILS)
+    return answers
 
 
 def _session_header(session: Session) -> tuple[tuple[bytes, bytes], ...]:

@@ -31,22 +31,19 @@ class Gate:
             raise Refused(Refusal.BAD_ORIGIN, origin=origin.decode("latin-1"))
 
     def _host_allowed(self, host: str) -> bool:
-        return _without_port(host) in _THIS_MACHINE or self._listed(host, self._hosts)
+        """Listed as it is, without its port, with any port (`name:*`), or everything is (`*`)."""
+        bare = _without_port(host)
+        return bare in _THIS_MACHINE or bool({"*", host, bare, f"{bare}:*"} & self._hosts)
 
     def _origin_allowed(self, origin: str) -> bool:
-        if self._listed(origin, self._origins):
+        """Listed as it is (an origin without a port has the scheme's own), with any port (`…:*`), or everything is."""
+        if {"*", origin, f"{_without_port(origin)}:*"} & self._origins:
             return True
         try:
             parts = urlsplit(origin)
         except ValueError:
             return False  # no address at all
         return parts.scheme in ("http", "https") and _without_port(parts.netloc) in _THIS_MACHINE
-
-    @staticmethod
-    def _listed(value: str, allowed: frozenset[str]) -> bool:
-        """Listed as it is, without its port, with any port (`name:*`), or everything is (`*`)."""
-        bare = _without_port(value)
-        return "*" in allowed or value in allowed or bare in allowed or f"{bare}:*" in allowed
 
 
 def _without_port(value: str) -> str:

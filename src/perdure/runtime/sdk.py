@@ -159,8 +159,8 @@ class Dispatcher(JSONRPCDispatcher):
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None, **kwargs: Any
     ) -> dict[str, Any]:
         # The letters in front keep the SDK from taking the id for an integer.
-        opts = CallOptions(**(opts or {}), request_id=f"ask-{self._node}-{next(self._ask_ids)}")
-        return await super().send_raw_request(method, params, opts, **kwargs)
+        ask = f"ask-{self._node}-{next(self._ask_ids)}"
+        return await super().send_raw_request(method, params, {**(opts or {}), "request_id": ask}, **kwargs)
 
 
 class Outbound:

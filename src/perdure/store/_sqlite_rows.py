@@ -113,6 +113,11 @@ def call_row(key: int, place: int, record: CallRecord) -> Row:
     )
 
 
+def request(row: Row) -> tuple[int | str, str]:
+    request_id, method = row
+    return json.loads(request_id), _strict(method)
+
+
 def call_record(row: Row) -> CallRecord:
     version, session, incarnation, request_id, stream, method, request, principal, node, attempt, progress, state = row
     _known(version, f"call {request_id} of stream {stream}")

@@ -277,6 +277,10 @@ class Ledger(Protocol):
         """A session's rows that are retained, the oldest first."""
         ...
 
+    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
+        """Ids and methods of the requests that a stream answers, in their order."""
+        ...
+
 
 class Asks(Protocol):
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:

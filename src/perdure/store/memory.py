@@ -196,6 +196,10 @@ class MemoryStore:
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         return [call for stream in self._of_session.get(session, {}).values() for call in stream.calls.values()]
 
+    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
+        found = self._streams.get(stream)
+        return [(call.request_id, call.method) for call in found.calls.values()] if found else []
+
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return list(self._asks.get(session, {}).values())
 

@@ -59,7 +59,6 @@ class SqliteStore:
         self._path = os.path.abspath(path)
         self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout)
         self._readers = ReaderPool(self._path, busy_timeout=busy_timeout)
-        self._listeners: list[Callable[[StreamId], None]] = []
         self._open = False
         self._turning = asyncio.Lock()
 
@@ -137,6 +136,9 @@ class SqliteStore:
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         return await self._all("calls_of_session", rows.call_record, session)
 
+    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
+        return await self._all("requests_of_stream", rows.request, stream)
+
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return await self._all("asks_of_session", rows.ask_record, session)
 
@@ -146,14 +148,8 @@ class SqliteStore:
     # Wake-ups and mail
 
     def subscribe(self, listener: Callable[[StreamId], None]) -> Callable[[], None]:
-        """Kept, but never called: only this process writes the file, so nothing grows by another's hand."""
-        self._listeners.append(listener)
-
-        def stop() -> None:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-
-        return stop
+        """Never called back: only this process writes the file, so nothing grows by another's hand."""
+        return lambda: None
 
     async def join(self, node: NodeId) -> Fence:
         return await self._writer.run(lambda apply, _: apply.join(node))

@@ -99,6 +99,11 @@ SELECT c.record, s.session, c.incarnation, c.request_id, s.id, c.method, c.reque
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.session = ? ORDER BY s.key, c.place;
 
+-- requests_of_stream: what a stream answers, in order, without the requests' bodies
+SELECT c.request_id, c.method
+FROM stream AS s JOIN call AS c ON c.stream = s.key
+WHERE s.id = ? ORDER BY c.place;
+
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.record, a.session, a.id, s.id, a.request, a.node
 FROM ask AS a JOIN stream AS s ON s.key = a.stream

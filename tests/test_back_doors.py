@@ -1,0 +1,127 @@
+"""No way to the endpoint but by the entry, where callers are checked; and no answer that gets lost on its way out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import httpx2
+import pytest
+from fastmcp import FastMCP
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+from mcp.server.lowlevel.server import Server
+from mcp.server.mcpserver import Context, MCPServer
+
+import perdure
+from perdure.http.app import principal_of
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.live import live
+from tests.support.raw import message
+from tests.support.site import until
+
+pytestmark = pytest.mark.anyio
+
+SPELLINGS = [
+    *("/mcp%0A", "/mcp%0a/", "//mcp", "/MCP", "/mcp%00", "/mcp/%0A", "/%6dcp", "/mcp;x", "/./mcp", "/mcp?x", "/mcp/")
+]
+
+
+class OneGuest(TokenVerifier):
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return AccessToken(token=token, client_id="a", scopes=[]) if token == "good" else None
+
+
+def servers() -> list[object]:
+    return [MCPServer("m", log_level="WARNING"), Server("s"), FastMCP("f")]
+
+
+@pytest.mark.parametrize("server", servers(), ids=["MCPServer", "Server", "FastMCP"])
+async def test_no_spelling_of_the_path_leads_past_the_tokens(server: object) -> None:
+    """Promise 5: Starlette's routes end in `$`, which also matches before a line end."""
+    async with live(server=server, auth=OneGuest()) as served:
+        for spelling in SPELLINGS:
+            body = message("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {}}, id=0)
+            head = (
+                f"POST {spelling} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json, text/event-stream\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            )
+            async with await served.open(head.encode() + body) as exchange:
+                answer = await exchange.answer()
+            assert answer.status in (307, 400, 401, 404), spelling
+            assert answer.header("mcp-session-id") is None
+        assert served.app.session_ids() == []
+
+
+async def test_an_app_may_be_started_again() -> None:
+    """As users' tests do: each start is a new life."""
+    app = perdure.asgi(MCPServer("m", log_level="WARNING"), store="memory:")
+    for _ in range(2):
+        async with app.lifespan():
+            transport = httpx2.ASGITransport(app=app)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                assert (await client.get("/healthz")).json() == {"status": "ok"}
+
+
+def test_users_of_an_outer_application_are_told_apart() -> None:
+    """Promise 5: mounted behind somebody else's authentication, its users own their sessions."""
+
+    class User:
+        def __init__(self, name: str, known: bool = True) -> None:
+            self.display_name, self.is_authenticated = name, known
+
+    names = [principal_of({"user": user}) for user in (User("ann"), User("bob"), User("", known=False), None)]
+    assert len(set(names)) == 3
+    assert names[2] == names[3] == ""
+
+
+def odd_server() -> MCPServer:
+    server = MCPServer("odd", log_level="WARNING")
+
+    @server.tool()
+    async def half_a_pair() -> str:
+        return "\ud800"
+
+    @server.tool()
+    async def not_a_number(ctx: Context) -> str:
+        await ctx.report_progress(math.nan, math.inf)
+        return "done"
+
+    return server
+
+
+async def test_a_result_that_cannot_be_written_is_answered_with_an_error() -> None:
+    """Promise 3: and the session goes on."""
+    async with live(server=odd_server(), complaint="handler for 'tools/call' raised|serializ") as served:
+        peer = await served.session()
+        [answer] = (await peer.call("half_a_pair", id=7)).messages
+        assert answer["id"] == 7
+        assert "error" in answer or answer["result"]["isError"]
+        info = served.app.session_info(peer.id)
+        assert info is not None
+        assert info.running_calls == ()
+
+
+async def test_a_number_that_is_none_is_written_as_null() -> None:
+    """JSON has no NaN: a browser could not read the event, nor any replay of it."""
+    async with live(server=odd_server()) as served:
+        peer = await served.session()
+        answer = await peer.call("not_a_number")
+        assert b"NaN" not in answer.body
+        assert b"Infinity" not in answer.body
+        assert answer.messages[0]["params"]["progress"] is None
+
+
+async def test_a_request_that_is_cancelled_while_its_row_is_written_never_begins() -> None:
+    """A32"""
+    store = FaultyStore(perdure.open_store("memory:"))
+    async with live(store=store, store_timeout=0.5, complaint="the store fails") as served:
+        peer = await served.session()
+        store.writes = Fault.HANGS
+        before = store.asked
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(peer.call("count", id=5, n=3))
+            await until(lambda: store.asked > before)
+            await peer.ask("POST", message("notifications/cancelled", {"requestId": 5}))
+        store.works()
+        [answer] = call.result().messages
+        assert answer["error"]["code"] == -32800
