@@ -6,16 +6,10 @@ the log says so once, and when the store is back everything held is written, in 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import resource
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,65 +18,11 @@ from perdure.store import MemoryStore, SqliteStore
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.gated import open_gate
 from tests.support.live import Live, live, readers
-from tests.support.raw import Exchange, Peer, SessionPeer, message, progress, text_of
-from tests.support.serving import SERVE, Served, serving
+from tests.support.outages import FAILS, TIMEOUT, Locked, Outage, Switched, begin_count, recovered, written
+from tests.support.raw import message, progress, text_of
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
-
-TIMEOUT = 0.2
-"""`store_timeout`, short, because several outages begin with it."""
-
-FAILS = "the store fails"
-"""The error that an outage logs; any other one fails the test."""
-
-
-class Outage:
-    """A store that can be made to fail."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.store = FaultyStore(SqliteStore(str(path), busy_timeout=TIMEOUT))
-
-    def begins(self) -> AbstractAsyncContextManager[None]:
-        """Fail from now on, until the block ends."""
-        raise NotImplementedError
-
-
-class Switched(Outage):
-    def __init__(self, path: Path, fault: Fault, every: int = 1) -> None:
-        super().__init__(path)
-        self.store.every = every
-        self._fault = fault
-
-    @asynccontextmanager
-    async def begins(self) -> AsyncIterator[None]:
-        self.store.writes = self._fault
-        yield
-        self.store.works()
-
-
-class Locked(Outage):
-    """Another process holds the file."""
-
-    HOLDER = (
-        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None);"
-        "c.execute('BEGIN EXCLUSIVE'); print('held', flush=True); sys.stdin.read()"
-    )
-
-    @asynccontextmanager
-    async def begins(self) -> AsyncIterator[None]:
-        pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-c", self.HOLDER, str(self.path))
-        holder = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-        assert holder.stdout is not None
-        assert holder.stdin is not None
-        assert await holder.stdout.readline() == b"held\n"
-        try:
-            yield
-        finally:
-            holder.stdin.close()
-            await holder.wait()
 
 
 @pytest.fixture(params=["raises", "raises every third time", "hangs", "late", "breaks", "locked"])
@@ -107,31 +47,6 @@ def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Outage:
 async def served(outage: Outage) -> AsyncIterator[Live]:
     async with live(store=outage.store, store_timeout=TIMEOUT, complaint=FAILS) as running:
         yield running
-
-
-async def recovered(peer: Peer) -> None:
-    """Wait until the outage is over for the server as well."""
-    async with asyncio.timeout(20):
-        while await peer.health() != "ok":  # noqa: ASYNC110 - the server may be another process
-            await asyncio.sleep(0.01)
-
-
-async def begin_count(peer: SessionPeer, gate: str, *, first: int, n: int) -> Exchange:
-    """A call that has reported `first` of `n`, all of which are here, and waits at a gate."""
-    call = await peer.begin_call("count", n=n, gate=gate, first=first)
-    assert progress(await call.until_messages(first)) == list(range(1, first + 1))
-    return call
-
-
-def written(path: Path) -> list[list[int]]:
-    """The progress numbers in the file, stream by stream, in the order of their sequence numbers."""
-    streams: dict[int, list[int]] = {}
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        for stream, payload in connection.execute("SELECT stream, payload FROM event ORDER BY stream, seq"):
-            parsed = json.loads(payload)
-            if parsed.get("method") == "notifications/progress":
-                streams.setdefault(stream, []).append(parsed["params"]["progress"])
-    return list(streams.values())
 
 
 def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -388,86 +303,3 @@ async def test_a_server_with_a_failing_store_stops_all_the_same(fault: Fault, ca
         store.writes = fault
         assert progress((await peer.call("count", n=3)).messages) == [1, 2, 3]
     assert "journal.lost" in [getattr(record, "action", "") for record in caplog.records]
-
-
-# A disk that is full
-
-
-@asynccontextmanager
-async def small_disk(tmp_path: Path, *options: str) -> AsyncIterator[tuple[Served, Path]]:
-    """A server whose log lies on a disk of 2 MiB of its own; gives the server and the disk as seen from here."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ("unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m disk "$0" && exec "$@"')
-    if not await asyncio.to_thread(_can_run, (*mount, str(disk), "true")):
-        pytest.skip("this system lets nobody mount a disk in a namespace of its own")
-    store = ("--store", f"sqlite:{disk / 'log.db'}", "--store-timeout", str(TIMEOUT))
-    async with serving("tests.support.gated:server", *store, *options, argv=(*mount, str(disk), *SERVE)) as served:
-        yield served, Path(f"/proc/{served.pid}/root{disk}")
-
-
-def _can_run(command: Sequence[str]) -> bool:
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-def fill(disk: Path) -> Path:
-    """Leave no block free."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-    return filler
-
-
-async def test_a_full_disk_does_not_stop_live_traffic(tmp_path: Path) -> None:
-    async with small_disk(tmp_path) as (served, disk):
-        peer = await Peer(port=served.port).session()
-        call = await begin_count(peer, "full", first=3, n=120)
-        filler = fill(disk)
-        while await peer.health() == "ok":
-            await peer.call("shout", text="fill up what the log still has", times=20)
-        await peer.call("open_gate", name="full")
-        start = (await call.answer()).events[0].id
-        assert progress(call.messages) == list(range(1, 121))
-        assert text_of((await (await peer.session()).call("count", n=1)).messages[-1]) == "counted to 1"
-        filler.unlink()
-        await recovered(peer)
-        async with await peer.resume(start) as again:
-            await again.answer()
-            assert again.messages == call.messages
-        await call.aclose()
-        told = [line for line in served.output if "the store" in line]
-        assert [line for line in told if "the store fails" in line] == told[:1]
-        assert [line for line in told if "the store is back" in line] == told[1:]
-
-
-async def test_a_full_disk_is_one_outage_also_where_requests_are_refused(tmp_path: Path) -> None:
-    async with small_disk(tmp_path, "--on-store-failure", "refuse") as (served, disk):
-        peer = await Peer(port=served.port).session()
-        filler = fill(disk)
-        # The request itself does not fit, so nothing is left to be written later that would show that it still fails.
-        while (await peer.call("count", n=1, padding="x" * 200_000)).status == 200:
-            pass
-        for _ in range(10):
-            assert await peer.health() == "degraded"
-            assert (await peer.call("count", n=1)).status == 503
-            await asyncio.sleep(0.05)  # while it is tried whether the disk takes writes again
-        filler.unlink()
-        await recovered(peer)
-        assert (await peer.call("count", n=1)).status == 200
-        assert len([line for line in served.output if "the store fails" in line]) == 1
-
-
-async def test_a_file_that_may_not_grow_does_not_stop_live_traffic(tmp_path: Path) -> None:
-    options = ("--store", f"sqlite:{tmp_path / 'log.db'}", "--store-timeout", str(TIMEOUT))
-    async with serving("tests.support.gated:server", *options) as served:
-        peer = await Peer(port=served.port).session()
-        limits = resource.prlimit(served.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, ((tmp_path / "log.db-wal").stat().st_size, limits[1]))
-        answer = await peer.call("count", n=100)
-        assert progress(answer.messages) == list(range(1, 101))
-        assert await peer.health() == "degraded"
-        resource.prlimit(served.pid, resource.RLIMIT_FSIZE, limits)
-        await recovered(peer)
-        async with await peer.resume(answer.events[0].id) as again:
-            assert progress((await again.answer()).messages) == list(range(1, 101))
