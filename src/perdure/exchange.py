@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -137,24 +138,19 @@ class Exchange:
 
     # Outwards
 
-    async def emit(self, message: JSONRPCMessage, related: int | str | None) -> None:
-        """Append what the runtime sends to the stream where it belongs (R2): it never fails, it may have to wait.
+    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Stream | None:
+        """Append what the runtime sends to the stream where it belongs (R2), which is given back.
 
         A call that has its answer already, because it was cancelled, says nothing more; if it asks, it is told that
         nobody listens (`ClosedResourceError`).
         """
         if self._closed:
-            return
+            return None
         if isinstance(message, JSONRPCNotification):
-            stream = self._emit_notification(message.method, message.params, related)
-        elif isinstance(message, JSONRPCRequest):
-            stream = self._emit_ask(message, related)
-        else:
-            stream = self._emit_answer(message)
-        if stream is not None:
-            self._session.house.counters.events_appended += 1
-            if stream.crowded:
-                await stream.flow()
+            return self._emit_notification(message.method, message.params, related)
+        if isinstance(message, JSONRPCRequest):
+            return self._emit_ask(message, related)
+        return self._emit_answer(message)
 
     def _emit_notification(
         self, method: str, params: dict[str, Any] | None, related: int | str | None
@@ -305,9 +301,14 @@ def _closer(stream: Stream) -> Callable[[], Awaitable[None]]:
 def _encode_notification(method: str, params: dict[str, Any] | None) -> bytes:
     """A notification as JSON. Put together by hand, because progress comes by the tens of thousands a second."""
     if params is None:
-        return b'{"jsonrpc":"2.0","method":%b}' % to_json(method)
+        return b'{"jsonrpc":"2.0","method":%b}' % _name(method)
     # JSON has no NaN; the SDK writes null in its place as well.
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (to_json(method), to_json(params, inf_nan_mode="null"))
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (_name(method), to_json(params, inf_nan_mode="null"))
+
+
+@lru_cache(maxsize=64)
+def _name(method: str) -> bytes:
+    return to_json(method)
 
 
 def _stand_in(session_id: str) -> HttpRequest:

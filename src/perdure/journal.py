@@ -76,7 +76,7 @@ class Journal:
         self._timeout = settings.store_timeout
         self._holds = settings.on_store_failure == "hold"
         self._most_held = settings.max_held_events
-        self._counters = counters
+        self.counters = counters
         self._queue: list[Source] = []
         self._backlog: deque[tuple[Source, Sequence[Step]]] = deque()
         self._held = 0
@@ -237,7 +237,7 @@ class Journal:
 
     def _failed(self, failure: StoreUnavailable) -> None:
         if self.state is LogState.HEALTHY:
-            self._counters.outages += 1
+            self.counters.outages += 1
             what = "live traffic goes on from memory" if self._holds else "new requests are refused"
             note(logging.ERROR, "store.degraded", f"the store fails ({failure}); {what}")
         self.state = advance(LOG, self.state, LogStep.STORE_FAILED)
@@ -251,7 +251,7 @@ class Journal:
             self._held += _events(steps)
             self._held_bytes += _size(steps)
             if self._holds:
-                self._counters.events_held += _events(steps)
+                self.counters.events_held += _events(steps)
                 source.accepted(steps)
         if self._held >= self._most_held or self._held_bytes >= _MOST_HELD_BYTES:
             self.has_room = False

@@ -87,7 +87,9 @@ class Calls:
         for request in requests:
             key = coerce_id(request.id)
             self._by_id.pop(key, None)
-            self._cancelled -= {key}
+            if self._cancelled:
+                self._cancelled -= {key}
+        self._by_id = self._by_id or {}  # a dictionary does not shrink, and there are thousands of sessions at rest
 
     def cancel_early(self, request_id: int | str) -> None:
         """The client cancels a request whose row is still being written: remember it."""
@@ -137,6 +139,7 @@ class Calls:
 
     def runtime_done(self, number: int) -> None:
         self._by_number.pop(number, None)
+        self._by_number = self._by_number or {}
 
     def runtime_gone(self) -> None:
         self._by_number.clear()

@@ -186,6 +186,7 @@ class Session:
 
     def _let_go(self, stream: Stream) -> None:
         self.streams.pop(stream.id, None)
+        self.streams = self.streams or {}
 
     def enforce_limits(self) -> None:
         if steps := self.retained.enforce([self.standalone, *self.streams.values()]):

@@ -26,7 +26,7 @@ from perdure.store.base import Append, CallEnd, Event, Step, StreamRecord, Trim
 if TYPE_CHECKING:
     from perdure.hub import Reader
 
-RUN_AHEAD = 64
+RUN_AHEAD = 128
 """Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
 
 TAIL_BYTES = 256 * 1024
@@ -201,6 +201,7 @@ class Stream:
     def take(self) -> Sequence[Step]:
         self._queued = False
         append = Append(stream=self.id, fence=self.fence, events=tuple(self._pending), ends=self._ends, seal=self._seal)
+        self._journal.counters.events_appended += len(append.events)
         steps: list[Step] = [append, *self._also]
         self._pending, self._ends, self._also = [], (), ()
         through = self._overflow()

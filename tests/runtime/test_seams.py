@@ -25,7 +25,7 @@ from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
-from mcp.server.runner import serve_connection
+from mcp.server.runner import ServerRunner, aclose_shielded
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.shared.dispatcher import CallOptions, coerce_request_id
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
@@ -73,7 +73,7 @@ class Log:
     def __init__(self) -> None:
         self.sent: list[tuple[Any, Any]] = []
 
-    async def emit(self, message: Any, related: Any) -> None:
+    def emit(self, message: Any, related: Any) -> None:
         self.sent.append((message, related))
 
     def interrupted(self, number: object) -> None:
@@ -264,10 +264,19 @@ async def test_a_restored_connection_knows_its_client_and_is_initialized() -> No
     assert connection.state == {}, moved("Connection.state", "Runtime.keeps_state")
 
 
-def test_serve_connection_takes_a_server_a_dispatcher_and_the_lifespans_state() -> None:
-    names = list(parameters(serve_connection))
-    assert names[:2] == ["server", "dispatcher"], moved("serve_connection(server, dispatcher)", "Runtime")
-    assert {"connection", "lifespan_state"} <= set(names), moved("serve_connection(connection=, …)", "Runtime")
+def test_a_runner_takes_a_server_a_connection_and_the_lifespans_state() -> None:
+    names = list(parameters(ServerRunner))
+    assert names[:3] == ["server", "connection", "lifespan_state"], moved("ServerRunner(server, …)", "Runtime")
+    assert list(parameters(aclose_shielded)) == ["connection"], moved("aclose_shielded(connection)", "Runtime")
+
+
+def test_a_runner_gives_the_two_callbacks_of_a_dispatcher_and_lets_go_of_them() -> None:
+    runner = ServerRunner(Server("s"), Connection(None, protocol_version="2025-06-18"), None)  # type: ignore[arg-type]
+    assert callable(runner.on_request), moved("ServerRunner.on_request", "Runtime")
+    assert callable(runner.on_notify), moved("ServerRunner.on_notify", "Runtime")
+    del runner.on_request, runner.on_notify
+    names = list(parameters(JSONRPCDispatcher.run))
+    assert names[:3] == ["self", "on_request", "on_notify"], moved("JSONRPCDispatcher.run(on_request, …)", "Runtime")
 
 
 def test_a_servers_lifespan_is_an_attribute_that_a_copy_may_replace() -> None:

@@ -1,6 +1,6 @@
 """The SDK's server, driven through its public parts.
 
-`JSONRPCDispatcher` runs the handlers, `Connection` holds what is known of the client, `serve_connection` joins them.
+`JSONRPCDispatcher` runs the handlers, `Connection` holds what is known of the client, `ServerRunner` joins them.
 The two streams between them and us are ours: what goes in carries the context of the HTTP request it came with, and
 what comes out is appended to the log in the handler's own task, so order and back-pressure come by themselves, call by
 call.
@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 import anyio
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
-from mcp.server.runner import serve_connection
+from mcp.server.runner import ServerRunner, aclose_shielded
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
@@ -35,6 +35,7 @@ from mcp_types import (
 
 from perdure._core.ids import NodeId
 from perdure.store.base import SessionRecord
+from perdure.streams import Stream
 
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself: neither
@@ -47,8 +48,8 @@ _ending: set[asyncio.Task[None]] = set()
 class Answers(Protocol):
     """Where a runtime's messages go: the session."""
 
-    async def emit(self, message: JSONRPCMessage, related: int | str | None) -> None:
-        """Append a message to the log. `related` is the number of the call that it belongs to."""
+    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Stream | None:
+        """Append a message to the log; gives the stream that has it. `related` is the number of the message's call."""
         ...
 
     def interrupted(self, number: object) -> None:
@@ -132,7 +133,9 @@ class Outbox:
         if isinstance(item.message, JSONRPCError) and _is_farewell(item.message):
             self._answers.interrupted(item.message.id)
             return
-        await self._answers.emit(item.message, getattr(item.metadata, "related_request_id", None))
+        stream = self._answers.emit(item.message, getattr(item.metadata, "related_request_id", None))
+        if stream is not None and stream.crowded:
+            await stream.flow()
 
     def close(self) -> None:
         self._closed = True
@@ -178,7 +181,9 @@ class Outbound:
             message = JSONRPCNotification(jsonrpc="2.0", method=method)
         else:
             message = JSONRPCNotification(jsonrpc="2.0", method=method, params=dict(params))
-        await self._answers.emit(message, None)
+        stream = self._answers.emit(message, None)
+        if stream is not None and stream.crowded:
+            await stream.flow()
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
@@ -211,7 +216,7 @@ class Runtime:
         self._outbound.dispatcher = dispatcher
         self._connection = _connection(self._outbound, record)
         self.task = asyncio.create_task(
-            serve_connection(server, dispatcher, connection=self._connection, lifespan_state=lifespan_state),
+            _serve(ServerRunner(server, self._connection, lifespan_state), dispatcher),
             name="perdure-runtime",
             context=context,
         )
@@ -236,6 +241,16 @@ def _is_farewell(message: JSONRPCError) -> bool:
     """What the SDK writes in a handler that it cancels because the runtime ends: "connection closed" is no answer."""
     task = asyncio.current_task()
     return message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0
+
+
+async def _serve(runner: ServerRunner[Any], dispatcher: Dispatcher) -> None:
+    """What the SDK's `serve_connection` does, with an end that leaves nothing for the garbage collector: the runner
+    caches methods of its own on itself, and would keep the connection until a full collection."""
+    try:
+        await dispatcher.run(runner.on_request, runner.on_notify)
+    finally:
+        await aclose_shielded(runner.connection)
+        del runner.on_request, runner.on_notify
 
 
 def _ended(task: asyncio.Task[None]) -> None:

@@ -98,6 +98,8 @@ class Steps:
             return _stale(step, "is not there")
         if not self._append_next(key, step) and (refusal := self._append_new(key, step)) is not None:
             return refusal
+        if step.seal:
+            self._keys.pop(step.stream, None)  # it will not be written again
         for end in step.ends:
             request_id = rows.request_id_text(end.request_id)
             self._cursor.execute(_END_CALL, (end.state.value, key, end.incarnation, request_id))

@@ -102,7 +102,7 @@ class CallRecord:
     stream: StreamId
     method: str
     request: bytes
-    """The request as it came, as JSON, for running it again."""
+    """The request as it came, as JSON, for running it again; empty once the call has ended."""
     principal: str
     node: NodeId
     attempt: int = 1

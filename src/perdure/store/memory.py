@@ -122,7 +122,7 @@ class MemoryStore:
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))
             if call is not None and call.state is CallState.RUNNING:
-                stream.calls[call.incarnation, call.request_id] = replace(call, state=end.state)
+                stream.calls[call.incarnation, call.request_id] = replace(call, state=end.state, request=b"")
         return None
 
     def _end(self, session: SessionId, time: float) -> None:

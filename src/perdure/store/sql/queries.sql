@@ -41,8 +41,8 @@ UPDATE stream SET last = ?, sealed = ? WHERE key = ?;
 -- append_event: one event
 INSERT INTO event (stream, seq, time, payload, final) VALUES (?, ?, ?, ?, ?);
 
--- end_call: the end of a call that still runs
-UPDATE call SET state = ? WHERE stream = ? AND incarnation = ? AND request_id = ? AND state = 'running';
+-- end_call: the end of a call that still runs; nobody will need its request again
+UPDATE call SET state = ?, request = x'' WHERE stream = ? AND incarnation = ? AND request_id = ? AND state = 'running';
 
 -- trim: forget events up to a number, final answers excepted
 DELETE FROM event WHERE stream = ? AND seq <= ? AND final = 0;
