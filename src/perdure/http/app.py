@@ -19,6 +19,7 @@ from typing import Any
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import TokenVerifier, principal_components
+from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
@@ -106,36 +107,12 @@ class App:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
             server, state = await stack.enter_async_context(self._hosted.start())
-            settings, counters = self._settings, self.counters
-            hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=secrets.token_bytes)
-            journal = Journal(self._store, settings, counters)
-            stack.push_async_callback(journal.aclose)
-            node = new_node_id(secrets.token_bytes)
-            house = House(
-                server=server,
-                lifespan_state=state,
-                store=self._store,
-                journal=journal,
-                hub=hub,
-                settings=settings,
-                counters=counters,
-                node=node,
-                fence=await self._store.join(node),
-                clock=time.time,
-                random=secrets.token_bytes,
-                ask_ids=itertools.count(1),
-                context=contextvars.copy_context(),
-                limits=Limits(
-                    streams=settings.max_streams,
-                    session_events=settings.max_session_events,
-                    answers=settings.max_answers,
-                ),
-            )
+            house = await self._furnish(server, state)
+            stack.push_async_callback(house.journal.aclose)
             sessions = Sessions(house)
             stack.push_async_callback(sessions.aclose)
-            self._sessionless = sessionless(
-                server, state, json_response=settings.json_response, max_body=settings.max_body
-            )
+            as_json, max_body = self._settings.json_response, self._settings.max_body
+            self._sessionless = sessionless(server, state, json_response=as_json, max_body=max_body)
             await stack.enter_async_context(self._sessionless.run())
             if self._hosted.web is not None:
                 own = endpoint_of(self._hosted.web)
@@ -143,14 +120,39 @@ class App:
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _Stand(self._serve)
             self._endpoint = Endpoint(house, sessions)
-            self._sessions, self._journal, self._hub = sessions, journal, hub
+            self._sessions, self._journal, self._hub = sessions, house.journal, house.hub
             self._loop = asyncio.get_running_loop()
-            chores = [asyncio.create_task(chore()) for chore in (hub.watch, sessions.tend, sessions.sweep)]
+            chores = [asyncio.create_task(chore()) for chore in (house.hub.watch, sessions.tend, sessions.sweep)]
             stack.push_async_callback(_cancel, chores)
             try:
                 yield
             finally:
                 self._stop()
+
+    async def _furnish(self, server: Server[Any], state: object) -> House:
+        """Everything that the sessions share, for one life of the process."""
+        settings, counters, random = self._settings, self.counters, secrets.token_bytes
+        node = new_node_id(random)
+        return House(
+            server=server,
+            lifespan_state=state,
+            store=self._store,
+            journal=Journal(self._store, settings, counters),
+            hub=Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random),
+            settings=settings,
+            counters=counters,
+            node=node,
+            fence=await self._store.join(node),
+            clock=time.time,
+            random=random,
+            ask_ids=itertools.count(1),
+            context=contextvars.copy_context(),
+            limits=Limits(
+                streams=settings.max_streams,
+                session_events=settings.max_session_events,
+                answers=settings.max_answers,
+            ),
+        )
 
     def begin_stop(self) -> None:
         """The process is about to stop: refuse what is new, end what runs. May be called from a signal handler."""
