@@ -7,7 +7,9 @@
     ├── StoreError                the log
     │   ├── StoreUnavailable      it fails or does not answer; trying again may help
     │   ├── StoreTooNew           the file was written by a newer release
-    │   └── StaleFence            another writer has taken over; this one may write nothing more
+    │   ├── StaleFence            another writer has taken over; this one may write nothing more
+    │   ├── IdTaken               a running request of the session has this id already
+    │   └── NodeGone              there is no such node (any more)
     └── SessionEnded              the session ended while a request for it was on its way
 
 What a *peer* does wrong is not an exception that leaves the package: the HTTP edge answers it (`http/answers.py`).
@@ -47,6 +49,14 @@ class StoreTooNew(StoreError):
 
 class StaleFence(StoreError):
     """Another writer has taken over."""
+
+
+class IdTaken(StoreError):
+    """A running request of this session has this id already."""
+
+
+class NodeGone(StoreError):
+    """There is no such node."""
 
 
 class SessionEnded(PerdureError):

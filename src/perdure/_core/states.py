@@ -11,7 +11,8 @@ standalone stream owes nothing, so it is never sealed; it goes with its session.
 and answers stay) and comes back ACTIVE with its client's next message.
 
 **Call.** One row of the ledger. Exactly one of the three ends is reached, once (promise 3): a late answer to a
-cancelled call finds no way in the table, and is dropped.
+cancelled call finds no way in the table, and is dropped. A call whose node died is WAITING until somebody runs it again
+or settles it.
 
 **Log.** What `/healthz` shows of the store: HEALTHY, or DEGRADED while it fails (promise 7).
 """
@@ -57,12 +58,15 @@ class SessionStep(enum.Enum):
 
 class CallState(enum.Enum):
     RUNNING = "running"
+    WAITING = "waiting"
     ANSWERED = "answered"
     CANCELLED = "cancelled"
     SETTLED = "settled"
 
 
 class CallStep(enum.Enum):
+    LOSE_NODE = "lose node"
+    RUN_AGAIN = "run again"
     ANSWER = "answer"
     CANCEL = "cancel"
     SETTLE = "settle"
@@ -121,7 +125,15 @@ SESSION: Mapping[SessionState, Mapping[SessionStep, SessionState]] = {
 
 CALL: Mapping[CallState, Mapping[CallStep, CallState]] = {
     CallState.RUNNING: {
+        CallStep.LOSE_NODE: CallState.WAITING,
+        CallStep.RUN_AGAIN: CallState.RUNNING,
         CallStep.ANSWER: CallState.ANSWERED,
+        CallStep.CANCEL: CallState.CANCELLED,
+        CallStep.SETTLE: CallState.SETTLED,
+    },
+    CallState.WAITING: {
+        CallStep.LOSE_NODE: CallState.WAITING,
+        CallStep.RUN_AGAIN: CallState.RUNNING,
         CallStep.CANCEL: CallState.CANCELLED,
         CallStep.SETTLE: CallState.SETTLED,
     },

@@ -8,9 +8,10 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 
 1. **Atomic.** `commit` applies all its steps or none. What one `Append` carries (events, ends of calls, the seal) is
    seen together or not at all.
-2. **Fenced.** An `Append` shows a fence. It is refused (`StaleFence` at its place in the result), and the others are
-   not touched, if another writer has claimed the stream since, if the stream is gone or sealed, or if its events do not
-   follow the last one there: in each case this writer's picture of the stream is not the store's.
+2. **Fenced.** An `Append`, a `PutCall` and a `Release` show a fence. Such a step is refused (`StaleFence` at its place
+   in the result), and the others are not touched, if another writer has claimed the stream since, if the stream is gone
+   or sealed, or if its events do not follow the last one there: in each case this writer's picture of the stream is not
+   the store's.
 3. **Durable.** What `commit` returned without error survives the death of this process; the backend's own page says
    what else it survives.
 4. **Ordered.** `read` gives each retained event after a sequence number once, in order. Numbers of one stream rise by
@@ -18,10 +19,16 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 5. **Repeatable.** Committing again what was committed last, in the same order, changes nothing: events are known by
    their numbers, an ended call keeps its first end.
 6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the
-   one before ended, so that an old position never names a new event.
+   one before ended, so that an old position never names a new event. Of several who claim at once, one succeeds.
 7. **Answers last.** `Trim` never removes a final answer; only `DropStream`, `EndSession` and `sweep` do.
 8. **Only a hint.** A wake-up may be lost, late or needless; `read` tells the truth.
 9. **Failure is named.** A backend's own exceptions leave as `StoreError`, with their cause kept.
+10. **Once each.** Mail stays until a `Received` step takes it away, in one commit with what came of it; mail of a dead
+    node goes to whoever buries it. So whatever a message causes in the store happens once.
+11. **Dead is dead.** `Liveness.dead` names only nodes that write nothing more under any claim that they held, or whose
+    claims the fences take away before anybody else acts on them.
+12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
+    (`IdTaken`), in whatever process it is made. A stream of a session that has ended is not opened (`SessionEnded`).
 """
 
 from __future__ import annotations
@@ -34,9 +41,9 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import StaleFence
+from perdure.errors import IdTaken, NodeGone, SessionEnded, StaleFence
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
 
 
@@ -60,8 +67,6 @@ class SessionRecord:
     id: SessionId
     owner: str
     """The principal that opened it; empty where nobody authenticates."""
-    node: NodeId
-    """The node that holds it."""
     state: SessionState
     version: str
     """The negotiated protocol version; empty while OPENING."""
@@ -77,6 +82,8 @@ class SessionRecord:
     created: float
     active: float
     """Last activity. Times serve retention only; no decision between processes depends on them."""
+    ended: str = ""
+    """Why, once it has: the value of a `SessionStep`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +91,8 @@ class StreamRecord:
     id: StreamId
     session: SessionId
     kind: Kind
+    node: NodeId
+    """Who writes it; empty if nobody does. The writer of the standalone stream is the session's home."""
     fence: Fence
     opened: float
     generation: int = 1
@@ -104,7 +113,6 @@ class CallRecord:
     request: bytes
     """The request as it came, as JSON, for running it again; empty once the call has ended."""
     principal: str
-    node: NodeId
     attempt: int = 1
     progress: float | None = None
     """The highest progress sent."""
@@ -133,22 +141,79 @@ class ReaderRecord:
     """As far as it had got when this was written."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptRecord:
+    """What is retained of a stream that is over, in numbers."""
+
+    stream: StreamId
+    opened: float
+    events: int
+    """Retained, answers aside."""
+    answers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    """A node that has joined and is not buried."""
+
+    id: NodeId
+    record: int
+    """The `RECORD_VERSION` that it writes."""
+    beat: int
+    """Rises with each `Liveness.beat`."""
+    facts: bytes
+    """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
+
+
+class Mail(NamedTuple):
+    key: int
+    """Rises with each message of a node's."""
+    message: bytes
+
+
 # --- Steps ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutSession:
-    """Write a session's record, over the one that is there."""
+    """A new session; nothing if it is there already."""
 
     record: SessionRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeSession:
+    """Change what is given and nothing else, so that two processes do not undo each other's changes.
+
+    Nothing, if the session is not there or has ended. `active` only moves forward.
+    """
+
+    session: SessionId
+    active: float | None = None
+    state: SessionState | None = None
+    version: str | None = None
+    result: bytes | None = None
+    initialized: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stick:
+    """A sticky request succeeded: `_core.sticky.after` tells what is to be repeated from now on."""
+
+    session: SessionId
+    request: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EndSession:
-    """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept."""
+    """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept.
+
+    The first reason stays.
+    """
 
     session: SessionId
     time: float
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +243,27 @@ class Append:
     events: tuple[Event, ...]
     ends: tuple[CallEnd, ...] = ()
     seal: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutCall:
+    """Change the row of a call that has not ended: its writer runs it again, or has it wait."""
+
+    stream: StreamId
+    fence: Fence
+    incarnation: int
+    request_id: int | str
+    state: CallState
+    attempt: int
+    progress: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Release:
+    """The writer of a stream lets go of it: from now on nobody writes it, until somebody claims it."""
+
+    stream: StreamId
+    fence: Fence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,9 +307,43 @@ class LeaveReader:
     reader: str
 
 
-Step = PutSession | EndSession | OpenStream | Append | Trim | DropStream | OpenAsk | CloseAsk | PutReader | LeaveReader
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Post:
+    """A message for a node, who is given a hint. Refused (`NodeGone`) if there is no such node."""
 
-Refusals = Sequence[StaleFence | None]
+    node: NodeId
+    message: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Received:
+    """A node has dealt with its mail up to and including a key (10)."""
+
+    node: NodeId
+    through: int
+
+
+Step = (
+    PutSession
+    | ChangeSession
+    | Stick
+    | EndSession
+    | OpenStream
+    | Append
+    | PutCall
+    | Release
+    | Trim
+    | DropStream
+    | OpenAsk
+    | CloseAsk
+    | PutReader
+    | LeaveReader
+    | Post
+    | Received
+)
+
+Refused = StaleFence | IdTaken | NodeGone | SessionEnded
+Refusals = Sequence[Refused | None]
 """For each step of a commit: `None`, or why it was refused."""
 
 
@@ -251,8 +371,23 @@ class Events(Protocol):
         """A session's streams, the oldest first."""
         ...
 
-    async def claim(self, stream: StreamId) -> StreamRecord | None:
-        """Become the stream's writer: a new fence and a new generation (6). `None` if there is no such stream."""
+    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+        """Those of the streams that are there, in any order: how far they have grown."""
+        ...
+
+    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+        """The streams that a node writes, sealed ones excepted, the oldest first."""
+        ...
+
+    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+        """What is retained of a session's sealed streams, the oldest first."""
+        ...
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        """Become the stream's writer: a new fence and a new generation (6).
+
+        `None` if there is no such stream, it is sealed, or its fence is no longer the one that the caller has seen.
+        """
         ...
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
@@ -271,10 +406,28 @@ class Sessions(Protocol):
         """Sessions by id, a page at a time."""
         ...
 
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
+        ...
+
+    async def count_sessions(self, owner: str | None = None) -> int:
+        """How many have not ended, of one owner or in all."""
+        ...
+
+    async def longest_dormant(self) -> SessionRecord | None: ...
+
 
 class Ledger(Protocol):
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         """A session's rows that are retained, the oldest first."""
+        ...
+
+    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
+        """The rows of the requests that a stream answers, in their order."""
+        ...
+
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+        """The call that has not ended under that id (as `coerce_id` compares them)."""
         ...
 
     async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
@@ -283,6 +436,8 @@ class Ledger(Protocol):
 
 
 class Asks(Protocol):
+    async def ask(self, session: SessionId, ask: str) -> AskRecord | None: ...
+
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         """A session's open asks, the oldest first."""
         ...
@@ -292,28 +447,87 @@ class Readers(Protocol):
     async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
 
 
+Listener = Callable[[Sequence[StreamId]], None]
+"""Told in the event loop which streams to look at again. None named: look at all that you follow, and at your mail."""
+
+
 class Wakeups(Protocol):
-    def subscribe(self, listener: Callable[[StreamId], None]) -> Callable[[], None]:
-        """Be told, in the event loop, of streams that have grown by somebody else's hand (8). Gives the way to stop."""
+    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+        """Be told what others have changed: what they hint at for this node, and now and then that something was
+        written (8). Gives the way to stop."""
+        ...
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails."""
+        ...
+
+    def stamp(self) -> object:
+        """Equal values mean that nobody else has written anything between the two moments.
+
+        So what was read then is still so. A store that cannot tell without waiting gives a new value each time.
+        """
         ...
 
 
-class Mailbox(Protocol):
-    """Messages between nodes: each is collected once, in order."""
+class Liveness(Protocol):
+    """One node's view of who is alive, itself included."""
 
+    @property
+    def holds(self) -> bool:
+        """This node's own claims hold. Once they do not, they never do again: it writes and sends nothing more."""
+        ...
+
+    async def beat(self, facts: bytes) -> None:
+        """Show that this node is alive, and what it has to tell of itself."""
+        ...
+
+    async def dead(self) -> Sequence[NodeId]:
+        """Nodes that are dead for certain and not buried yet (11)."""
+        ...
+
+    def ages(self) -> dict[NodeId, float]:
+        """Seconds since each node was last known to be alive, as far as this one has seen; itself included."""
+        ...
+
+
+class Nodes(Protocol):
     async def join(self, node: NodeId) -> Fence:
         """Enter as a node: gives the fence under which it opens streams. No two nodes ever get the same."""
         ...
 
-    async def post(self, node: NodeId, message: bytes) -> None: ...
+    async def leave(self, node: NodeId) -> None:
+        """The node stops: dead from now on, to be buried by another (at once, if it left nothing behind)."""
+        ...
 
-    async def collect(self, node: NodeId) -> Sequence[bytes]: ...
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
+        """The view of a node that has joined: by locks for stores of one machine, else by leases."""
+        ...
+
+    async def nodes(self) -> Sequence[NodeRecord]: ...
+
+    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+        """Forget a dead node: its mail goes to the heir, its readers go. Gives the streams that they read.
+
+        Whatever it wrote (`written_by`) has been claimed, or let go of, before.
+        """
+        ...
+
+    async def mail(self, node: NodeId) -> Sequence[Mail]:
+        """A node's messages that it has not dealt with yet, the oldest first."""
+        ...
 
 
-class Store(Events, Sessions, Ledger, Asks, Readers, Wakeups, Mailbox, Protocol):
+class Store(Events, Sessions, Ledger, Asks, Readers, Wakeups, Nodes, Protocol):
     """All of it. Open it with `async with`, or call `open` and `aclose`."""
 
+    shared: bool
+    """Several processes may open it at once."""
+
     async def open(self) -> None: ...
+
+    async def probe(self, size: int) -> None:
+        """Write so many bytes and take them away again: whether the store takes writes."""
+        ...
 
     async def aclose(self) -> None: ...
 

@@ -1,0 +1,69 @@
+"""Requests whose effect belongs to the session: a log level, subscriptions. They are repeated when a runtime is
+loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from perdure._core.jsonrpc import Request
+
+METHODS = frozenset({"logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+
+MAX_STICKY = 1_000
+"""Subscriptions of one session that are remembered: the record is written whole, so it must stay small."""
+
+MAX_BYTES = 256 << 10
+"""Of all of them together: room for 1,000 subscriptions to addresses of a usual length."""
+
+_SUBSCRIBE = b'"resources/subscribe"'
+
+
+def encode(request: Request) -> bytes:
+    """A sticky request as it is kept: without the id and the progress token of its time."""
+    params = {name: value for name, value in (request.params or {}).items() if name != "_meta"}
+    body = {"jsonrpc": "2.0", "id": 0, "method": request.method, "params": params}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def after(sticky: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
+    """The requests to repeat once this one has succeeded: the last level, and what is subscribed."""
+    method, key = _key(request)
+    kept = [earlier for earlier in sticky if _key(earlier)[1] != key]
+    if method != "resources/unsubscribe":
+        kept.append(request)
+    return tuple(kept) if _fit(kept) else sticky
+
+
+def subscriptions(sticky: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Those of them that live in the runtime, and in one runtime only."""
+    return tuple(request for request in sticky if _SUBSCRIBE in request)
+
+
+def unsubscribe(subscription: bytes) -> bytes:
+    """The request that undoes a subscription."""
+    return json.dumps({**json.loads(subscription), "method": "resources/unsubscribe"}, separators=(",", ":")).encode()
+
+
+def is_full(sticky: tuple[bytes, ...], running: Iterable[Request], requests: Iterable[Request]) -> bool:
+    """Whether there is no room for what these requests would add to those that run already."""
+    added = [request for request in requests if request.method in METHODS]
+    if not added:
+        return False
+    for request in (*(earlier for earlier in running if earlier.method in METHODS), *added):
+        sticky = after(sticky, encode(request))
+        if request.method != "resources/unsubscribe" and encode(request) not in sticky:
+            return True
+    return False
+
+
+def _fit(requests: list[bytes]) -> bool:
+    return len(requests) <= MAX_STICKY and sum(map(len, requests)) <= MAX_BYTES
+
+
+def _key(request: bytes) -> tuple[str, tuple[str, Any]]:
+    """Its method, and what it is about: a later request about the same takes its place."""
+    body = json.loads(request)
+    method: str = body["method"]
+    return method, (method, None) if method == "logging/setLevel" else ("subscription", body["params"].get("uri"))
