@@ -179,17 +179,15 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
 
 
 async def _follow(store: Store, tail: Tail, say: Callable[[Seen], None]) -> None:
-    while True:
-        stamp, began = store.stamp(), time.monotonic()
-        async for seen in tail.look():
-            say(seen)
-            if isinstance(seen, Over):
-                return
+    stamp: object = None
+    while not _nobody_reads():
+        before, stamp, began = stamp, store.stamp(), time.monotonic()
+        if stamp != before:
+            async for seen in tail.look():
+                say(seen)
+                if isinstance(seen, Over):
+                    return
         await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
-        while store.stamp() == stamp and not _nobody_reads():
-            await asyncio.sleep(LOOK)
-        if _nobody_reads():
-            return
 
 
 def _nobody_reads() -> bool:
