@@ -24,7 +24,7 @@ from perdure.store.base import (
 )
 from perdure.summaries import summary
 from perdure.tail_lines import tail_line, tail_object
-from perdure.tailing import Appended, Opened, Over, Trimmed
+from perdure.tailing import Appended, Opened, Over, Seen, Trimmed
 from perdure.terminal import clean, cut, span, width
 
 NOW = 1_800_000_000.0
@@ -287,7 +287,7 @@ def test_what_is_no_message_is_shown_as_it_is(payload: bytes) -> None:
 def test_each_thing_that_is_seen_is_a_line() -> None:
     stream = a_stream()
     event = Event(12, NOW + 0.25, b'{"id":3,"result":{}}', True)
-    seen = [
+    seen: list[Seen] = [
         Opened(stream=stream, calls=[a_call({"params": {"name": "count"}})]),
         Trimmed(stream=stream, first=1, last=10),
         Trimmed(stream=stream, first=11, last=11),
