@@ -35,7 +35,8 @@ LOOK = 0.1
 REST = 4
 """How many times longer than a look took it waits for the next one, so that a large session costs others little."""
 
-_STORE = {"metavar": "STORE", "help": "where the log is kept: sqlite:PATH"}
+_STORE: dict[str, Any] = {"metavar": "STORE", "help": "where the log is kept: sqlite:PATH"}
+_HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
 _STATES = [state.value for state in SessionState]
 
@@ -45,11 +46,12 @@ class OfOne(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
-        options, ids = [], []
+        options: list[str] = []
+        ids: list[str] = []
         for before, argument in zip(["", *args], args, strict=False):
             is_id = argument.startswith("-") and _ID.fullmatch(argument) and before not in valued
             (ids if is_id else options).append(argument)
-        return super().parse_args(ctx, [*options, "--", *ids] if ids else args)
+        return super().parse_args(ctx, [*options, "--", *ids] if ids and "--" not in args else args)
 
 
 def _reading(work: Callable[[Store], Awaitable[T]], store: str, *, writes: bool = False) -> T:
@@ -89,8 +91,8 @@ def _endable(command: Callable[..., int | None]) -> Callable[..., int | None]:
     return run
 
 
-@click.group(invoke_without_command=True)
-@click.option("--store", default=DEFAULT_STORE, envvar="PERDURE_STORE", show_default=True, **_STORE)
+@click.group(invoke_without_command=True, short_help="List, show and end the sessions in a store.")
+@click.option("--store", **_HERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object for each session")
 @click.option("--state", type=click.Choice(_STATES), help="only sessions in this state")
 @click.option("--owner", metavar="NAME", help="only sessions of this principal")
@@ -111,7 +113,7 @@ def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, o
         click.echo(line)
 
 
-@sessions.command(cls=OfOne)
+@sessions.command(cls=OfOne, short_help="Show everything about a session.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_STORE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
@@ -130,7 +132,7 @@ def show(ctx: click.Context, id_: str, store: str | None, as_json: bool) -> None
         click.echo(line)
 
 
-@sessions.command(cls=OfOne)
+@sessions.command(cls=OfOne, short_help="End a session.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_STORE)
 @click.pass_context
@@ -150,9 +152,9 @@ def _store(ctx: click.Context, given: str | None) -> str:
     return given or str(ctx.parent.params["store"] if ctx.parent else DEFAULT_STORE)
 
 
-@click.command(cls=OfOne)
+@click.command(cls=OfOne, short_help="Follow the events of a session.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", default=DEFAULT_STORE, envvar="PERDURE_STORE", show_default=True, **_STORE)
+@click.option("--store", **_HERE)
 @click.option("--from-start", is_flag=True, help="begin with what is retained, not with what comes next")
 @click.option("--stream", metavar="STREAM", help="only the stream with this id, or whose id begins with it")
 @click.option("--json", "as_json", is_flag=True, help="whole messages, as JSON")
