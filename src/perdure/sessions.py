@@ -22,7 +22,6 @@ from perdure._core.retention import cutoffs
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable
 from perdure.house import House
-from perdure.journal import Steps
 from perdure.ledger import Call
 from perdure.observe import note
 from perdure.session import Session
@@ -142,7 +141,7 @@ class Sessions:
             return None  # another node's handshake, which its client has not heard of yet
         if self._house.clock() - record.active >= self._house.settings.replay_window:
             reason = SessionStep.WINDOW_PASSED.value
-            self._house.journal.put(Steps((EndSession(session=record.id, time=record.active, reason=reason),)))
+            await self._house.journal.write(EndSession(session=record.id, time=record.active, reason=reason))
             return None
         return await self._build(record, stamp)
 

@@ -13,6 +13,7 @@ from perdure._core.states import SessionState
 from perdure.errors import StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
+from perdure.http.recovery import Recovery
 from perdure.http.streamed import Streamed
 from perdure.hub import Reader
 from perdure.session import Session
@@ -31,6 +32,7 @@ class Desk:
         self.house = house
         self.sessions = sessions
         self.settler = settler
+        self.recovery = Recovery(house, sessions, monotonic=house.hub.monotonic)
         self.draining = False
         self.settings = house.settings
         self._retry_ms = round(house.settings.retry * 1000)
@@ -43,7 +45,7 @@ class Desk:
         try:
             session = await self.sessions.find(text.decode("latin-1"), owner)
             if session is None or session.state is SessionState.OPENING:
-                raise self.gone()
+                raise await self.recovery.gone(headers, owner, scope)
             session.touch()
             if session.waits:
                 await self.settler.resume(session, HttpRequest(scope))
@@ -57,6 +59,7 @@ class Desk:
             raise Refused(Refusal.STOPPING, id=request_id)
 
     def gone(self) -> Refused:
+        """The session ended while a request for it was on its way."""
         self.house.counters.sessions_not_found += 1
         return Refused(Refusal.SESSION_GONE, data=RECOVERY)
 
