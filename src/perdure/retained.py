@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Kept, Limits, answers_to_drop, events_to_trim
-from perdure.store.base import DropStream, Step, Trim
+from perdure.store.base import DropStream, KeptRecord, Step, Trim
 from perdure.streams import Stream
 
 _ALL = (1 << 62) - 1
@@ -25,6 +25,12 @@ class Retained:
         self._with_events: dict[StreamId, Kept] = {}
         self._answers = 0
 
+    def load(self, records: Sequence[KeptRecord]) -> None:
+        """Begin with what the store has."""
+        for record in records:
+            kept = Kept(stream=record.stream, events=record.events, answers=record.answers, idle=True)
+            self.add(kept, time=record.opened)
+
     def add(self, kept: Kept, *, time: float) -> None:
         self._forget(kept.stream)
         self._streams[kept.stream] = kept, time
@@ -37,7 +43,7 @@ class Retained:
         streams = list(open_streams)
         # Streams of before that somebody reads again are left alone until that is over.
         resumed = {stream.id for stream in streams if stream.id in self._streams}
-        running = [stream for stream in streams if stream.id not in resumed]
+        running = [stream for stream in streams if stream.writes and stream.id not in resumed]
         kept = [stream.kept for stream in running]
         return [*self._drop_oldest(kept, resumed), *self._trim_oldest(running, kept, resumed)]
 
