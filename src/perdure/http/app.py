@@ -199,7 +199,7 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_timeout):
                 await self._settler.learn_tools()
-                while self._sessions.running_calls():
+                while self._sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
                     await asyncio.sleep(_DRAIN_LOOK)
 
     def begin_stop(self) -> None:
