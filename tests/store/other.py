@@ -1,7 +1,7 @@
 """Another process on the same SQLite file, which does as it is told.
 
-Run with the path of the file and the name of its node. Takes lines `[verb, arguments...]` as JSON on its standard input,
-and answers each with a line of JSON.
+Run with the path of the file and the name of its node. Takes lines `[verb, arguments...]` as JSON on its standard
+input, and answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Other:
 
     async def claim_all(self, streams: list[str], held: int) -> list[int | None]:
         found = [await self._store.claim(StreamId(s), node=self._node, held=Fence(held)) for s in streams]
-        return [record and record.fence for record in found]
+        return [None if record is None else record.fence for record in found]
 
     async def pour(self, stream: str, count: int) -> float:
         """Append one by one; gives the longest time that one took."""

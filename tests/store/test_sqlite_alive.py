@@ -42,6 +42,11 @@ def files(path: Path) -> set[str]:
     return {entry.name for entry in Path(f"{path}-nodes").iterdir()}
 
 
+def leave_behind(path: Path, *names: str) -> None:
+    for name in names:
+        Path(f"{path}-nodes", name).touch()
+
+
 async def test_a_killed_process_is_dead_at_once_and_until_it_is_buried(store: SqliteStore, path: Path) -> None:
     with process(path, OTHER) as other:
         assert other.does("open", STREAM, 1) is None
@@ -113,8 +118,7 @@ async def test_what_a_node_tells_of_itself_is_written_only_when_it_changes(store
 
 
 async def test_a_lock_that_was_left_before_its_node_had_joined_is_removed(store: SqliteStore, path: Path) -> None:
-    for name in ("never.lock", "never.sock"):
-        Path(f"{path}-nodes", name).touch()
+    leave_behind(path, "never.lock", "never.sock")
     assert list(await view(store).dead()) == []
     assert files(path) == {f"{NODE}.lock"}
 
@@ -122,7 +126,7 @@ async def test_a_lock_that_was_left_before_its_node_had_joined_is_removed(store:
 async def test_a_row_without_a_lock_is_that_of_a_dead_node(store: SqliteStore, path: Path) -> None:
     with process(path, OTHER) as other:
         other.kill()
-    Path(f"{path}-nodes", f"{OTHER}.lock").unlink()
+    os.unlink(f"{path}-nodes/{OTHER}.lock")
     assert list(await view(store).dead()) == [OTHER]
 
 
