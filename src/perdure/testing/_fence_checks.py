@@ -91,7 +91,7 @@ async def promise_2_a_stream_is_let_go_of_by_its_writer_and_by_nobody_else(case:
     claimed = await case.claim()
     release = Release(stream=STREAM, fence=case.fence)
     refused(await put(case.store, release, replace(release, stream=StreamId("no"))), 0, 1)
-    same("the stream", await case.record(), claimed)
+    same("the writer", (await case.record()).node, NODE)
     accepted(await put(case.store, replace(release, fence=claimed.fence)))
     same("the writer", (await case.record()).node, "")
     same("streams written", list(await case.store.written_by(NODE)), [])
