@@ -154,7 +154,6 @@ class Writer:
             self._undo()
             raise
         try:
-            self._observe()
             refusals = self._steps.apply(steps)
             execute("COMMIT")
         except BaseException:
