@@ -1,4 +1,4 @@
-"""The command `perdure`. Only this module reads the environment and prints."""
+"""The command `perdure`. Only this module and `cli_operator` read the environment and print."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 
 import perdure
+from perdure.cli_operator import sessions, tail
 from perdure.errors import PerdureError
 from perdure.http.app import HEALTH
 from perdure.human import read_count
@@ -149,6 +150,9 @@ perdure_command.add_command(
     )
 )
 
+perdure_command.add_command(sessions)
+perdure_command.add_command(tail)
+
 
 def _is_loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
@@ -157,7 +161,8 @@ def _is_loopback(address: str) -> bool:
 def _sentence(error: click.ClickException) -> str:
     """What click has to say, with the option or variable spelled as the user gave it."""
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return f"{spelling(error.ctx, error.param)} is missing; see perdure serve --help"
+        command = error.ctx.command_path if error.ctx else "perdure"
+        return f"{spelling(error.ctx, error.param)} is missing; see {command} --help"
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{spelling(error.ctx, error.param)}: {error.message}"
     message = error.format_message()
