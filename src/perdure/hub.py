@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from perdure._core import sse
-from perdure._core.ids import RandomBytes
+from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
@@ -164,6 +164,11 @@ class Reader:
         self._stop_at = self.stream.last
         self.wake()
 
+    def send_home(self, hint: bytes) -> None:
+        """Write what is there and a hint when to come back, then close the connection."""
+        self._preamble += hint
+        self.stop_here()
+
     def end(self) -> None:
         """Close the connection now, without another event."""
         if self._closing:
@@ -305,6 +310,9 @@ class Hub:
         self._keepalive = settings.keepalive_interval
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
+        self.draining = False
+        """The process is about to stop: no new session or call may begin."""
+        self._retry_ms = round(settings.retry * 1000)
         self._arrivals = itertools.count(1)
 
     def arrive(self) -> int:
@@ -355,6 +363,13 @@ class Hub:
             reader.look_stuck(now - self._stream_timeout)
             if reader.last_write <= now - self._keepalive * 3 / 4:
                 reader.keep_alive()
+
+    def send_home(self) -> None:
+        """End the readers of streams on which nothing is under way; their clients come back, elsewhere."""
+        self.draining = True
+        for reader in list(self.readers):
+            if reader.stream.kind is Kind.STANDALONE:
+                reader.send_home(sse.encode_retry(self._retry_ms))
 
     def end_idle(self) -> None:
         """End every reader whose stream is not about to end by itself."""

@@ -255,6 +255,11 @@ class Sessions:
         if rows:
             note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
 
+    @property
+    def any_running(self) -> bool:
+        """Whether a call waits for its answer."""
+        return any(len(session.exchange.calls) for session in self._by_id.values())
+
     def abandon_calls(self, reason: str) -> None:
         """Give every running call its final answer: interrupted, outcome unknown (promise 3)."""
         for session in self._by_id.values():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import time
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +21,15 @@ class SmallApp:
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.stopping = asyncio.Event()
+
+    async def drain(self) -> None:
+        match self.mode:
+            case "drains-for-ever":
+                await asyncio.Event().wait()
+            case "blocks":
+                time.sleep(3600)  # noqa: ASYNC251 - a tool that blocks the event loop
+            case "drain-raises":
+                raise ValueError("no plug")
 
     def begin_stop(self) -> None:
         self.stopping.set()
@@ -38,6 +49,8 @@ class SmallApp:
                 raise ExceptionGroup("two", [ExceptionGroup("one", [StoreTooNew("log.db is too new")])])
             case "start-fails":
                 return await send({"type": "lifespan.startup.failed", "message": "no wind\nno water"})
+        if self.mode == "stuck-thread":
+            threading.Thread(target=time.sleep, args=(3600,)).start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self.mode == "stop-raises":

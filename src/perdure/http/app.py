@@ -7,6 +7,7 @@ custom routes and OAuth routes that the served server brings along keep working:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import json
@@ -49,6 +50,9 @@ from perdure.store.base import Store
 
 HEALTH = "/healthz"
 """Beside the endpoint, for balancers and people."""
+
+_DRAIN_TICK = 0.05
+"""Seconds between two looks at whether calls still run."""
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that came in by the entry."""
@@ -154,6 +158,17 @@ class App:
             ),
         )
 
+    async def drain(self) -> None:
+        """Stop gently: no new session or call begins, idle readers are sent away, running calls may finish."""
+        sessions, hub = self._sessions, self._hub
+        if sessions is None or hub is None:
+            return
+        hub.send_home()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_timeout):
+                while sessions.any_running:
+                    await asyncio.sleep(_DRAIN_TICK)
+
     def begin_stop(self) -> None:
         """The process is about to stop: refuse what is new, end what runs. May be called from a signal handler."""
         if self._loop is not None:
@@ -227,14 +242,17 @@ class App:
         # A version that nobody knows, without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             self._started()
+            if self._hub is not None and self._hub.draining:
+                raise Refused(Refusal.STOPPING)
             return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
         journal = self._journal
-        if self._stopping or journal is None:
-            status, word = 503, "stopping" if self._stopping else "starting"
+        stopping = self._stopping or (self._hub is not None and self._hub.draining)
+        if stopping or journal is None:
+            status, word = 503, "stopping" if stopping else "starting"
         elif journal.state is LogState.DEGRADED:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:

@@ -54,6 +54,8 @@ class Get:
     async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed:
         """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
         stream, cursor, told, named = start
+        if self._house.hub.draining and stream is session.standalone:
+            raise Refused(Refusal.STOPPING)
         if stream.state is StreamState.SEALED and cursor >= stream.last:
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
         ahead = await stream.read(after=cursor, limit=BATCH)

@@ -111,6 +111,8 @@ class Post:
             raise self._desk.gone() from None
 
     def _check_room(self, request_id: int | str) -> None:
+        if self._house.hub.draining:
+            raise Refused(Refusal.STOPPING, id=request_id)
         if self._house.journal.refuses:
             raise Refused(Refusal.STORE_FAILS, id=request_id)
         if self._house.hub.full and not self._settings.json_response:

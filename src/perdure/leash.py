@@ -1,0 +1,68 @@
+"""What joins a worker to the parent that started it: the listening socket, and a socket of their own.
+
+The worker says on it that it is ready, or why it does not start, so that one reason is told once and not by every
+worker. The parent says on it that the worker is to leave. Its end tells the worker that the parent is gone, however
+that happened: nothing has to run in the parent for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping
+
+VARIABLE = "PERDURE_WORKER_FDS"
+"""Makes a process a worker: the numbers of the two sockets that it inherits."""
+
+READY = b"ready\n"
+FAILED = b"failed "
+LEAVE = b"leave\n"
+
+MAX_REASON = 4096
+"""Bytes of a reason; a message of somebody else's may be of any length."""
+
+
+class Leash:
+    """The worker's end."""
+
+    def __init__(self, listener: socket.socket, parent: socket.socket) -> None:
+        self.listener = listener
+        self._parent = parent
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str]) -> Leash | None:
+        """The leash of this process, if it is a worker. Programs that it starts are none."""
+        numbers = environment.pop(VARIABLE, None)
+        if numbers is None:
+            return None
+        listener, parent = (int(number) for number in numbers.split(","))
+        for number in (listener, parent):
+            os.set_inheritable(number, False)
+        leash = cls(socket.socket(fileno=listener), socket.socket(fileno=parent))
+        leash._parent.setblocking(False)
+        return leash
+
+    def fileno(self) -> int:
+        return self._parent.fileno()
+
+    def ready(self) -> None:
+        self._say(READY)
+
+    def failed(self, reason: str) -> None:
+        said = " ".join(reason.split()).encode(errors="replace")
+        self._say(FAILED + said[:MAX_REASON] + b"\n")
+
+    def _say(self, word: bytes) -> None:
+        try:
+            self._parent.sendall(word)
+        except OSError:
+            pass  # a parent that is gone is noticed by `hear`
+
+    def hear(self) -> bool:
+        """Whether the parent wants this worker to leave, or is gone."""
+        try:
+            return self._parent.recv(len(LEAVE)) in (LEAVE, b"")
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
