@@ -7,6 +7,7 @@ that happened: nothing has to run in the parent for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import MutableMapping
@@ -53,10 +54,8 @@ class Leash:
         self._say(FAILED + said[:MAX_REASON] + b"\n")
 
     def _say(self, word: bytes) -> None:
-        try:
+        with contextlib.suppress(OSError):  # a parent that is gone is noticed by `hear`
             self._parent.sendall(word)
-        except OSError:
-            pass  # a parent that is gone is noticed by `hear`
 
     def hear(self) -> bool:
         """Whether the parent wants this worker to leave, or is gone."""

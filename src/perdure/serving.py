@@ -134,7 +134,8 @@ class _Server(uvicorn.Server):
 
     def hear(self) -> None:
         """A worker that is to leave, or has lost its parent, lets others have the port at once."""
-        assert self.leash is not None and self.loop is not None
+        assert self.leash is not None
+        assert self.loop is not None
         if not self.leash.hear():
             return
         self.loop.remove_reader(self.leash.fileno())

@@ -166,7 +166,7 @@ class App:
         hub.send_home()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_timeout):
-                while sessions.any_running:
+                while sessions.any_running:  # noqa: ASYNC110
                     await asyncio.sleep(_DRAIN_TICK)
 
     def begin_stop(self) -> None:
