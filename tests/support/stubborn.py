@@ -71,3 +71,8 @@ async def die() -> str:
 @server.custom_route("/pid", methods=["GET"])
 async def pid(_: Request) -> Response:
     return PlainTextResponse(str(os.getpid()))
+
+
+@server.custom_route("/environment", methods=["GET"])
+async def environment(_: Request) -> Response:
+    return PlainTextResponse("\n".join(os.environ))
