@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support.serving import Served, serving
 pytestmark = pytest.mark.anyio
 
 STUBBORN = "tests.support.stubborn:server"
+CUT = "perdure: ended without waiting for what does not stop"
 #: What a second signal may take, on a machine that does other things as well; the process itself allows 1.9 seconds.
 PROMPT_SECONDS = 5
 
@@ -45,7 +47,7 @@ async def drain(served: Served, peer: Peer, how: signal.Signals = signal.SIGTERM
     assert (answer.status, answer.json) == (503, {"status": "stopping"})
 
 
-async def running(session: SessionPeer, tool: str, **arguments: object) -> Exchange:
+async def running(session: SessionPeer, tool: str, **arguments: Any) -> Exchange:
     """A call whose tool has begun."""
     call = await session.begin_call(tool, **arguments)
     await call.until_messages(1)
@@ -161,8 +163,10 @@ async def test_a_second_signal_settles_at_once(signals: tuple[signal.Signals, si
         told = time.monotonic()
         served.send(signals[1])
         assert (await call.answer()).messages[-1]["error"]["code"] == -31001
-        assert await served.wait() == status
+        ended = await served.wait()
         assert time.monotonic() - told < PROMPT_SECONDS
+    # On a machine that is too busy to end in time it is cut off, and says so.
+    assert ended == status or (ended, served.output[-1]) == (1, CUT)
 
 
 async def test_a_second_signal_ends_a_process_whose_event_loop_is_blocked() -> None:
@@ -177,7 +181,7 @@ async def test_a_second_signal_ends_a_process_whose_event_loop_is_blocked() -> N
         assert await served.wait() == 1
         assert time.monotonic() - told < PROMPT_SECONDS
         call.cut()
-    assert served.output[-1] == "perdure: ended without waiting for what does not stop"
+    assert served.output[-1] == CUT
 
 
 async def test_a_thread_that_does_not_stop_does_not_hold_the_process() -> None:
@@ -188,7 +192,7 @@ async def test_a_thread_that_does_not_stop_does_not_hold_the_process() -> None:
         served.send(signal.SIGTERM)
         assert (await call.answer()).messages[-1]["error"]["code"] == -31001
         assert await served.wait() == 0
-    assert served.output[-1] == "perdure: ended without waiting for what does not stop"
+    assert served.output[-1] == CUT
 
 
 async def opened(peer: Peer, capabilities: dict[str, object]) -> SessionPeer:

@@ -114,17 +114,6 @@ def test_a_drain_that_fails_does_not_keep_the_process() -> None:
         assert process.returncode == 0
 
 
-def test_an_event_loop_that_is_blocked_is_left_behind_at_the_second_signal() -> None:
-    with started("blocks") as process:
-        with open_stream(ready_port(process)) as stream:
-            process.send_signal(signal.SIGTERM)
-            read_to(stream, b"draining\r\n")
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=SECONDS)
-        assert errors == "perdure: ended without waiting for what does not stop\n"
-        assert process.returncode == 1
-
-
 def test_a_thread_that_does_not_end_is_left_behind() -> None:
     with started("stuck-thread") as process:
         ready_port(process)

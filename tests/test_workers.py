@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from perdure.leash import VARIABLE
@@ -52,7 +53,7 @@ async def pid_of(peer: Peer) -> int:
 
 
 @asynccontextmanager
-async def calling(peer: Peer, tool: str, **arguments: object) -> AsyncIterator[Exchange]:
+async def calling(peer: Peer, tool: str, **arguments: Any) -> AsyncIterator[Exchange]:
     """A call on one connection, and so on one worker, from the handshake on."""
     client = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "peer", "version": "1"}}
     async with await peer.begin("POST", message("initialize", client, id=0)) as talk:
@@ -91,7 +92,7 @@ async def refused(folder: Path, *options: str, target: str = STUBBORN) -> tuple[
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await asyncio.wait_for(process.communicate(), START_SECONDS * 2)
+    said, _ = await asyncio.wait_for(process.communicate(), START_SECONDS)
     return process.returncode, said.decode()
 
 
@@ -160,7 +161,7 @@ async def test_workers_that_never_start_again_are_given_up(folder: Path) -> None
         (folder / "dies").touch()
         victim = await pid_of(peer)
         os.kill(victim, signal.SIGKILL)
-        assert await asyncio.wait_for(served.process.wait(), START_SECONDS * 2) == 1
+        assert await asyncio.wait_for(served.process.wait(), START_SECONDS) == 1
         assert all(map(is_gone, before))
     tail = served.output[-1]
     assert tail == "perdure: ERROR: 5 workers in a row did not start; the last one: it ended with SIGKILL"
@@ -225,7 +226,31 @@ async def test_a_second_signal_reaches_workers_that_are_stuck(folder: Path, sent
         told = time.monotonic()
         served.send(sent)
         assert (await call.answer()).messages[-1]["error"]["code"] == -31001
-        assert await served.wait() == (1 if sent is signal.SIGINT else 0)
+        assert await served.wait() in ((1,) if sent is signal.SIGINT else (0, 1))  # 1 also where 2 s are too short
+        assert time.monotonic() - told < PROMPT_SECONDS
+
+
+async def test_a_signal_that_goes_to_every_process_is_one_stop(folder: Path) -> None:
+    """systemd sends it to the whole control group; a worker that heard of it twice would not drain."""
+    async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
+        await call.until_messages(1)
+        for pid in workers_of(served):
+            os.kill(pid, signal.SIGTERM)
+        served.send(signal.SIGTERM)
+        await until(lambda: len(workers_of(served)) == 1)
+        (folder / "bread").touch()
+        assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
+        assert await served.wait() == 0
+
+
+async def test_a_worker_whose_event_loop_is_blocked_is_ended_by_the_second_signal(folder: Path) -> None:
+    async with started(folder) as (served, peer), calling(peer, "block") as call:
+        await call.head()
+        served.send(signal.SIGTERM)
+        await until(lambda: len(workers_of(served)) == 1)
+        told = time.monotonic()
+        served.send(signal.SIGTERM)
+        assert await served.wait() == 1
         assert time.monotonic() - told < PROMPT_SECONDS
 
 

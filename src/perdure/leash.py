@@ -1,8 +1,11 @@
 """What joins a worker to the parent that started it: the listening socket, and a socket of their own.
 
 The worker says on it that it is ready, or why it does not start, so that one reason is told once and not by every
-worker. The parent says on it that the worker is to leave. Its end tells the worker that the parent is gone, however
-that happened: nothing has to run in the parent for it.
+worker. The parent says on it what the worker is to do about the end. Its own end tells the worker that the parent is
+gone, however that happened: nothing has to run in the parent for it.
+
+The end is told by words and not by signals because whoever manages processes (a terminal, systemd) often sends a signal
+to all of them: a worker would hear of one stop twice, and the second time means *at once*.
 """
 
 from __future__ import annotations
@@ -17,7 +20,15 @@ VARIABLE = "PERDURE_WORKER_FDS"
 
 READY = b"ready\n"
 FAILED = b"failed "
-LEAVE = b"leave\n"
+
+# What the parent says; each word is one byte, so that words cannot run together.
+DRAIN = b"d"
+"""The server stops: drain, and go on listening to tell clients so."""
+LEAVE = b"l"
+"""Siblings go on: let them have the port, and drain."""
+AT_ONCE = b"n"
+GONE = b"g"
+"""Nobody says this: there is no parent any more."""
 
 MAX_REASON = 4096
 """Bytes of a reason; a message of somebody else's may be of any length."""
@@ -57,11 +68,11 @@ class Leash:
         with contextlib.suppress(OSError):  # a parent that is gone is noticed by `hear`
             self._parent.sendall(word)
 
-    def hear(self) -> bool:
-        """Whether the parent wants this worker to leave, or is gone."""
+    def hear(self) -> bytes:
+        """What the parent has said since."""
         try:
-            return self._parent.recv(len(LEAVE)) in (LEAVE, b"")
+            return self._parent.recv(64) or GONE
         except BlockingIOError:
-            return False
+            return b""
         except OSError:
-            return True
+            return GONE

@@ -24,7 +24,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from perdure.errors import Misuse, PerdureError
-from perdure.leash import Leash
+from perdure.leash import AT_ONCE, GONE, LEAVE, Leash
 from perdure.listener import BACKLOG, Connection
 from perdure.settings import Settings
 from perdure.target import blame
@@ -133,18 +133,26 @@ class _Server(uvicorn.Server):
             self.loop.call_soon_threadsafe(self.hurry if again else self.drain)
 
     def hear(self) -> None:
-        """A worker that is to leave, or has lost its parent, lets others have the port at once."""
+        """Do what the parent says."""
         assert self.leash is not None
         assert self.loop is not None
-        if not self.leash.hear():
-            return
-        self.loop.remove_reader(self.leash.fileno())
+        words = self.leash.hear()
+        if GONE in words:
+            self.loop.remove_reader(self.leash.fileno())
+        if LEAVE in words or GONE in words:
+            self.hand_over()
+        if AT_ONCE in words:
+            self.deadline.set(CUT_SECONDS, status=1)
+            self.hurry()
+        elif words:
+            self.drain()
+
+    def hand_over(self) -> None:
+        """Let others have the port, and the clients whose connections are idle."""
         for server in self.servers:
             server.close()
-        self.leash.listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        self.drain()
 
     def drain(self) -> None:
         if self.drainage is None and self.loop is not None:

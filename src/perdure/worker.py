@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from perdure.leash import FAILED, LEAVE, MAX_REASON, READY, VARIABLE
+from perdure.leash import FAILED, MAX_REASON, READY, VARIABLE
 
 _WORD = len(FAILED) + MAX_REASON + 1
 
@@ -49,8 +49,7 @@ class Worker:
                     env={**environment, VARIABLE: ",".join(map(str, sockets))},
                     pass_fds=sockets,
                     stdin=asyncio.subprocess.DEVNULL,
-                    # Ctrl-C is for the whole group of a terminal; a worker would hear it twice, and the second time
-                    # means: at once.
+                    # Ctrl-C goes to the whole group of a terminal; while a worker starts it would end with a traceback.
                     process_group=0,
                 )
             except BaseException:
@@ -86,14 +85,13 @@ class Worker:
                 said += data
         return said
 
-    def leave(self) -> None:
-        """Let it drain while its siblings have the port; a signal that comes later is still its first one."""
-        with contextlib.suppress(OSError):
-            self._channel.send(LEAVE)
-
-    def stop(self, sig: signal.Signals) -> None:
-        """Pass a signal on. Before it is ready, SIGINT would end it with a traceback."""
-        self._send(sig if self.is_ready else signal.SIGTERM)
+    def tell(self, word: bytes) -> None:
+        """Tell it how to end. Before it is ready it does not listen, and has nothing to lose."""
+        if self.is_ready:
+            with contextlib.suppress(OSError):
+                self._channel.send(word)
+        else:
+            self._send(signal.SIGTERM)
 
     def kill(self) -> None:
         self._send(signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Several worker processes on one listening socket, and the parent that looks after them.
 
 The parent serves nothing and imports nothing of what is served. It holds the socket, starts the workers, starts those
-again that die, passes signals on, and replaces all of them one by one at SIGHUP. The first worker starts alone: what
-is wrong with the target or the store is found, and told, once.
+again that die, tells them when to stop, and replaces all of them one by one at SIGHUP. The first worker starts alone:
+what is wrong with the target or the store is found, and told, once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from perdure.errors import Misuse
+from perdure.leash import AT_ONCE, DRAIN, LEAVE
 from perdure.observe import note
 from perdure.worker import NotReady, Worker, say_status
 
@@ -24,8 +25,8 @@ PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 10.0
 #: So many starts in a row that come to nothing are no accident.
 TRIES = 5
-#: After a second signal workers end by themselves within two seconds; those that cannot are killed.
-KILL_SECONDS = 3.0
+#: After a second signal workers end by themselves within two seconds; one whose event loop is blocked is killed.
+KILL_SECONDS = 2.0
 #: A worker that was replaced has its drain time and this, for the target's own shutdown.
 RETIRE_SECONDS = 60.0
 
@@ -86,7 +87,7 @@ class Crew:
     async def run(self, ready: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sig, self._pass_on, sig)
+            loop.add_signal_handler(sig, self._heard, sig)
         loop.add_signal_handler(signal.SIGHUP, self._renewal.set)
         work = asyncio.create_task(self._work(ready))
         ending = asyncio.create_task(self._ending.wait())
@@ -126,7 +127,7 @@ class Crew:
         self._alive.add(worker)
         worker.ended.add_done_callback(lambda ended: self._has_ended(worker, ended.result()))
         if self._ending.is_set():  # it was not there yet when the others were told
-            worker.stop(signal.SIGTERM)
+            worker.tell(DRAIN)
         await worker.get_ready()
         return worker
 
@@ -179,18 +180,24 @@ class Crew:
         async with self._places[place]:
             fresh = await self._start()
             old, self._serving[place] = self._serving[place], fresh
-            old.leave()
+            old.tell(LEAVE)
             asyncio.get_running_loop().call_later(self._patience, old.kill)
 
     # Ending
 
-    def _pass_on(self, sig: signal.Signals) -> None:
-        """The first signal lets them drain, the second one ends them at once."""
-        if self._ending.is_set():
-            asyncio.get_running_loop().call_later(KILL_SECONDS, self._kill_all)
+    def _heard(self, sig: signal.Signals) -> None:
+        """The first signal lets the workers drain, the second one ends them at once."""
+        if not self._ending.is_set():
+            self._tell_all(DRAIN)
+            return
+        self._ended_badly = self._ended_badly or sig is signal.SIGINT
+        self._tell_all(AT_ONCE)
+        asyncio.get_running_loop().call_later(KILL_SECONDS, self._kill_all)
+
+    def _tell_all(self, word: bytes) -> None:
         self._ending.set()
         for worker in self._alive:
-            worker.stop(sig)
+            worker.tell(word)
 
     def _kill_all(self) -> None:
         for worker in self._alive:
@@ -200,7 +207,7 @@ class Crew:
         """Nobody is started any more; wait until all have ended."""
         self._listener.close()
         if not self._ending.is_set():
-            self._pass_on(signal.SIGTERM)
+            self._tell_all(DRAIN)
         while self._alive:
             await asyncio.wait({worker.ended for worker in self._alive})
 

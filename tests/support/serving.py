@@ -26,7 +26,7 @@ SERVE = tuple(
 
 READY = re.compile(r"perdure: serving on (http://127\.0\.0\.1:(\d+)/\S*)")
 #: A process that only imports and binds; generous because several start at once on a small machine.
-START_SECONDS = 30
+START_SECONDS = 60
 #: Longer than any drain time the tests set.
 STOP_SECONDS = 15
 

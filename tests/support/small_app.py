@@ -21,7 +21,6 @@ class SmallApp:
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.draining = asyncio.Event()
-        self.told = asyncio.Event()
         self.stopping = asyncio.Event()
 
     async def drain(self) -> None:
@@ -29,9 +28,6 @@ class SmallApp:
         match self.mode:
             case "drains-for-ever":
                 await asyncio.Event().wait()
-            case "blocks":
-                await self.told.wait()
-                time.sleep(3600)  # noqa: ASYNC251 - as a tool might
             case "drain-raises":
                 raise ValueError("no plug")
 
@@ -64,10 +60,9 @@ class SmallApp:
     async def stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
-        if self.mode in ("drains-for-ever", "blocks"):
+        if self.mode == "drains-for-ever":
             await self.draining.wait()
             await send({"type": "http.response.body", "body": b"draining", "more_body": True})
-            self.told.set()
         await self.stopping.wait()
         if self.mode == "hangs":
             await send({"type": "http.response.body", "body": b"hanging", "more_body": True})

@@ -68,11 +68,11 @@ async def die() -> str:
     return "never"
 
 
-@server.custom_route("/pid", methods=["GET"])
+@server.custom_route("/pid", methods=["GET"])  # type: ignore[untyped-decorator]
 async def pid(_: Request) -> Response:
     return PlainTextResponse(str(os.getpid()))
 
 
-@server.custom_route("/environment", methods=["GET"])
+@server.custom_route("/environment", methods=["GET"])  # type: ignore[untyped-decorator]
 async def environment(_: Request) -> Response:
     return PlainTextResponse("\n".join(os.environ))
