@@ -21,6 +21,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from perdure.errors import Misuse
 from perdure.leash import VARIABLE
 from perdure.listener import listen
 from perdure.workers import MAX_PAUSE_SECONDS, pause_after
@@ -82,6 +83,14 @@ def is_gone(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     return True
+
+
+def is_listening(port: int) -> bool:
+    try:
+        listen("127.0.0.1", port).close()
+    except Misuse:
+        return True
+    return False
 
 
 async def refused(folder: Path, *options: str, target: str = STUBBORN) -> tuple[int | None, str]:
@@ -167,12 +176,16 @@ async def test_workers_that_never_start_again_are_given_up(folder: Path) -> None
     assert tail == "perdure: ERROR: 5 workers in a row did not start; the last one: it ended with SIGKILL"
 
 
-async def test_workers_do_not_outlive_a_parent_that_is_killed(folder: Path) -> None:
-    async with started(folder) as (served, _):
+async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder: Path) -> None:
+    async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
+        await call.until_messages(1)
         workers = workers_of(served)
         await served.kill()
+        await until(lambda: any(map(is_gone, workers)) and not is_listening(served.port))
+        assert not all(map(is_gone, workers))
+        (folder / "bread").touch()
+        assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
         await until(lambda: all(map(is_gone, workers)))
-        listen("127.0.0.1", served.port).close()
 
 
 # Being replaced

@@ -123,7 +123,10 @@ class Crew:
     # Starting, and starting again
 
     async def _start(self) -> Worker:
-        worker = await Worker.start(self._command, self._environment, self._listener)
+        try:
+            worker = await Worker.start(self._command, self._environment, self._listener)
+        except OSError as error:  # too many processes, or too little memory, at the moment
+            raise NotReady(f"it could not be started: {error}", told=False) from error
         self._alive.add(worker)
         worker.ended.add_done_callback(lambda ended: self._has_ended(worker, ended.result()))
         if self._ending.is_set():  # it was not there yet when the others were told
