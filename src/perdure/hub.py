@@ -186,16 +186,19 @@ class Reader:
         self._stop_at = self.stream.last
         self.wake()
 
-    def end(self, *, come_back: bool = False) -> None:
-        """Close the connection now, without another event; `come_back` with a hint when to try again."""
+    def send_home(self) -> None:
+        """Write what is there and a hint when to come back, then close the connection."""
+        self._preamble += self._retry
+        self.stop_here()
+
+    def end(self) -> None:
+        """Close the connection now, without another event."""
         if self._closing:
             return
         self._closing = True
         if self._pump is not None:
             self._pump.cancel()
-        else:
-            come_back = come_back and self._begun
-        self._pump = asyncio.create_task(self._close(self._retry if come_back and self._writing_since is None else b""))
+        self._pump = asyncio.create_task(self._close())
 
     async def _run_pump(self) -> None:
         try:
@@ -298,11 +301,11 @@ class Reader:
                 self._connection.abort()
             self._finish()
 
-    async def _close(self, farewell: bytes) -> None:
+    async def _close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if self._connection is not None:
-                    await self._connection.write(farewell, last=True)
+                    await self._connection.write(b"", last=True)
         except (OSError, TimeoutError):
             if self._connection is not None:
                 self._connection.abort()  # dead or stuck: letting go of it is all that is left
@@ -400,13 +403,13 @@ class Hub:
         for reader in list(self.readers):
             stream = reader.stream
             if stream.kind is Kind.STANDALONE or not (stream.writes or stream.over):
-                reader.end(come_back=True)
+                reader.send_home()
 
     def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
         for reader in list(self.readers):
             if not reader.stream.sealed:
-                reader.end(come_back=True)
+                reader.end()
 
 
 class _NoRegistry:

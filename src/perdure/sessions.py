@@ -108,8 +108,21 @@ class Sessions:
     async def find(self, text: str, owner: str) -> Session | None:
         """The session of that id, if it belongs to that principal and has not ended."""
         session_id = parse_session_id(text)
-        session = None if session_id is None else await self.load(session_id)
-        return session if session is not None and session.record.owner == owner else None
+        if session_id is None:
+            return None
+        held = self._by_id.get(session_id)
+        try:
+            session = await self.load(session_id)
+        except StoreUnavailable:
+            # Live traffic goes on (promise 7) with what is known here.
+            if held is not None and held.record.owner == owner:
+                return held
+            raise
+        if session is not None and session.record.owner != owner:
+            # One that is not there would have been looked for in the store: neither its failure tells them apart.
+            await self._house.journal.within_time(self._house.store.session(session_id))
+            return None
+        return session
 
     async def load(self, session_id: SessionId) -> Session | None:
         """The session as the store has it at this moment."""
@@ -124,13 +137,7 @@ class Sessions:
     async def _read(self, session_id: SessionId) -> Session | None:
         store, within = self._house.store, self._house.journal.within_time
         stamp = store.stamp()
-        try:
-            record = await within(store.session(session_id))
-        except StoreUnavailable:
-            # Live traffic goes on (promise 7) with what is known here.
-            if (session := self._by_id.get(session_id)) is not None:
-                return session
-            raise
+        record = await within(store.session(session_id))
         session = self._by_id.get(session_id)
         if record is None or record.state is SessionState.ENDED:
             return await self._gone(session, record)

@@ -128,7 +128,7 @@ class Settings:
         CONNECTIONS, 300.0, "how long a connection may hold unread bytes without any progress"
     )
     drain_timeout: float = _duration(
-        CONNECTIONS, 30.0, "how long running calls may take to finish once the server is told to stop", low=0.0
+        CONNECTIONS, 30.0, "how long running calls may take to finish when the server stops; 0 ends them", low=0
     )
     json_response: bool = _flag(CONNECTIONS, False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _choice(  # noqa: RUF009

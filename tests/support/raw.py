@@ -143,6 +143,12 @@ class Exchange:
         self._writer.write(data)
         await self._writer.drain()
 
+    async def again(self, data: bytes) -> None:
+        """Another request on the same connection, once the response before it is complete."""
+        assert self.parser.complete
+        self.parser, self.sse, self.events, self._body = Parser(), Decoder(), [], bytearray()
+        await self.send(data)
+
     async def read(self, most: int = CHUNK) -> bool:
         """Take some bytes from the socket; tells whether the response goes on."""
         if self.ended or self.parser.complete:

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import itertools
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -27,11 +28,11 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure._core.ids import new_node_id
+from perdure._core.ids import NodeId, new_node_id
 from perdure._core.retention import Limits
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.errors import Misuse
+from perdure.errors import Misuse, StoreError
 from perdure.house import House
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import ClientGone
@@ -44,7 +45,7 @@ from perdure.letters import Letters
 from perdure.listener import BREAK_OFF
 from perdure.neighbours import Neighbours
 from perdure.node import Node
-from perdure.observe import Counters
+from perdure.observe import Counters, note
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
 from perdure.sessions import SessionInfo, Sessions
 from perdure.settings import Settings
@@ -119,7 +120,7 @@ class App:
             stack.push_async_callback(self._store.aclose)
             server, state = await stack.enter_async_context(self._hosted.start())
             house, neighbours, liveness = await self._furnish(server, state)
-            stack.push_async_callback(self._store.leave, house.node)
+            stack.push_async_callback(self._leave, house.node)
             stack.push_async_callback(house.journal.aclose)
             sessions = Sessions(house)
             stack.push_async_callback(sessions.aclose)
@@ -155,6 +156,13 @@ class App:
                 yield
             finally:
                 self._stop()
+
+    async def _leave(self, node: NodeId) -> None:
+        try:
+            async with asyncio.timeout(self._settings.store_timeout):
+                await self._store.leave(node)
+        except (StoreError, TimeoutError) as failure:
+            note(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
 
     async def _furnish(self, server: Server[Any], state: object) -> tuple[House, Neighbours, Liveness]:
         """Everything that the sessions share, for one life of the process."""
@@ -275,6 +283,8 @@ class App:
         # A version that nobody knows, without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             self._started()
+            if self._draining:
+                raise Refused(Refusal.STOPPING)
             return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
