@@ -15,9 +15,10 @@ import click
 
 import perdure
 from perdure.errors import PerdureError
-from perdure.http.app import HEALTH
+from perdure.http.app import BESIDE
 from perdure.human import read_count
 from perdure.listener import listen
+from perdure.observe import note
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.serving import serve
 from perdure.settings import SECURITY, Rule, Settings
@@ -99,7 +100,7 @@ def _serve(target: str, store: str, host: str, port: int, path: str, tokens: Pat
     auth = FileTokens.read(tokens) if tokens is not None else None
     with listen(host, port) as listener:
         if auth is None and not _is_loopback(listener.getsockname()[0]):
-            logging.getLogger("perdure").warning("%s can be reached by others, and no --tokens protect it", host)
+            note(logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host)
         server = load_target(target)
         app = perdure.asgi(server, store=store, settings=settings, auth=auth, path=path)
         name = f"[{host}]" if ":" in host else host
@@ -109,8 +110,8 @@ def _serve(target: str, store: str, host: str, port: int, path: str, tokens: Pat
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not _PATH.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
-    if value == HEALTH:
-        raise click.BadParameter(f"{value!r} is where the health check stands", ctx, param)
+    if value in BESIDE:
+        raise click.BadParameter(f"{value!r} is where {BESIDE[value]}", ctx, param)
     return value
 
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.requests import Request as HttpRequest
 
-from perdure import sticky
+from perdure import spans, sticky
 from perdure._core.jsonrpc import Notification, Response
 from perdure._core.states import CallState, CallStep
 from perdure.ledger import OUTCOME_UNKNOWN, REQUEST_CANCELLED, Call, Calls, error_payload
@@ -117,7 +117,7 @@ class Exchange:
         if self._closed:
             return  # a runtime that is loaded now would never be dropped
         self._fed = self._session.house.clock()
-        runtime = self._runtime or self._load()
+        runtime = self._runtime or self._loaded()
         runtime.inbox.feed(contextvars.copy_context(), SessionMessage(message, metadata))
 
     def _metadata(self, http: HttpRequest) -> ServerMessageMetadata:
@@ -213,6 +213,10 @@ class Exchange:
 
     # The runtime
 
+    def _loaded(self) -> Runtime:
+        with spans.load(self._session.name):
+            return self._load()
+
     def _load(self) -> Runtime:
         house, record = self._session.house, self._session.record
         runtime = Runtime(
@@ -258,8 +262,9 @@ class Exchange:
     def _settle(self, call: Call, reason: str) -> None:
         data = {"outcome": "unknown", "reason": reason, "method": call.request.method}
         payload = error_payload(call.request.id, OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
-        if self.calls.answer(call, CallStep.SETTLE, payload):
-            self._session.house.counters.calls_settled += 1
+        with spans.settle(self._session.name, call.stream.id, outcome="unknown"):
+            if self.calls.answer(call, CallStep.SETTLE, payload):
+                self._session.house.counters.calls_settled += 1
 
     @property
     def loaded(self) -> bool:

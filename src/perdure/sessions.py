@@ -19,6 +19,7 @@ from perdure._core.retention import cutoffs
 from perdure._core.states import LogState, SessionState, SessionStep
 from perdure.house import House
 from perdure.ledger import Call
+from perdure.metrics import Snapshot, snapshot
 from perdure.observe import note
 from perdure.session import Session
 from perdure.store.base import OpenStream, PutSession, SessionRecord, StreamRecord
@@ -170,6 +171,19 @@ class Sessions:
                 )
                 for stream in streams
             ),
+        )
+
+    def numbers(self) -> Snapshot:
+        """What this node has to tell of itself at this moment."""
+        house, held = self._house, self._by_id.values()
+        states = Counter(session.state.value for session in held)
+        return snapshot(
+            house.node,
+            house.counters,
+            sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
+            streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
+            readers=len(house.hub.readers),
+            degraded=house.journal.state is LogState.DEGRADED,
         )
 
     def ids(self) -> Sequence[str]:

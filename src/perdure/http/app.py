@@ -26,6 +26,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from perdure import spans
 from perdure._core.ids import new_node_id
 from perdure._core.retention import Limits
 from perdure._core.revisions import REVISIONS, is_sessionless
@@ -35,6 +36,7 @@ from perdure.house import House
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
+from perdure.http.metrics import METRICS, SCRAPE, scrape
 from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.hub import Hub
@@ -50,6 +52,8 @@ from perdure.store.base import Store
 HEALTH = "/healthz"
 """Beside the endpoint, for balancers and people."""
 
+BESIDE = {HEALTH: "the health check stands", METRICS: "the metrics stand"}
+
 _ENTERED = "perdure.entered"
 """In the scope of a request that came in by the entry."""
 
@@ -62,8 +66,8 @@ class App:
     ) -> None:
         self.counters = Counters()
         self.path = "/" + path.strip("/")
-        if self.path == HEALTH:
-            raise Misuse(f"path is {path!r}, where the health check stands")
+        if self.path in BESIDE:
+            raise Misuse(f"path is {path!r}, where {BESIDE[self.path]}")
         self._settings = settings
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._hosted = host(server, path=self.path)
@@ -73,6 +77,7 @@ class App:
         self._sessions: Sessions | None = None
         self._journal: Journal | None = None
         self._hub: Hub | None = None
+        self._house: House | None = None
         self._sessionless: StreamableHTTPSessionManager | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -121,6 +126,7 @@ class App:
                 own.session_manager = _Stand(self._serve)
             self._endpoint = Endpoint(house, sessions)
             self._sessions, self._journal, self._hub = sessions, house.journal, house.hub
+            self._house = house
             self._loop = asyncio.get_running_loop()
             chores = [asyncio.create_task(chore()) for chore in (house.hub.watch, sessions.tend, sessions.sweep)]
             stack.push_async_callback(_cancel, chores)
@@ -183,21 +189,35 @@ class App:
             return self._entry
         if path == HEALTH:
             return self._health
+        if path == METRICS and self._settings.metrics:
+            return self._scrape
         return self._hosted.web or _not_found
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
-        try:
-            response = await self._respond(scope, receive, send)
-            if isinstance(response, Streamed):
-                response.breaks = scope.get(BREAK_OFF)
-            if response is not None:
-                await response.send(receive, send)
-        except Refused as refused:
-            self.counters.requests_refused += 1
-            await refused.answer.send(receive, send)
-        except ClientGone:
-            pass
+        if SCRAPE in scope:
+            answer = await scrape(scope["method"], self._house, self._sessions, ages={})
+            return await answer.send(receive, send)
+        with spans.request(scope["method"], scope["headers"]) as span:
+            try:
+                response = await self._respond(scope, receive, send)
+                if isinstance(response, Streamed):
+                    response.breaks = scope.get(BREAK_OFF)
+                    response.watch(span, scope, self.counters.replay_seconds)
+                if response is not None:
+                    await response.send(receive, send)
+            except Refused as refused:
+                self.counters.requests_refused += 1
+                span.refused(refused.refusal.name.lower(), refused.refusal.status, refused.sentence)
+                await refused.answer.send(receive, send)
+            except ClientGone:
+                pass
+
+    async def _scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By the endpoint's own door: whoever must say there who they are, must say it here."""
+        path = scope["path"].rstrip("/").removesuffix(METRICS) + self.path
+        inside = {**scope, "path": path, "raw_path": path.encode(), _ENTERED: True, SCRAPE: True}
+        await self._entry(inside, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | Streamed | None:
         scope = _trimmed(scope)

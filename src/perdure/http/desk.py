@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perdure import spans
 from perdure._core import sse
 from perdure._core.ids import Kind
 from perdure._core.states import SessionState
@@ -36,6 +37,7 @@ class Desk:
         session = self.sessions.find(text.decode("latin-1"), owner)
         if session is None or session.state is SessionState.OPENING:
             raise self.gone()
+        spans.tell(session=session.name)
         session.touch()
         return session
 
