@@ -49,18 +49,17 @@ def records(package: Path = PACKAGE) -> Iterator[Record]:
 def _record(call: ast.Call, name: str) -> Record | None:
     where = f"{name}:{call.lineno}"
     match call:
-        case ast.Call(func=ast.Name("note"), args=[level, action, sentence], keywords=facts):
-            names = tuple(fact.arg for fact in facts if fact.arg)
+        case ast.Call(func=ast.Name("note"), args=[level, action, sentence], keywords=keywords):
+            names = tuple(fact.arg for fact in keywords if fact.arg)
             spoken = ast.unparse(level).rpartition(".")[2].lower()
             return Record(where=where, level=spoken, action=_text(action), sentence=_said(sentence), facts=names)
         case ast.Call(func=ast.Attribute(value=logger, attr=method), args=[sentence, *_]) if (
             method in _METHODS and "log" in ast.unparse(logger).lower()
         ):
             extra = _extra(call)
-            action = _text(extra.pop("action", ast.Constant("")))
-            return Record(
-                where=where, level=_METHODS[method], action=action, sentence=_said(sentence), facts=tuple(extra)
-            )
+            named = _text(extra.pop("action", ast.Constant("")))
+            facts = tuple(extra)
+            return Record(where=where, level=_METHODS[method], action=named, sentence=_said(sentence), facts=facts)
     return None
 
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from log_actions import records
-from perdure import metrics as exported
-from perdure import observe
+from perdure import families, observe
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
 from perdure.cli import perdure_command
@@ -185,10 +184,10 @@ def counters(_: str) -> str:
 def metrics(_: str) -> str:
     rows = [
         [f"`{f.name}`", f.kind, ", ".join(f"`{label}`" for label in ("node", *f.labels.split())), f.help]
-        for f in exported.FAMILIES
+        for f in families.FAMILIES
     ]
-    rows.append([f"`{exported.LEASE_AGE[0]}`", "gauge", "`node`", exported.LEASE_AGE[1]])
-    rows.append([f"`{exported.STORED[0]}`", "gauge", "", exported.STORED[1]])
+    rows.append([f"`{families.LEASE_AGE[0]}`", "gauge", "`node`", families.LEASE_AGE[1]])
+    rows.append([f"`{families.STORED[0]}`", "gauge", "", families.STORED[1]])
     return table(("metric", "type", "labels", "what it tells"), rows)
 
 

@@ -100,7 +100,9 @@ def _serve(target: str, store: str, host: str, port: int, path: str, tokens: Pat
     auth = FileTokens.read(tokens) if tokens is not None else None
     with listen(host, port) as listener:
         if auth is None and not _is_loopback(listener.getsockname()[0]):
-            note(logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host)
+            note(
+                logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host
+            )
         server = load_target(target)
         app = perdure.asgi(server, store=store, settings=settings, auth=auth, path=path)
         name = f"[{host}]" if ":" in host else host

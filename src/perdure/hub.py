@@ -214,12 +214,10 @@ class Reader:
             frames += await self._encode_lost(cursor)
         if frames or last:
             await self._send(b"".join(frames), last=last)
-            if moved:
+            if self.replay is not None:
                 self._hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
+                self.replay = self.replay.at(cursor, end=self.live_from)
             self.cursor = cursor
-            if self.replay is not None and cursor >= self.live_from:
-                self.replay.caught_up()
-                self.replay = None
             stream.delivered = max(stream.delivered, cursor)
             stream.moved()
         if last:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
+from perdure import metrics
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.retention import cutoffs
 from perdure._core.states import LogState, SessionState, SessionStep
+from perdure.families import Snapshot
 from perdure.house import House
 from perdure.ledger import Call
-from perdure.metrics import Snapshot, snapshot
 from perdure.observe import note
 from perdure.session import Session
 from perdure.store.base import OpenStream, PutSession, SessionRecord, StreamRecord
@@ -177,7 +178,7 @@ class Sessions:
         """What this node has to tell of itself at this moment."""
         house, held = self._house, self._by_id.values()
         states = Counter(session.state.value for session in held)
-        return snapshot(
+        return metrics.snapshot(
             house.node,
             house.counters,
             sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},

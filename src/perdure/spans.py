@@ -1,7 +1,7 @@
 """What happened to a request, for tracing: OpenTelemetry spans with stable names.
 
-Only OpenTelemetry's API is needed. Without its SDK a request costs a few microseconds more and an event nothing: no span
-and no attribute belongs to a single event.
+Only OpenTelemetry's API is needed. Without its SDK a request costs a few microseconds more and an event nothing: no
+span and no attribute belongs to a single event.
 
 A request's span is current while the request is handled, and the runtime gets its messages in that context, so the
 spans that the MCP SDK makes for handlers are its children. Its own parent is the span of whatever instruments the
@@ -106,9 +106,13 @@ class Replay:
         self._began = time.perf_counter()
         self._span = _tracer.start_span(REPLAY, attributes=_reading(session, stream, missed))
 
-    def caught_up(self) -> None:
+    def at(self, cursor: int, *, end: int) -> Replay | None:
+        """The reader has got that far; gives what is left of the replay."""
+        if cursor < end:
+            return self
         self._timed.observe(time.perf_counter() - self._began)
         self._span.end()
+        return None
 
     def given_up(self) -> None:
         """The reader left, or was ended, before that."""
