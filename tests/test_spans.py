@@ -91,7 +91,7 @@ async def test_a_resume_tells_its_position_and_what_it_missed(shop: Workshop, tr
     expected = {"perdure.session": peer.session[:8], "perdure.replay": "active", "perdure.missed_events": 4}
     assert told(got) == {**expected, "perdure.last_event_id": position}
     assert got.attributes is not None
-    assert got.attributes["perdure.stream"] in position
+    assert str(got.attributes["perdure.stream"]) in position
     [replay] = trace.named("perdure.replay")
     assert (told(replay), replay.status.status_code) == (expected, StatusCode.UNSET)
     assert replay.parent is not None
@@ -138,6 +138,24 @@ async def test_the_callers_trace_goes_on_here(trace: Traced, peer: Peer) -> None
     [handler] = trace.named("tools/call count")
     assert handler.context is not None
     assert f"{handler.context.trace_id:032x}" == TRACE
+
+
+@pytest.mark.parametrize(
+    ("lines", "parent"),
+    [
+        ([f"00-{TRACE}-{PARENT}-01"], True),
+        ([f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01"], False),
+        (["nonsense"], False),
+        ([""], False),
+    ],
+)
+def test_only_one_valid_parent_counts(trace: Traced, lines: list[str], parent: bool) -> None:
+    """W3C Trace Context, 3.2: a traceparent that is sent twice, or is none, is as if there were none."""
+    headers = [(b"traceparent", line.encode()) for line in lines]
+    with spans.request("POST", [(b"accept", b"*/*"), *headers]):
+        pass
+    [post] = trace.all
+    assert (post.parent is not None) is parent
 
 
 async def test_a_settled_call_has_a_span(shop: Workshop, trace: Traced, site: Site, peer: Peer) -> None:

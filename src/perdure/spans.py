@@ -12,7 +12,7 @@ read).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from perdure.hub import Reader
     from perdure.observe import Histogram
 
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI gives them: names in lower case."""
 
 REQUESTS: Final = {"POST": "perdure.post", "GET": "perdure.get", "DELETE": "perdure.delete"}
@@ -132,13 +132,23 @@ class _Untraced(Request):
         pass
 
 
-class _AsgiHeaders(Getter[Headers]):
-    def get(self, carrier: Headers, key: str) -> list[str] | None:
-        wanted = key.lower().encode()
-        return [value.decode("latin-1") for name, value in carrier if name == wanted] or None
+class _AsgiHeaders(Getter[dict[bytes, bytes]]):
+    def get(self, carrier: dict[bytes, bytes], key: str) -> list[str] | None:
+        value = carrier.get(key.lower().encode())
+        return None if value is None else [value.decode("latin-1")]
 
-    def keys(self, carrier: Headers) -> list[str]:
-        return [name.decode("latin-1") for name, _ in carrier]
+    def keys(self, carrier: dict[bytes, bytes]) -> list[str]:
+        return [name.decode("latin-1") for name in carrier]
+
+
+def _by_name(headers: Headers) -> dict[bytes, bytes]:
+    """Lines of one name are one list (RFC 9110, 5.3); of a header that is none, that makes something invalid."""
+    named = dict(headers)
+    if len(named) != len(headers):
+        named = {}
+        for name, value in headers:
+            named[name] = named[name] + b"," + value if name in named else value
+    return named
 
 
 _HEADERS = _AsgiHeaders()
@@ -149,7 +159,7 @@ def request(method: str, headers: Headers) -> Request:
     """Begin the span of a request; use it with `with`, around everything that is done for the request."""
     current = contexts.get_current()
     inside = get_current_span(current).get_span_context().is_valid
-    context = current if inside else extract(headers, context=current, getter=_HEADERS)
+    context = current if inside else extract(_by_name(headers), context=current, getter=_HEADERS)
     kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
     span = _tracer.start_span(REQUESTS.get(method, "perdure.request"), context=context, kind=kind)
     if context is current and not span.get_span_context().is_valid:
