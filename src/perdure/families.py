@@ -43,6 +43,8 @@ class Family:
 
 COUNTED = {
     "sessions_opened": "Sessions opened by initialize.",
+    "sessions_loaded": "Sessions loaded from their records.",
+    "reattaches": "Clients that came back to their session with initialize.",
     "sessions_ended": "Sessions ended: deleted by their client, expired, or without a handshake.",
     "sessions_not_found": "Requests answered 404 because there is no such session for the caller.",
     "call_streams": "Streams opened by POST.",
@@ -57,6 +59,7 @@ COUNTED = {
     "calls_accepted": "Requests written into the ledger.",
     "calls_answered": "Requests answered by the server behind.",
     "calls_cancelled": "Requests cancelled by their client.",
+    "nodes_settled": "Dead nodes whose calls this one has settled.",
     "requests_refused": "Requests that the endpoint answered with 400 and above.",
     "outages": "Times that the store began to fail.",
     "events_held": "Events that went on live from memory while the store failed.",

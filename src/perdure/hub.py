@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from perdure._core import sse
-from perdure._core.ids import RandomBytes
+from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
@@ -29,6 +29,19 @@ from perdure.streams import Stream
 
 LostAnswers = Callable[[Stream], Awaitable[Sequence[bytes]]]
 """Gives error responses for the answers of a stream that are no longer retained."""
+
+ClosedAsks = Callable[[Sequence[Event]], Awaitable[set[int]]]
+"""Gives the sequence numbers of those events that are asks which nobody waits for any more."""
+
+
+class Registry(Protocol):
+    """Who is told of readers on streams that another node writes."""
+
+    def attached(self, reader: Reader) -> None: ...
+
+    def progressed(self, reader: Reader) -> None: ...
+
+    def left(self, reader: Reader) -> None: ...
 
 
 class Connection(Protocol):
@@ -62,6 +75,7 @@ class Reader:
         "_again",
         "_ahead",
         "_begun",
+        "_closed_asks",
         "_closing",
         "_connection",
         "_finished",
@@ -71,6 +85,7 @@ class Reader:
         "_owner",
         "_preamble",
         "_pump",
+        "_retry",
         "_stop_at",
         "_tells_by_log",
         "_writing_since",
@@ -79,6 +94,7 @@ class Reader:
         "failure",
         "last_write",
         "live_from",
+        "registered",
         "replay",
         "since",
         "stream",
@@ -93,8 +109,10 @@ class Reader:
         arrival: int,
         ahead: Sequence[Event] = (),
         preamble: bytes = b"",
+        retry: bytes = b"",
         tells_by_log: bool = False,
         lost_answers: LostAnswers | None = None,
+        closed_asks: ClosedAsks | None = None,
     ) -> None:
         self.stream = stream
         self.cursor = cursor
@@ -107,8 +125,12 @@ class Reader:
         self._hub = hub
         self._ahead = ahead
         self._preamble = preamble
+        self._retry = retry
         self._tells_by_log = tells_by_log
         self._lost_answers = lost_answers
+        self._closed_asks = closed_asks
+        self.registered: int | None = None
+        """How far it had got when the store was last told, of one on a stream that another node writes."""
         self._connection: Connection | None = None
         self._owner: asyncio.Task[object] | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -169,14 +191,16 @@ class Reader:
         self._stop_at = self.stream.last
         self.wake()
 
-    def end(self) -> None:
-        """Close the connection now, without another event."""
+    def end(self, *, come_back: bool = False) -> None:
+        """Close the connection now, without another event; `come_back` with a hint when to try again."""
         if self._closing:
             return
         self._closing = True
         if self._pump is not None:
             self._pump.cancel()
-        self._pump = asyncio.create_task(self._close())
+        else:
+            come_back = come_back and self._begun
+        self._pump = asyncio.create_task(self._close(self._retry if come_back and self._writing_since is None else b""))
 
     async def _run_pump(self) -> None:
         try:
@@ -202,9 +226,12 @@ class Reader:
         target = stream.durable
         events = self._ahead or await stream.read(after=self.cursor, limit=BATCH)
         self._ahead = ()
+        skipped: set[int] = set()
+        if events and events[0].seq <= self.live_from and self._closed_asks is not None:
+            skipped = await self._closed_asks(events)
         frames = [self._preamble] if self._preamble else []
         self._preamble = b""
-        cursor = self._encode(events, frames)
+        cursor = self._encode(events, frames, skipped)
         if not events and cursor < target:
             frames.append(self._gap(cursor + 1, target))
             cursor = target
@@ -214,24 +241,28 @@ class Reader:
             frames += await self._encode_lost(cursor)
         if frames or last:
             await self._send(b"".join(frames), last=last)
+        if frames or last or moved:
             if self.replay is not None:
                 self._hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
                 self.replay = self.replay.at(cursor, end=self.live_from)
             self.cursor = cursor
             stream.delivered = max(stream.delivered, cursor)
+            if not stream.writes:
+                self._hub.registry.progressed(self)
             stream.moved()
         if last:
             self._finish()
             return False
         return moved
 
-    def _encode(self, events: Sequence[Event], frames: list[bytes]) -> int:
+    def _encode(self, events: Sequence[Event], frames: list[bytes], skipped: set[int]) -> int:
         """Add the frames of events, as many as fit into one write; gives the sequence number of the last one."""
         cursor, size, prefix = self.cursor, 0, self.stream.prefix
         for event in events:
             if event.seq != cursor + 1:
                 frames.append(self._gap(cursor + 1, event.seq - 1))
-            frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
+            if event.seq not in skipped:
+                frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
             cursor = event.seq
             size += len(event.payload)
             if size >= BATCH_BYTES:
@@ -276,11 +307,11 @@ class Reader:
                 self._connection.abort()
             self._finish()
 
-    async def _close(self) -> None:
+    async def _close(self, farewell: bytes) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if self._connection is not None:
-                    await self._connection.write(b"", last=True)
+                    await self._connection.write(farewell, last=True)
         except (OSError, TimeoutError):
             if self._connection is not None:
                 self._connection.abort()  # dead or stuck: letting go of it is all that is left
@@ -314,6 +345,7 @@ class Hub:
         self._keepalive = settings.keepalive_interval
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
+        self.registry: Registry = _NoRegistry()
         self._arrivals = itertools.count(1)
 
     def arrive(self) -> int:
@@ -335,11 +367,15 @@ class Hub:
         if before is not None and before.arrival > reader.arrival:
             reader.end()
             return
+        was_read = stream.is_read
         stream.reader = reader
-        if before is not None:
+        if was_read:
             self.counters.take_overs += 1
+        if before is not None:
             before.end()
-        stream.advance(StreamStep.READER_REPLACED if before is not None else StreamStep.READER_ATTACHED)
+        stream.advance(StreamStep.READER_REPLACED if was_read else StreamStep.READER_ATTACHED)
+        if not stream.over and (not stream.writes or stream.foreign is not None):
+            self.registry.attached(reader)
         stream.moved()
 
     def detach(self, reader: Reader) -> None:
@@ -347,9 +383,12 @@ class Hub:
         stream = reader.stream
         if stream.reader is reader:
             stream.reader = None
-            if not stream.over:
+            stream.lost_at = self.arrive()
+            if not (stream.over or stream.foreign is not None):
                 stream.advance(StreamStep.READER_LOST)
-            stream.moved()
+            if reader.registered is not None:
+                self.registry.left(reader)
+            stream.unread()
 
     async def watch(self) -> None:
         """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
@@ -366,10 +405,30 @@ class Hub:
                 reader.keep_alive()
 
     def end_idle(self) -> None:
+        """End every reader that does not wait for a call that runs here; its client comes back elsewhere."""
+        for reader in list(self.readers):
+            stream = reader.stream
+            if stream.kind is Kind.STANDALONE or not (stream.writes or stream.over):
+                reader.end(come_back=True)
+
+    def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
         for reader in list(self.readers):
             if not reader.stream.sealed:
-                reader.end()
+                reader.end(come_back=True)
+
+
+class _NoRegistry:
+    """Nobody else writes."""
+
+    def attached(self, reader: Reader) -> None:
+        pass
+
+    def progressed(self, reader: Reader) -> None:
+        pass
+
+    def left(self, reader: Reader) -> None:
+        pass
 
 
 def gap_frames(

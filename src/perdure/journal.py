@@ -13,18 +13,19 @@ written. Steps are repeatable, so a commit that was given up and happened all th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from perdure._core.ids import NodeId, StreamId
+from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
-from perdure.errors import StaleFence, StoreError, StoreUnavailable
+from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
-from perdure.store.base import Append, Event, OpenStream, Step, Store
+from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
 
 T = TypeVar("T")
 
@@ -34,10 +35,6 @@ _RETRY_MOST = 0.5
 
 _BACKLOG_CHUNK = 256
 """Steps of the backlog that are written in one commit, so that each attempt is short."""
-
-_NOBODY = NodeId("")
-"""Mail to this node is written only to see whether the store takes writes again."""
-
 
 _MOST_HELD_BYTES = 256 << 20
 """Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
@@ -58,7 +55,7 @@ class Source(Protocol):
         """These are in the store."""
         ...
 
-    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         """These were refused for good."""
         ...
 
@@ -69,13 +66,16 @@ _Group = list[tuple[Source, Sequence[Step]]]
 class Journal:
     """Writes steps; knows whether the store is well."""
 
-    def __init__(self, store: Store, settings: Settings, counters: Counters) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, counters: Counters, *, holds: Callable[[], bool] = lambda: True
+    ) -> None:
         self.state = LogState.HEALTHY
         self.has_room = True
         """No more events are held than memory should carry."""
         self._store = store
         self._timeout = settings.store_timeout
-        self._holds = settings.on_store_failure == "hold"
+        self._holding = settings.on_store_failure == "hold"
+        self._claims_hold = holds
         self._most_held = settings.max_held_events
         self.counters = counters
         self._queue: list[Source] = []
@@ -90,6 +90,11 @@ class Journal:
         self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def _holds(self) -> bool:
+        """While the store fails, live traffic goes on from memory; but not for a node whose claims have lapsed."""
+        return self._holding and self._claims_hold()
 
     @property
     def refuses(self) -> bool:
@@ -134,6 +139,12 @@ class Journal:
             # A store must not raise this; but calls that wait for ever would be worse than a store in trouble.
             raise StoreUnavailable(f"the store broke: {error!r}") from error
 
+    async def flushed(self) -> None:
+        """Wait until everything that was put is written, or held for longer than the store's time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                await self._idle.wait()
+
     async def aclose(self) -> None:
         """Write what is queued; what the store does not take within its time is lost with the process."""
         try:
@@ -176,7 +187,7 @@ class Journal:
         sources, self._queue = self._queue, []
         return [(source, steps) for source in sources if (steps := source.take())]
 
-    def _at_once(self, steps: Sequence[Step]) -> Sequence[StaleFence | None] | None:
+    def _at_once(self, steps: Sequence[Step]) -> Refusals | None:
         if self.state is LogState.DEGRADED:
             return None
         try:
@@ -223,7 +234,7 @@ class Journal:
         else:
             self._done(group, refusals)
 
-    def _done(self, group: _Group, refusals: Sequence[StaleFence | None]) -> None:
+    def _done(self, group: _Group, refusals: Refusals) -> None:
         place = 0
         for source, steps in group:
             reasons = [reason for reason in refusals[place : place + len(steps)] if reason is not None]
@@ -298,8 +309,7 @@ class Journal:
     async def _probe(self) -> None:
         """Write something, and take it away again. Where nothing is held that would show it (`refuse`), as much as
         failed: a full disk has room for a little."""
-        await self.within_time(self._store.post(_NOBODY, bytes(1 if self._backlog else self._too_much)))
-        await self.within_time(self._store.collect(_NOBODY))
+        await self.within_time(self._store.probe(1 if self._backlog else self._too_much))
 
 
 class Steps:
@@ -319,7 +329,7 @@ class Steps:
     def written(self, steps: Sequence[Step]) -> None:
         pass
 
-    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         note(logging.ERROR, "journal.refused", f"the store refused steps: {reason}")
 
 
@@ -340,7 +350,7 @@ class _Waiter:
     def written(self, steps: Sequence[Step]) -> None:
         pass
 
-    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if not self.future.done():
             self.future.set_exception(reason)
 
@@ -359,7 +369,7 @@ def _size(steps: Sequence[Step]) -> int:
     return events + sum(len(call.request) for step in steps if isinstance(step, OpenStream) for call in step.calls)
 
 
-def _raise_first(refusals: Sequence[StaleFence | None]) -> None:
+def _raise_first(refusals: Refusals) -> None:
     for refusal in refusals:
         if refusal is not None:
             raise refusal

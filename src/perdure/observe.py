@@ -43,6 +43,8 @@ class Counters:
     """How often things happened since the start of this process (P9)."""
 
     sessions_opened: int = 0
+    sessions_loaded: int = 0
+    """Sessions of before, or of other processes, that were loaded from their records."""
     sessions_ended: int = 0
     sessions_not_found: int = 0
     call_streams: int = 0
@@ -62,11 +64,14 @@ class Counters:
     calls_answered: int = 0
     calls_cancelled: int = 0
     calls_settled: int = 0
-    """Calls that got the final answer *interrupted, outcome unknown*."""
+    """Calls that were answered: interrupted, outcome unknown."""
     calls_rerun: int = 0
-    """Calls of a node that died, run again."""
+    """Calls of a node that died which were run again here."""
     settles_cancelled: int = 0
-    """Calls of a node that died, cancelled by their client before they were settled."""
+    """Calls of a node that died which their client cancelled while they waited to be settled."""
+    nodes_settled: int = 0
+    """Dead nodes that this one has buried."""
+    reattaches: int = 0
     recoveries_tried: int = 0
     """Requests for a session that is gone where a new one was to be issued (`recover`)."""
     recoveries_succeeded: int = 0
