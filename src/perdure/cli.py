@@ -19,10 +19,11 @@ import click
 import perdure
 from perdure.cli_operator import sessions, tail
 from perdure.errors import Misuse, PerdureError
-from perdure.http.app import HEALTH
+from perdure.http.app import BESIDE
 from perdure.human import read_count
 from perdure.leash import Leash
 from perdure.listener import listen
+from perdure.observe import note
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.serving import serve
 from perdure.settings import SECURITY, Rule, Settings
@@ -122,7 +123,9 @@ def serve_command(
         raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is one process's own")
     with listen(host, port) as listener:
         if served.auth is None and not _is_loopback(listener.getsockname()[0]):
-            logging.getLogger("perdure").warning("%s can be reached by others, and no --tokens protect it", host)
+            note(
+                logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host
+            )
         return _serve(served, listener) if workers == 1 else _serve_with(workers, served, listener)
 
 
@@ -179,8 +182,8 @@ def _command(arguments: Sequence[str] | None) -> list[str]:
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not _PATH.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
-    if value == HEALTH:
-        raise click.BadParameter(f"{value!r} is where the health check stands", ctx, param)
+    if value in BESIDE:
+        raise click.BadParameter(f"{value!r} is where {BESIDE[value]}", ctx, param)
     return value
 
 

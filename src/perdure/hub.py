@@ -23,6 +23,7 @@ from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
+from perdure.spans import Replay
 from perdure.store.base import Event
 from perdure.streams import Stream
 
@@ -90,9 +91,11 @@ class Reader:
         "_writing_since",
         "arrival",
         "cursor",
+        "failure",
         "last_write",
         "live_from",
         "registered",
+        "replay",
         "since",
         "stream",
     )
@@ -115,6 +118,8 @@ class Reader:
         self.cursor = cursor
         self.arrival = arrival
         self.live_from = stream.visible
+        self.replay: Replay | None = None
+        self.failure: Exception | None = None
         self.since = hub.clock()
         self.last_write = hub.monotonic()
         self._hub = hub
@@ -205,12 +210,14 @@ class Reader:
             while (await self._deliver() or self._again) and not self._closing:
                 self._again = False
         except StoreUnavailable as failure:
+            self.failure = failure
             note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
             self._pump = None
             self.end()
         except OSError:
             self._finish()  # the connection broke; the client may resume
-        except Exception:
+        except Exception as failure:
+            self.failure = failure
             _logger.exception("a reader failed and was ended; its client may resume", extra={"action": "reader.failed"})
             self._finish()
         else:
@@ -238,8 +245,9 @@ class Reader:
         if frames or last:
             await self._send(b"".join(frames), last=last)
         if frames or last or moved:
-            if moved:
+            if self.replay is not None:
                 self._hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
+                self.replay = self.replay.at(cursor, end=self.live_from)
             self.cursor = cursor
             stream.delivered = max(stream.delivered, cursor)
             if not stream.writes:
@@ -296,6 +304,7 @@ class Reader:
         """End a connection that has taken nothing since then, though there is something to write."""
         if self._writing_since is not None and self._writing_since <= before:
             self._hub.counters.slow_readers_ended += 1
+            self.failure = TimeoutError("the reader made no progress")
             note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
             if self._connection is not None:
                 self._connection.abort()

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
 
+from perdure import metrics, spans
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.retention import cutoffs
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable
+from perdure.families import Snapshot
 from perdure.house import House
 from perdure.ledger import Call
 from perdure.observe import note
@@ -150,7 +153,8 @@ class Sessions:
             reason = SessionStep.WINDOW_PASSED.value
             await self._house.journal.write(EndSession(session=record.id, time=record.active, reason=reason))
             return None
-        return await self._build(record, stamp)
+        with spans.load(record.id[:8]):
+            return await self._build(record, stamp)
 
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
         if session is None or self._house.journal.state is LogState.DEGRADED:
@@ -277,6 +281,19 @@ class Sessions:
                 )
                 for stream in streams
             ),
+        )
+
+    def numbers(self) -> Snapshot:
+        """What this node has to tell of itself at this moment."""
+        house, held = self._house, self._by_id.values()
+        states = Counter(session.state.value for session in held)
+        return metrics.snapshot(
+            house.node,
+            house.counters,
+            sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
+            streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
+            readers=len(house.hub.readers),
+            degraded=house.journal.state is LogState.DEGRADED,
         )
 
     def ids(self) -> Sequence[str]:

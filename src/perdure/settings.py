@@ -170,6 +170,8 @@ class Settings:
     allowed_origins: tuple[str, ...] = _names(SECURITY, "Origin headers accepted beside those of this machine")
     cors_origins: tuple[str, ...] = _names(SECURITY, "origins whose pages may read the answers; `*` for all")
 
+    metrics: bool = _flag(SECURITY, True, "serve `GET /metrics`, to whomever the endpoint lets in")
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             rule_of(field).refuse(field.name, getattr(self, field.name))

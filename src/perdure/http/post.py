@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
+from perdure import spans
 from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, parse_body
 from perdure._core.states import SessionState, SessionStep
@@ -50,6 +51,7 @@ class Post:
             await self._pass_on(session, messages, (), http)
             return Answer(status=202, headers=_session_header(session))
         calls = await self._accept(session, requests, body)
+        spans.tell(stream=calls[0].stream.id)
         await self._pass_on(session, messages, calls, http)
         if self._settings.json_response:
             return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
