@@ -44,6 +44,7 @@ CODES = {
     "LIMIT_REACHED": "A limit was reached; the sentence names it.",
     "STORE_UNAVAILABLE": "The log fails at the moment; try again.",
     "STOPPING": "The server is stopping; try again, there or elsewhere.",
+    "REISSUE_FAILED": "The session is gone and the server's own part of a new handshake failed (`recover=reissue`).",
 }
 
 #: Where the codes are met that are neither a refusal's own nor a response's in an event stream.
@@ -55,7 +56,8 @@ FIXED = [
     ("perdure._core.jsonrpc", "MAX_BATCH", "messages in a batch (2025-03-26)", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_ID_CHARS", "characters of a request id", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
-    ("perdure.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
+    ("perdure._core.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
+    ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a minute", "404 without a new one"),
     ("perdure.listener", "HEAD_SECONDS", "seconds until a request's headers are complete", "the connection is closed"),
     ("perdure.serving", "STOP_SECONDS", "seconds that connections get to end when the server stops", "they are cut"),
     ("perdure.streams", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),

@@ -64,6 +64,7 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
     ("name", "good", "bad"),
     [
         ("eras", "session", "stateless"),
+        ("recover", "reissue", "lenient"),
         ("on_store_failure", "refuse", "panic"),
         ("json_response", True, 1),
         ("enable_replay", False, "no"),
@@ -84,6 +85,7 @@ def test_each_setting_has_been_proven_above() -> None:
     assert others == {
         "eras",
         "on_store_failure",
+        "recover",
         "json_response",
         "enable_replay",
         "allowed_hosts",

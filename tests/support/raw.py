@@ -276,7 +276,8 @@ class Peer:
 
     async def session(self, version: str = VERSION, **headers: str) -> SessionPeer:
         """A session of one's own, initialized."""
-        answer = await self.initialize(version, **headers)
+        stranger = Peer(port=self.port, headers={k: v for k, v in self.headers.items() if not k.startswith("mcp-")})
+        answer = await stranger.initialize(version, **headers)
         assert answer.status == 200, answer
         known = answer.header("mcp-session-id")
         assert known is not None
