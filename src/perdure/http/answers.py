@@ -108,11 +108,12 @@ class Answer:
     status: int
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
 
     async def send(self, _: Receive, send: Send) -> None:
         headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
         if self.body:
-            headers.append((b"content-type", b"application/json"))
+            headers.append((b"content-type", self.content_type))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 

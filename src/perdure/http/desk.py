@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
+from perdure import spans
 from perdure._core import sse
 from perdure._core.ids import Kind
 from perdure._core.states import SessionState
@@ -46,6 +47,7 @@ class Desk:
             session = await self.sessions.find(text.decode("latin-1"), owner)
             if session is None or session.state is SessionState.OPENING:
                 raise await self.recovery.gone(headers, owner, scope)
+            spans.tell(session=session.name)
             session.touch()
             if session.waits:
                 await self.settler.resume(session, HttpRequest(scope))

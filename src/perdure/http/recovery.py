@@ -1,8 +1,8 @@
 """When a session is gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
 
-With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id at
-once finds a session whose handshake is done. Nobody gets to share such a session: each 404 has one of its own, so an id
-that leaked is worth nothing.
+With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
+at once finds a session whose handshake is done. Nobody gets to share such a session: each 404 has one of its own, so an
+id that leaked is worth nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Headers = dict[bytes, bytes]
 REISSUES = 30
 REISSUE_SECONDS = 60.0
 """New sessions in place of lost ones that one caller gets in this time, callers without a name together. A client in a
-loop would otherwise make a session with each round; more than this are restarts of a whole fleet, which may initialize."""
+loop would otherwise make one with each round; whoever loses more has restarted a whole fleet, which may initialize."""
 
 _MOST_CALLERS = 10_000
 """Callers that are counted; beyond, the one counted for longest begins anew."""
