@@ -73,11 +73,11 @@ class Counters:
     """Dead nodes that this one has buried."""
     reattaches: int = 0
     recoveries_tried: int = 0
-    """Requests for a session that is gone where a new one was to be issued (`recover`)."""
+    """New sessions begun in place of lost ones (`recover="reissue"`)."""
     recoveries_succeeded: int = 0
     recoveries_failed: int = 0
     recoveries_refused: int = 0
-    """Too many for one caller."""
+    """Callers that had lost too many sessions to be given another one."""
     requests_refused: int = 0
     """Answers of 400 and above that the endpoint gave."""
     outages: int = 0

@@ -19,6 +19,7 @@ SESSION_NOT_FOUND = -31003
 LIMIT_REACHED = -31004
 STORE_UNAVAILABLE = -31005
 STOPPING = -31006
+REISSUE_FAILED = -31008
 
 
 class Refusal(enum.Enum):
@@ -52,6 +53,7 @@ class Refusal(enum.Enum):
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
     STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")
 
     def __init__(self, status: int, code: int, sentence: str) -> None:

@@ -14,6 +14,7 @@ from perdure._core.states import SessionState
 from perdure.errors import StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
+from perdure.http.recovery import Recovery
 from perdure.http.streamed import Streamed
 from perdure.hub import Reader
 from perdure.session import Session
@@ -32,6 +33,7 @@ class Desk:
         self.house = house
         self.sessions = sessions
         self.settler = settler
+        self.recovery = Recovery(house, sessions, monotonic=house.hub.monotonic)
         self.draining = False
         self.settings = house.settings
         self._retry_ms = round(house.settings.retry * 1000)
@@ -44,7 +46,7 @@ class Desk:
         try:
             session = await self.sessions.find(text.decode("latin-1"), owner)
             if session is None or session.state is SessionState.OPENING:
-                raise self.gone()
+                raise await self.recovery.gone(headers, owner, scope)
             spans.tell(session=session.name)
             session.touch()
             if session.waits:
@@ -59,6 +61,7 @@ class Desk:
             raise Refused(Refusal.STOPPING, id=request_id)
 
     def gone(self) -> Refused:
+        """The session ended while a request for it was on its way."""
         self.house.counters.sessions_not_found += 1
         return Refused(Refusal.SESSION_GONE, data=RECOVERY)
 
