@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from perdure._core import mail
+from perdure._core.ids import Kind
 from perdure._core.jsonrpc import Notification, Response
 from perdure.errors import SessionEnded
 from perdure.house import House
@@ -102,7 +103,15 @@ class Letters:
             return
         stream = session.standalone if session.standalone.id == message.stream else session.streams.get(message.stream)
         if stream is not None:
+            await self._look_who_writes(stream)
             await self._neighbours.look_who_reads(stream)
+
+    async def _look_who_writes(self, stream: Stream) -> None:
+        """Another node may have become the home."""
+        if stream.kind is Kind.STANDALONE and stream.writes:
+            record = await self._house.journal.within_time(self._house.store.stream(stream.id))
+            if record is not None:
+                stream.follow(record)
 
     async def _from_client(self, message: mail.AskAnswered | mail.Notified | mail.Cancelled) -> None:
         """What a client said to another node, and concerns this one."""

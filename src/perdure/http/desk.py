@@ -10,7 +10,7 @@ from starlette.types import Scope
 from perdure._core import sse
 from perdure._core.ids import Kind
 from perdure._core.states import SessionState
-from perdure.errors import StoreError
+from perdure.errors import SessionEnded, StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
 from perdure.http.streamed import Streamed
@@ -44,9 +44,11 @@ class Desk:
             session = await self.sessions.find(text.decode("latin-1"), owner)
             if session is None or session.state is SessionState.OPENING:
                 raise self.gone()
-            session.touch()
+            await session.come_back()
             if session.waits:
                 await self.settler.resume(session, HttpRequest(scope))
+        except SessionEnded:
+            raise self.gone() from None
         except StoreError:
             raise Refused(Refusal.STORE_UNREADABLE) from None
         return session
