@@ -190,6 +190,12 @@ class Peer:
         assert response.status_code == 202
         return self
 
+    async def reattach(self, site: Web | None = None) -> Peer:
+        """The client after a reload: all it knows is its session, and its ids begin at 0 again."""
+        twin = self.through(site or self.site)
+        twin._ids = itertools.count(0)
+        return await twin.initialize()
+
     def handshake(self) -> Message:
         params = {
             "protocolVersion": self.version,
