@@ -53,7 +53,7 @@ class Workshop:
         tools = (
             self.count, self.flood, self.announce, self.wait, self.ask, self.sample, self.roots, self.close,
             self.close_standalone, self.boom, self.die, self.whoami, self.keep, self.log, self.stubborn, self.in_thread,
-            self.own_token, self.keep_token, self.guess_token, self.remember, self.credentials,
+            self.own_token, self.keep_token, self.guess_token, self.remember, self.credentials, self.quiz,
         )  # fmt: skip
         for tool in tools:
             self.server.add_tool(tool)
@@ -146,6 +146,13 @@ class Workshop:
         params = types.ElicitRequestFormParams(message=question, requested_schema=schema)
         answer = await ctx.session.send_request(types.ElicitRequest(params=params), types.ElicitResult)
         return str((answer.content or {}).get("answer"))
+
+    async def quiz(self, question: str, gate: str, ctx: Context) -> str:
+        """Say something, wait at the gate, then elicit."""
+        await ctx.report_progress(1)
+        await self.log("ready?", ctx)
+        await self.gates[gate].wait()
+        return await self.ask(question, ctx)
 
     async def sample(self, prompt: str, ctx: Context, alone: bool = False) -> str:
         message = types.SamplingMessage(role="user", content=types.TextContent(type="text", text=prompt))
