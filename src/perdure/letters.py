@@ -15,9 +15,8 @@ from perdure.observe import note
 from perdure.session import Session
 from perdure.sessions import Sessions
 from perdure.settling import Settler
-from perdure.store.base import Received
+from perdure.store.base import Post, Received
 from perdure.streams import Stream
-
 
 _MOST_KNOWN = 1_000
 """Forwarded messages that are remembered: a second copy comes right behind the first."""
@@ -48,6 +47,11 @@ class Letters:
                     session.waits = True
             case mail.Reading():
                 await self._reading(message)
+            case mail.Missed():
+                self._missed(message)
+            case mail.Here():
+                if (session := self._sessions.held(message.session)) is not None:
+                    session.touch()
             case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
                 await self._from_client(message)
         self._house.journal.put(Steps((received,)))
@@ -105,6 +109,12 @@ class Letters:
         if stream is not None:
             await self._look_who_writes(stream)
             await self._neighbours.look_who_reads(stream)
+
+    def _missed(self, message: mail.Missed) -> None:
+        session = self._sessions.held(message.session)
+        if session is not None and session.connected:
+            here = mail.encode(mail.Here(session=session.id))
+            self._house.journal.put(Steps((Post(node=message.node, message=here),)))
 
     async def _look_who_writes(self, stream: Stream) -> None:
         """Another node may have become the home."""

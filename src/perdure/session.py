@@ -431,6 +431,12 @@ class Session:
         if posts := [Post(node=node, message=message) for node in self.house.neighbours.others]:
             self.put(*posts)
 
+    def tell_missed(self) -> None:
+        """Somebody waits for the client's answer: the node that it is attached to shall say so."""
+        message = mail.encode(mail.Missed(session=self.id, node=self.house.node))
+        if posts := [Post(node=node, message=message) for node in self.house.neighbours.others]:
+            self.put(*posts)
+
     def is_orphan(self, stream: Stream) -> bool:
         """Nobody reads this call's stream, and its client has come back since without asking for it."""
         return not stream.is_read and stream.lost_at < self.attached_at and stream.lost_at > 0
@@ -465,6 +471,13 @@ class Session:
         stream.on_settled = self._let_go
         self.streams[stream_id] = stream
         return stream
+
+    async def catch_up(self, stream: Stream) -> None:
+        """What another node writes may have grown since it was last read here."""
+        if not stream.writes:
+            record = await self.house.journal.within_time(self.house.store.stream(stream.id))
+            if record is not None:
+                stream.follow(record)
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""

@@ -315,6 +315,8 @@ class Sessions:
         session.enforce_limits()
         if away >= settings.session_grace:
             session.exchange.give_up_asks()
+        elif away >= settings.session_grace / 2 and session.exchange.open_asks:
+            session.tell_missed()
         if await self._is_unused(session, settings.replay_window):
             await self.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
         elif not session.waits and await self._is_unused(session, settings.session_grace):
