@@ -111,7 +111,11 @@ class Sessions:
         """The session of that id, if it belongs to that principal and has not ended."""
         session_id = parse_session_id(text)
         session = None if session_id is None else await self.load(session_id)
-        return session if session is not None and session.record.owner == owner else None
+        if session is None or session.record.owner == owner:
+            return session
+        # To a stranger it is as unknown as one that is not in memory, also while the store cannot tell.
+        await self._house.journal.within_time(self._house.store.session(session.id))
+        return None
 
     async def load(self, session_id: SessionId) -> Session | None:
         """The session as the store has it at this moment."""
@@ -315,7 +319,7 @@ class Sessions:
         session.enforce_limits()
         if away >= settings.session_grace:
             session.exchange.give_up_asks()
-        elif away >= settings.session_grace / 2 and session.exchange.open_asks:
+        elif away >= settings.session_grace / 4 and session.exchange.open_asks:
             session.tell_missed()
         if await self._is_unused(session, settings.replay_window):
             await self.end(session, SessionStep.WINDOW_PASSED, "The session has expired")

@@ -32,7 +32,7 @@ async def record_of(site: Site, session: str) -> SessionRecord:
     return record
 
 
-async def shake(peer: Peer, body: Message | None = None, **headers: str) -> httpx2.Response:
+async def shake(peer: Peer, body: Message | None = None, /, **headers: str) -> httpx2.Response:
     """A handshake and nothing more; without a session id unless one is given."""
     given: dict[str, Any] = {"mcp_session_id": "", "mcp_protocol_version": "", **headers}
     return await peer.send(peer.handshake() if body is None else body, **given)
@@ -47,7 +47,8 @@ async def test_a_client_that_begins_anew_keeps_its_session(site: Site, shop: Wor
     assert (await record_of(site, peer.session)).incarnation == 2
     assert site.app.counters.sessions_opened == 1
     info = site.app.session_info(peer.session)
-    assert info is not None and (info.loaded, info.running_calls) == (True, ("tools/call",))
+    assert info is not None
+    assert (info.loaded, info.running_calls) == (True, ("tools/call",))
     shop.open("g/1")
     rest = await (await again.get(running.last_id)).rest()
     assert text_of(rest[-1]) == "counted to 2"
@@ -157,7 +158,7 @@ async def test_another_client_gets_a_session_of_its_own(site: Site, peer: Peer, 
 async def test_a_session_that_is_not_there_is_replaced_by_a_new_one(
     site: Site, peer: Peer, header: str, named: str
 ) -> None:
-    response = await shake(peer, **{header: named})
+    response = await shake(peer, None, **{header: named})
     assert response.status_code == 200
     assert response.headers["mcp-session-id"] not in (named, peer.session)
     assert site.app.counters.sessions_opened == 2
@@ -272,7 +273,7 @@ async def test_another_principal_cannot_tell_a_foreign_session_from_none(shop: W
         await standalone.event()
         bob = Peer(site, token="bob-1")
         for header in ("mcp_session_id", "x_mcp_reconnect_session"):
-            answers = [await shake(bob, **{header: named}) for named in (ann.session, UNKNOWN)]
+            answers = [await shake(bob, None, **{header: named}) for named in (ann.session, UNKNOWN)]
             ids = [answer.headers["mcp-session-id"] for answer in answers]
             assert len({*ids, ann.session}) == 3
             assert [as_seen(answer) for answer in answers[:1]] == [as_seen(answer) for answer in answers[1:]]

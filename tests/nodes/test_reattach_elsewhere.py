@@ -265,7 +265,7 @@ async def test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_on
 async def test_an_ask_waits_for_a_client_that_is_attached_elsewhere(start: Start) -> None:
     """Asks: the grace is for those who are away. Asked by B, of a client that reads at its home A."""
     pair = await start(session_grace=0.5)
-    at_a, at_b = await pair.join()
+    _, at_b = await pair.join()
     idle = await pair.b.site.join()
     call = await at_b.call("ask", question="who?")
     await call.message()
