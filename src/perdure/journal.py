@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 
 from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
-from perdure.errors import PerdureError, StoreError, StoreUnavailable
+from perdure.errors import NodeGone, PerdureError, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
@@ -330,7 +330,9 @@ class Steps:
         pass
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        note(logging.ERROR, "journal.refused", f"the store refused steps: {reason}")
+        # Mail for a node that has just left is of no use to anybody.
+        level = logging.DEBUG if isinstance(reason, NodeGone) else logging.ERROR
+        note(level, "journal.refused", f"the store refused steps: {reason}")
 
 
 class _Waiter:
