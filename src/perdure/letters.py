@@ -17,7 +17,6 @@ from perdure.settling import Settler
 from perdure.store.base import Received
 from perdure.streams import Stream
 
-
 _MOST_KNOWN = 1_000
 """Forwarded messages that are remembered: a second copy comes right behind the first."""
 
@@ -43,8 +42,7 @@ class Letters:
             case mail.Attached():
                 await self._attached(message)
             case mail.Waiting():
-                if (session := self._sessions.held(message.session)) is not None:
-                    session.waits = True
+                self._settler.expect(message.session)
             case mail.Reading():
                 await self._reading(message)
             case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
