@@ -241,8 +241,11 @@ async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(hous
         [row] = await one.store.calls_on(waits.stream)
         return row.state is CallState.WAITING
 
+    async def is_answered() -> object:
+        return await finals(one, never)
+
     await until(is_waiting)
-    assert len(await finals(one, never)) == 1
+    await until(is_answered)
     assert shop.seen + other_shop.seen == []
     messages = await read(peer.through(other), waits)
     assert text_of(messages[-1]) == f"Bearer {TOKENS['ann']}"
@@ -373,8 +376,11 @@ async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fa
     assert store.tripped
     assert [len(await finals(site, left)) for left in lefts] == [3, 1]
     assert sorted(shop.seen) == ["put a", "put b", "put c"]
-    await until(lambda: site.app.other_nodes() == [])
-    await until(lambda: site.app.counters.nodes_settled)
+
+    async def is_buried() -> bool:
+        return len(await site.store.nodes()) == 1
+
+    await until(is_buried)
 
 
 async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: House) -> None:
