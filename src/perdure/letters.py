@@ -43,8 +43,7 @@ class Letters:
             case mail.Attached():
                 await self._attached(message)
             case mail.Waiting():
-                if (session := self._sessions.held(message.session)) is not None:
-                    session.waits = True
+                self._settler.expect(message.session)
             case mail.Reading():
                 await self._reading(message)
             case mail.Missed():

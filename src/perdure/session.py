@@ -190,10 +190,21 @@ class Session:
             stream = self.streams[record.id] = self.house.stream(record, writes=True, owed=owed)
         else:
             stream.claimed(record, owed=owed)
+        self._own(stream)
+        return stream
+
+    def _own(self, stream: Stream) -> None:
         stream.on_settled = self._settled
         stream.on_lost = self._call_lost
         stream.on_also = self._written
-        return stream
+
+    def adopt(self, stream: Stream) -> None:
+        """A call's stream that this node has claimed before it held the session."""
+        if self.streams.get(stream.id) is not stream:
+            if (before := self.streams.get(stream.id)) is not None and before.reader is not None:
+                before.reader.end()  # it came while the stream was being claimed, and comes again
+            self.streams[stream.id] = stream
+            self._own(stream)
 
     def take_over(self, record: StreamRecord, *, owed: int) -> Stream:
         """A call's stream of a node that died, claimed by this one."""
@@ -203,6 +214,7 @@ class Session:
 
     def _call_lost(self, stream: Stream, _: Sequence[Event]) -> None:
         """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
+        stream.on_settled = self._let_go  # it is retained by whoever writes it now
         self.exchange.stop_calls(stream)
 
     def consequence(self, call: Call, result: dict[str, Any]) -> Step | None:
