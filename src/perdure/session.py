@@ -486,10 +486,14 @@ class Session:
 
     async def catch_up(self, stream: Stream) -> None:
         """What another node writes may have grown since it was last read here."""
-        if not stream.writes:
-            record = await self.house.journal.within_time(self.house.store.stream(stream.id))
-            if record is not None:
-                stream.follow(record)
+        if stream.writes or stream.over:
+            return
+        record = await self.house.journal.within_time(self.house.store.stream(stream.id))
+        if record is not None:
+            stream.follow(record)
+        if stream.kind is Kind.CALL:  # it may be over, and let go of: but its reader comes now
+            self.streams.setdefault(stream.id, stream)
+            stream.on_settled = stream.on_settled or self._let_go
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""

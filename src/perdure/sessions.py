@@ -178,6 +178,7 @@ class Sessions:
         )
         session = Session(self._house, record, standalone)
         session.stamp, session.waits = stamp, waiting
+        session.seen = self._house.clock()  # whoever has it loaded is about to use it
         session.retained.load(await within(store.kept(record.id)))
         self._by_id[record.id] = session
         self._house.counters.sessions_loaded += 1
@@ -349,7 +350,7 @@ class Sessions:
 
     async def _is_unused(self, session: Session, seconds: float) -> bool:
         """Nobody has used it for so long, here or at any other node."""
-        if session.busy or self._house.clock() - session.active < seconds:
+        if session.busy or self._house.clock() - max(session.active, session.seen) < seconds:
             return False
         if not self._house.neighbours.alone:
             try:

@@ -92,6 +92,7 @@ async def test_the_readers_of_before_are_ended_in_either_node(pair: Pair, throug
         await call.event()
     standalone = await before.get()
     await standalone.event()
+    await until(lambda: _knows(pair))
     again = await at_a.reattach(nodes[through].site)
     for wire in (call, standalone):
         with pytest.raises(Ended):
