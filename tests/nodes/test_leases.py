@@ -1,4 +1,4 @@
-"""Nodes on a store without locks: leases tell who is dead (Ledger, leases, settling). No wall clock decides anything."""
+"""Nodes on a store without locks: leases tell who is dead, and no wall clock decides anything."""
 
 from __future__ import annotations
 
@@ -53,7 +53,14 @@ class Town:
     async def node(self, **options: Any) -> Node:
         shop, store = Library(), FaultyStore(self.shared)
         site = await self._stack.enter_async_context(
-            serve(shop.server, store=store, lease=LEASE, store_timeout=1.0, complaint=f"{LAPSED}|store fails|lost", **options)
+            serve(
+                shop.server,
+                store=store,
+                lease=LEASE,
+                store_timeout=1.0,
+                complaint=f"{LAPSED}|store fails|lost",
+                **options,
+            )
         )
         return Node(site=site, shop=shop, store=store)
 

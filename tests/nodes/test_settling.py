@@ -397,6 +397,33 @@ async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: Hou
     assert (await standalone.message())["params"]["uri"] == "notice://1"
 
 
+async def test_mail_that_a_dead_home_had_not_dealt_with_is_appended_once_by_the_heir(house: House) -> None:
+    """Once each: the mail of the dead goes to whoever buries it, who is the session's home by then."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    record = await site.store.session(SessionId(peer.session))
+    assert record is not None
+    standalone = await site.store.stream(record.standalone)
+    assert standalone is not None
+    assert await ghost.store.claim(standalone.id, node=ghost.node, held=standalone.fence) is not None
+    notices = [f"notice://{number}" for number in (1, 2)]
+    payloads = tuple(
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}})
+        for uri in notices
+    )
+    forward = mail.Forward(id="f", session=SessionId(peer.session), payloads=payloads)
+    await ghost.store.commit([Post(node=ghost.node, message=mail.encode(forward))] * 2)  # a commit that was repeated
+    reader = await peer.get()
+    await ghost.die()
+    assert [message["params"]["uri"] for message in await reader.messages(2)] == notices
+    await until(lambda: site.app.counters.nodes_settled)
+    assert await peer.result("announce", n=1, start=3) == "announced 1"
+    assert (await reader.message())["params"]["uri"] == "notice://3"
+    record_now = await site.store.stream(record.standalone)
+    assert record_now is not None
+    assert record_now.last == 3
+
+
 async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_the_way(house: House) -> None:
     """More than one commit's worth; whoever is served meanwhile hardly notices."""
     site, _ = await house.node()
