@@ -22,7 +22,7 @@ STEP = 4 << 20
 MAX_LOG = 64 << 20
 """Bytes in the log before its start is reused by force: rare enough to stay out of the 99th percentile."""
 
-COMMIT = 8 << 10
+COMMIT = 4 << 10
 """What a commit adds to the log beside its own bytes: it writes whole pages, two at least."""
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Checkpoints:
             self._checkpoint()
         except NAMED as error:
             # Put off, not lost; the commits themselves tell if the file is in trouble.
-            _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "checkpoint_put_off"})
+            _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "store.checkpoint"})
         finally:
             self._running = False
 
