@@ -20,7 +20,7 @@ from perdure.store import SqliteStore
 from perdure.store.base import OpenStream, Post, PutSession, Step, StreamRecord
 from perdure.tokens import FileTokens
 from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Left, Library, progress_of_call
+from tests.support.ghost import Ghost, Left, Library, life_of, progress_of_call
 from tests.support.site import Site, serve, until
 from tests.support.wire import Message, Peer, progress_of, text_of
 
@@ -214,8 +214,7 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     lefts += [await ghost.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
     await ghost.die()
     # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
-    settlers = [site.app._settler for site in (one, other)]
-    await asyncio.gather(*(settler.settle(ghost.node) for settler in settlers if settler is not None))
+    await asyncio.gather(*(life_of(site).settler.settle(ghost.node) for site in (one, other)))
 
     async def all_sealed() -> bool:
         return all(record.sealed for record in await one.store.ends([left.stream for left in lefts]))
@@ -271,11 +270,9 @@ async def test_a_call_that_waits_may_be_cancelled(house: House, tokens: FileToke
     site, shop = await house.node(auth=tokens)
     peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
     left = await ghost.take(peer.session, peer.tool("who", id=3))
-    settler = site.app._settler
     await ghost.die()
     await until(lambda: site.app.counters.nodes_settled)
-    assert settler is not None
-    await settler.cancel(
+    await life_of(site).settler.cancel(
         mail.Cancelled(session=SessionId(peer.session), incarnation=1, request_id=3, params={"requestId": 3})
     )
     assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
