@@ -12,9 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 from mcp.server.mcpserver import Context, MCPServer
-
 from tests.support.serving import serving
 from tests.support.wire import Peer, Web
 

@@ -352,7 +352,7 @@ class Settler:
                 running = {call.stream.id for call in session.exchange.calls.all_running()}
                 for stream in session.streams.values():
                     if stream.reader is not None and not stream.over and stream.id not in running:
-                        stream.reader.end(come_back=True)
+                        stream.reader.send_home()
 
     async def resume(self, session: Session, http: HttpRequest | None) -> None:
         """The principal is back: run again, or answer, what waited for it."""

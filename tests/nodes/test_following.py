@@ -14,7 +14,7 @@ from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
 from perdure.store import SqliteStore
 from perdure.store.base import PutReader, ReaderRecord
 from tests.nodes.conftest import Pair, Start
-from tests.support.ghost import Ghost, Library
+from tests.support.ghost import Ghost, Library, life_of, neighbours_of
 from tests.support.serving import TOOLBOX, serving
 from tests.support.site import serve, until
 from tests.support.wire import Web, notices_of, progress_of, text_of
@@ -71,8 +71,7 @@ async def test_what_is_read_elsewhere_is_forgotten_when_it_is_over(pair: Pair) -
         pair.a.shop.open("g/1")
         await reader.rest()
     for node in (pair.a, pair.b):
-        neighbours = node.site.app._neighbours
-        assert neighbours is not None
+        neighbours = neighbours_of(node.site)
         neighbours._hinted(())
         await until(lambda it=neighbours: not it._lent and not it._followed and not it._tasks)  # type: ignore[misc]
 
@@ -88,12 +87,9 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     ghost = await Ghost.on(tmp_path / "log.db")
     row = ReaderRecord(stream=position.stream, reader=f"{ghost.node}.1", node=ghost.node, seq=1)
     await ghost.store.commit([PutReader(record=row)])
-    neighbours, sessions = pair.a.site.app._neighbours, pair.a.site.app._sessions
-    assert neighbours is not None
-    assert sessions is not None
-    session = sessions.held(SessionId(at_a.session))
+    session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
     assert session is not None
-    await neighbours.look_who_reads(session.streams[position.stream])
+    await neighbours_of(pair.a.site).look_who_reads(session.streams[position.stream])
     assert await wire.rest() == []  # overtaken
     pair.a.shop.open("g")
     await until(lambda: pair.a.shop.sent >= 50)

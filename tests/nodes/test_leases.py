@@ -1,4 +1,4 @@
-"""Nodes on a store without locks: leases tell who is dead (Ledger, leases, settling). No wall clock decides anything."""
+"""Nodes on a store without locks: leases tell who is dead, and no wall clock decides anything."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from perdure._core.ids import parse_position
 from perdure._core.states import CallState
 from perdure.store.base import Append, CallEnd, Event
 from tests.support.ghost import Ghost
-from tests.support.serving import Served, serving
+from tests.support.serving import TOOLBOX, Served, serving
 from tests.support.wire import Peer, Web, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
@@ -45,32 +45,31 @@ def go_on(served: Served) -> None:
 async def test_a_paused_process_keeps_its_call_and_goes_on_with_it(tmp_path: Path) -> None:
     """The lock of a process that stands still is held."""
     path = tmp_path / "log.db"
-    async with serving("tests.support.toolbox:server", *store(path)) as paused:
-        async with serving("tests.support.toolbox:server", *store(path)) as other:
-            web, second = Web(paused.url), Web(other.url)
-            peer = await web.join()
-            wire = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
-            messages = await wire.messages(2)
-            pause(paused)
-            try:
-                reader = await peer.through(second).get(wire.last_id)
-                await has_met(second)
-            finally:
-                go_on(paused)
-            await open_gate(peer, "g/2")
-            messages += await reader.rest()
-            assert progress_of(messages) == [1, 2, 3, 4]
-            assert text_of(messages[-1]) == "counted to 4"
-            assert not any("died" in line for line in other.output)
-            await web.aclose()
-            await second.aclose()
+    async with serving(TOOLBOX, *store(path)) as paused, serving(TOOLBOX, *store(path)) as other:
+        web, second = Web(paused.url), Web(other.url)
+        peer = await web.join()
+        wire = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
+        messages = await wire.messages(2)
+        pause(paused)
+        try:
+            reader = await peer.through(second).get(wire.last_id)
+            await has_met(second)
+        finally:
+            go_on(paused)
+        await open_gate(peer, "g/2")
+        messages += await reader.rest()
+        assert progress_of(messages) == [1, 2, 3, 4]
+        assert text_of(messages[-1]) == "counted to 4"
+        assert not any("died" in line for line in other.output)
+        await web.aclose()
+        await second.aclose()
 
 
 async def test_a_call_that_was_claimed_meanwhile_is_the_claimers(tmp_path: Path) -> None:
     """The fence: after the pause nothing more is written, the tool is stopped, the reader is ended and resumes to the
     other's answer."""
     path = tmp_path / "log.db"
-    async with serving("tests.support.toolbox:server", *store(path)) as paused:
+    async with serving(TOOLBOX, *store(path)) as paused:
         web = Web(paused.url)
         peer = await web.join()
         wire = await peer.call("count", n=4, id=7, gate="g", pauses=[2], token=1)

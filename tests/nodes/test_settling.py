@@ -20,7 +20,7 @@ from perdure.store import SqliteStore
 from perdure.store.base import OpenStream, Post, PutSession, Step, StreamRecord
 from perdure.tokens import FileTokens
 from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Left, Library, progress_of_call
+from tests.support.ghost import Ghost, Left, Library, life_of, progress_of_call
 from tests.support.site import Site, serve, until
 from tests.support.wire import Message, Peer, progress_of, text_of
 
@@ -214,8 +214,7 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     lefts += [await ghost.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
     await ghost.die()
     # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
-    settlers = [site.app._settler for site in (one, other)]
-    await asyncio.gather(*(settler.settle(ghost.node) for settler in settlers if settler is not None))
+    await asyncio.gather(*(life_of(site).settler.settle(ghost.node) for site in (one, other)))
 
     async def all_sealed() -> bool:
         return all(record.sealed for record in await one.store.ends([left.stream for left in lefts]))
@@ -271,11 +270,9 @@ async def test_a_call_that_waits_may_be_cancelled(house: House, tokens: FileToke
     site, shop = await house.node(auth=tokens)
     peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
     left = await ghost.take(peer.session, peer.tool("who", id=3))
-    settler = site.app._settler
     await ghost.die()
     await until(lambda: site.app.counters.nodes_settled)
-    assert settler is not None
-    await settler.cancel(
+    await life_of(site).settler.cancel(
         mail.Cancelled(session=SessionId(peer.session), incarnation=1, request_id=3, params={"requestId": 3})
     )
     assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
@@ -395,6 +392,33 @@ async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: Hou
     standalone = await peer.get()
     assert await peer.through(other).result("announce", n=1) == "announced 1"
     assert (await standalone.message())["params"]["uri"] == "notice://1"
+
+
+async def test_mail_that_a_dead_home_had_not_dealt_with_is_appended_once_by_the_heir(house: House) -> None:
+    """Once each: the mail of the dead goes to whoever buries it, who is the session's home by then."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    record = await site.store.session(SessionId(peer.session))
+    assert record is not None
+    standalone = await site.store.stream(record.standalone)
+    assert standalone is not None
+    assert await ghost.store.claim(standalone.id, node=ghost.node, held=standalone.fence) is not None
+    notices = [f"notice://{number}" for number in (1, 2)]
+    payloads = tuple(
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}})
+        for uri in notices
+    )
+    forward = mail.Forward(id="f", session=SessionId(peer.session), payloads=payloads)
+    await ghost.store.commit([Post(node=ghost.node, message=mail.encode(forward))] * 2)  # a commit that was repeated
+    reader = await peer.get()
+    await ghost.die()
+    assert [message["params"]["uri"] for message in await reader.messages(2)] == notices
+    await until(lambda: site.app.counters.nodes_settled)
+    assert await peer.result("announce", n=1, start=3) == "announced 1"
+    assert (await reader.message())["params"]["uri"] == "notice://3"
+    record_now = await site.store.stream(record.standalone)
+    assert record_now is not None
+    assert record_now.last == 3
 
 
 async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_the_way(house: House) -> None:

@@ -16,6 +16,8 @@ from mcp_types import ToolAnnotations
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, new_node_id, new_stream_id
 from perdure._core.states import CallState
+from perdure.life import Life
+from perdure.neighbours import Neighbours
 from perdure.store import SqliteStore
 from perdure.store.base import (
     Append,
@@ -28,6 +30,7 @@ from perdure.store.base import (
     Store,
     StreamRecord,
 )
+from tests.support.site import Site
 from tests.support.workshop import Workshop
 
 Message = dict[str, Any]
@@ -113,6 +116,19 @@ class Left:
         """The event id of what its reader saw last."""
         seq = self.last if seq is None else seq
         return str(Position(kind=Kind.CALL, stream=self.stream, generation=1, seq=seq))
+
+
+def life_of(site: Site) -> Life:
+    """The parts of a running application, for what no client can bring about."""
+    life = site.app._life
+    assert life is not None
+    return life
+
+
+def neighbours_of(site: Site) -> Neighbours:
+    neighbours = life_of(site).house.neighbours
+    assert isinstance(neighbours, Neighbours)
+    return neighbours
 
 
 def progress_of_call(token: int | str, number: float) -> Message:
