@@ -16,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOOLBOX = "tests.support.toolbox:server"
+#: Targets are found from here; what the tests themselves import, the server imports as well.
+PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 #: How to start a server. The variable lets the same tests run against another one that prints the same ready line.
 SERVE = tuple(
@@ -75,7 +77,7 @@ async def serving(
         "--port",
         str(port),
         *options,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": PATH, "PYTHONUNBUFFERED": "1"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
