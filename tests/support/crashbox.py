@@ -98,8 +98,9 @@ async def pay(
 
 
 @server.tool()
-async def announce(n: int, ctx: Context, start: int = 1) -> str:
+async def announce(n: int, ctx: Context, start: int = 1, log: str = "", key: str = "-") -> str:
     """Send n numbered notices that belong to no call: they go to the standalone stream."""
+    _note(log, key)
     for number in range(start, start + n):
         await ctx.session.send_resource_updated(f"notice://{number}")
     return f"announced {n}"
