@@ -2,8 +2,8 @@
 
 A point is a function of the product and an edge of it; `tests/support/crash_child.py` says how it is met. After each
 death the server is started again on the same file, the client comes back with the positions that it has, and then:
-what it was shown is in the log; it sees each event once and in order; each request that was accepted has one answer, and
-one that was not never ran; what may not run twice did not; the file is sound.
+what it was shown is in the log; it sees each event once and in order; each request that was accepted has one
+answer, and one that was not never ran; what may not run twice did not; the file is sound.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.support.cluster import CRASHBOX
 from tests.support.crashbox import diary
 from tests.support.nursery import Nursery, Nursling, Point, nursery
 from tests.support.raw import Peer, SessionPeer
+from tests.support.site import until
 from tests.support.witness import (
     Told,
     assert_answered_once,
@@ -51,9 +52,7 @@ POINTS = {
     ),
     "before the first append": Point(module="perdure.streams", qualname="Stream.append", edge="enter"),
     "between append and send": Point(module="perdure.streams", qualname="Stream.accepted", edge="enter"),
-    "between a later append and send": Point(
-        module="perdure.streams", qualname="Stream.accepted", edge="enter", nth=5
-    ),
+    "between a later append and send": Point(module="perdure.streams", qualname="Stream.accepted", edge="enter", nth=5),
     "in the transaction of the row": Point(module=STEPS, qualname="Steps._open_stream", edge="leave"),
     "in the transaction of the first events": Point(module=STEPS, qualname="Steps._append", edge="leave"),
     "in the transaction of an answer": Point(module=STEPS, qualname="Steps._end_calls", edge="enter"),
@@ -192,8 +191,6 @@ async def the_session_goes_on(world: World) -> None:
     assert answer.status == 200
     told = world.told["standalone"]
     async with asyncio.timeout(20):
-        while told.notices != [1, 2, 3]:
-            await asyncio.sleep(0.01)  # read by another task
-    assert (await world.peer.delete()).status == 200 if False else True
+        await until(lambda: told.notices == [1, 2, 3])
     listening.cancel()
     await asyncio.gather(listening, return_exceptions=True)

@@ -153,9 +153,7 @@ async def test_killed_during_a_call_that_may_not_run_again_the_client_is_told(
     assert diary(log) == [("-", first)]
 
 
-async def test_killed_while_the_standalone_stream_is_open_its_notices_go_on(
-    client: StockClient, site: Cluster
-) -> None:
+async def test_killed_while_the_standalone_stream_is_open_its_notices_go_on(client: StockClient, site: Cluster) -> None:
     """H1, R4."""
     await client.result("announce", n=3)
     await client.until(lambda: client.notices == notices(3))
@@ -240,9 +238,7 @@ async def test_the_other_process_goes_on_where_one_was_killed(
         await client.until(lambda: client.notices == notices(3))
 
 
-async def test_a_restart_on_the_same_port_is_over_before_the_client_gives_up(
-    connect: Connect, tmp_path: Path
-) -> None:
+async def test_a_restart_on_the_same_port_is_over_before_the_client_gives_up(connect: Connect, tmp_path: Path) -> None:
     """H7 with nothing between client and server: within the attempts that the client makes by itself."""
     gate = tmp_path / "gate"
     async with cluster(tmp_path / "log.db", *options(PATIENT_RETRY)) as site, connect(site.server.url) as client:

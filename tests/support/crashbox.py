@@ -1,12 +1,14 @@
 """The tool server of the crash tests: `perdure serve tests.support.crashbox:server`.
 
-Whatever must outlive the process is in files: a *gate* is a path at which a tool waits until it exists, and a *diary* is
-a file to which each run of a tool adds one line, `<key> <pid>`, in one write. So a test can tell how often a tool ran,
+Whatever must outlive the process is in files: a *gate* is a path at which a tool waits until it exists, a *diary* is a
+file to which each run of a tool adds one line, `<key> <pid>`, in one write. So a test can tell how often a tool ran,
 in which process, and can open a gate for a process that does not exist yet.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 from collections.abc import Sequence
@@ -44,7 +46,7 @@ def diary(path: Path) -> list[tuple[str, int]]:
 
 
 async def _pass(gate: str) -> None:
-    while gate and not Path(gate).exists():
+    while gate and not os.path.exists(gate):  # noqa: ASYNC110, ASYNC240
         await anyio.sleep(LOOK)
 
 
@@ -119,6 +121,22 @@ async def where(ctx: Context) -> str:
     """The session as the server knows it, and the process that answers: `<session id> <pid>`."""
     assert ctx.headers is not None
     return f"{ctx.headers['mcp-session-id']} {os.getpid()}"
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as numbers:
+        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@server.tool(annotations=READ_ONLY)
+async def census() -> dict[str, int]:
+    """What this process holds: tasks, open files, and bytes of memory."""
+    gc.collect()
+    return {
+        "tasks": len(asyncio.all_tasks()),
+        "files": len(os.listdir("/proc/self/fd")),
+        "memory": _resident(),
+    }
 
 
 async def _die(ctx: Context, log: str, key: str) -> str:

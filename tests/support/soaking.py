@@ -284,7 +284,11 @@ class Call:
     def heard(self, said: dict[str, Any]) -> None:
         self.counts["events"] += 1
         if said.get("method") == "elicitation/create":
-            answer = {"jsonrpc": "2.0", "id": said["id"], "result": {"action": "accept", "content": {"answer": self.key}}}
+            answer = {
+                "jsonrpc": "2.0",
+                "id": said["id"],
+                "result": {"action": "accept", "content": {"answer": self.key}},
+            }
             self.later(self.visit.send(json.dumps(answer).encode()))
             self.counts["asks answered"] += 1
         if self.cancel_after and not self.cancelled and len(self.told.events) >= self.cancel_after:

@@ -14,6 +14,7 @@ from typing import Any
 from perdure._core.ids import Position, parse_position
 from perdure._core.sse import ServerSentEvent
 from tests.support.raw import Exchange, SessionPeer
+from tests.support.site import until
 
 #: The states in which a row of the ledger has its answer.
 ENDED = ("answered", "cancelled", "settled")
@@ -151,5 +152,4 @@ def assert_answered_once(path: Path) -> None:
 async def settled(path: Path) -> None:
     """Wait until no request waits for its answer."""
     async with asyncio.timeout(20):
-        while running(path):
-            await asyncio.sleep(0.01)  # another process does it; nothing tells us
+        await until(lambda: running(path) == 0)
