@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from mcp.server.lowlevel.server import Server
 
+from perdure._core import mail
 from perdure._core.ids import Fence, NodeId, RandomBytes
 from perdure._core.retention import Limits
 from perdure.hub import Hub
@@ -18,6 +19,32 @@ from perdure.observe import Counters
 from perdure.settings import Settings
 from perdure.store.base import Store, StreamRecord
 from perdure.streams import Stream
+
+
+class Neighbours(Protocol):
+    """The other nodes, as sessions see them."""
+
+    @property
+    def others(self) -> Sequence[NodeId]:
+        """Those that live, as far as is known."""
+        ...
+
+    @property
+    def alone(self) -> bool: ...
+
+    async def is_dead(self, node: NodeId) -> bool: ...
+
+    def grown(self, stream: Stream) -> None:
+        """A stream of this node's has grown, and its reader sits elsewhere."""
+        ...
+
+    def now_written_here(self, stream: Stream) -> None:
+        """This node has claimed a stream that another one wrote."""
+        ...
+
+    async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
+        """The client cancels a call that waits here to be run again or settled."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +60,7 @@ class House:
     counters: Counters
     node: NodeId
     fence: Fence
+    neighbours: Neighbours
     clock: Callable[[], float]
     random: RandomBytes
     ask_ids: itertools.count[int]
@@ -40,5 +68,8 @@ class House:
     """The context of the start, in which runtimes run: not that of whichever request loads them."""
     limits: Limits
 
-    def stream(self, record: StreamRecord, *, owed: int = 0) -> Stream:
-        return Stream(record, self.journal, clock=self.clock, limit=self.settings.max_stream_events, owed=owed)
+    def stream(self, record: StreamRecord, *, writes: bool, owed: int = 0) -> Stream:
+        limit = self.settings.max_stream_events
+        stream = Stream(record, self.journal, clock=self.clock, limit=limit, writes=writes, owed=owed)
+        stream.on_grown = self.neighbours.grown
+        return stream

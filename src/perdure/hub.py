@@ -29,6 +29,19 @@ from perdure.streams import Stream
 LostAnswers = Callable[[Stream], Awaitable[Sequence[bytes]]]
 """Gives error responses for the answers of a stream that are no longer retained."""
 
+ClosedAsks = Callable[[Sequence[Event]], Awaitable[set[int]]]
+"""Gives the sequence numbers of those events that are asks which nobody waits for any more."""
+
+
+class Registry(Protocol):
+    """Who is told of readers on streams that another node writes."""
+
+    def attached(self, reader: Reader) -> None: ...
+
+    def progressed(self, reader: Reader) -> None: ...
+
+    def left(self, reader: Reader) -> None: ...
+
 
 class Connection(Protocol):
     """What a reader knows of the response that it is."""
@@ -61,6 +74,7 @@ class Reader:
         "_again",
         "_ahead",
         "_begun",
+        "_closed_asks",
         "_closing",
         "_connection",
         "_finished",
@@ -77,6 +91,7 @@ class Reader:
         "cursor",
         "last_write",
         "live_from",
+        "registered",
         "since",
         "stream",
     )
@@ -92,6 +107,7 @@ class Reader:
         preamble: bytes = b"",
         tells_by_log: bool = False,
         lost_answers: LostAnswers | None = None,
+        closed_asks: ClosedAsks | None = None,
     ) -> None:
         self.stream = stream
         self.cursor = cursor
@@ -104,6 +120,9 @@ class Reader:
         self._preamble = preamble
         self._tells_by_log = tells_by_log
         self._lost_answers = lost_answers
+        self._closed_asks = closed_asks
+        self.registered: int | None = None
+        """How far it had got when the store was last told, of one on a stream that another node writes."""
         self._connection: Connection | None = None
         self._owner: asyncio.Task[object] | None = None
         self._pump: asyncio.Task[None] | None = None
@@ -195,9 +214,12 @@ class Reader:
         target = stream.durable
         events = self._ahead or await stream.read(after=self.cursor, limit=BATCH)
         self._ahead = ()
+        skipped: set[int] = set()
+        if events and events[0].seq <= self.live_from and self._closed_asks is not None:
+            skipped = await self._closed_asks(events)
         frames = [self._preamble] if self._preamble else []
         self._preamble = b""
-        cursor = self._encode(events, frames)
+        cursor = self._encode(events, frames, skipped)
         if not events and cursor < target:
             frames.append(self._gap(cursor + 1, target))
             cursor = target
@@ -207,23 +229,27 @@ class Reader:
             frames += await self._encode_lost(cursor)
         if frames or last:
             await self._send(b"".join(frames), last=last)
+        if frames or last or moved:
             if moved:
                 self._hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
             self.cursor = cursor
             stream.delivered = max(stream.delivered, cursor)
+            if not stream.writes:
+                self._hub.registry.progressed(self)
             stream.moved()
         if last:
             self._finish()
             return False
         return moved
 
-    def _encode(self, events: Sequence[Event], frames: list[bytes]) -> int:
+    def _encode(self, events: Sequence[Event], frames: list[bytes], skipped: set[int]) -> int:
         """Add the frames of events, as many as fit into one write; gives the sequence number of the last one."""
         cursor, size, prefix = self.cursor, 0, self.stream.prefix
         for event in events:
             if event.seq != cursor + 1:
                 frames.append(self._gap(cursor + 1, event.seq - 1))
-            frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
+            if event.seq not in skipped:
+                frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
             cursor = event.seq
             size += len(event.payload)
             if size >= BATCH_BYTES:
@@ -305,6 +331,7 @@ class Hub:
         self._keepalive = settings.keepalive_interval
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
+        self.registry: Registry = _NoRegistry()
         self._arrivals = itertools.count(1)
 
     def arrive(self) -> int:
@@ -326,11 +353,15 @@ class Hub:
         if before is not None and before.arrival > reader.arrival:
             reader.end()
             return
+        was_read = stream.is_read
         stream.reader = reader
-        if before is not None:
+        if was_read:
             self.counters.take_overs += 1
+        if before is not None:
             before.end()
-        stream.advance(StreamStep.READER_REPLACED if before is not None else StreamStep.READER_ATTACHED)
+        stream.advance(StreamStep.READER_REPLACED if was_read else StreamStep.READER_ATTACHED)
+        if not stream.over and (not stream.writes or stream.foreign is not None):
+            self.registry.attached(reader)
         stream.moved()
 
     def detach(self, reader: Reader) -> None:
@@ -338,9 +369,12 @@ class Hub:
         stream = reader.stream
         if stream.reader is reader:
             stream.reader = None
-            if not stream.over:
+            stream.lost_at = self.arrive()
+            if not (stream.over or stream.foreign is not None):
                 stream.advance(StreamStep.READER_LOST)
-            stream.moved()
+            if reader.registered is not None:
+                self.registry.left(reader)
+            stream.unread()
 
     async def watch(self) -> None:
         """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
@@ -361,6 +395,19 @@ class Hub:
         for reader in list(self.readers):
             if not reader.stream.sealed:
                 reader.end()
+
+
+class _NoRegistry:
+    """Nobody else writes."""
+
+    def attached(self, reader: Reader) -> None:
+        pass
+
+    def progressed(self, reader: Reader) -> None:
+        pass
+
+    def left(self, reader: Reader) -> None:
+        pass
 
 
 def gap_frames(

@@ -13,17 +13,18 @@ written. Steps are repeatable, so a commit that was given up and happened all th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import Protocol, TypeVar
 
-from perdure._core.ids import NodeId, StreamId
+from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
-from perdure.errors import StaleFence, StoreError, StoreUnavailable
+from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
-from perdure.store.base import Append, Event, OpenStream, Step, Store
+from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
 
 T = TypeVar("T")
 
@@ -33,10 +34,6 @@ _RETRY_MOST = 0.5
 
 _BACKLOG_CHUNK = 256
 """Steps of the backlog that are written in one commit, so that each attempt is short."""
-
-_NOBODY = NodeId("")
-"""Mail to this node is written only to see whether the store takes writes again."""
-
 
 _MOST_HELD_BYTES = 256 << 20
 """Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
@@ -57,7 +54,7 @@ class Source(Protocol):
         """These are in the store."""
         ...
 
-    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         """These were refused for good."""
         ...
 
@@ -130,6 +127,12 @@ class Journal:
             # A store must not raise this; but calls that wait for ever would be worse than a store in trouble.
             raise StoreUnavailable(f"the store broke: {error!r}") from error
 
+    async def flushed(self) -> None:
+        """Wait until everything that was put is written, or held for longer than the store's time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                await self._idle.wait()
+
     async def aclose(self) -> None:
         """Write what is queued; what the store does not take within its time is lost with the process."""
         try:
@@ -170,7 +173,7 @@ class Journal:
         sources, self._queue = self._queue, []
         return [(source, steps) for source in sources if (steps := source.take())]
 
-    def _at_once(self, steps: Sequence[Step]) -> Sequence[StaleFence | None] | None:
+    def _at_once(self, steps: Sequence[Step]) -> Refusals | None:
         if self.state is LogState.DEGRADED:
             return None
         try:
@@ -216,7 +219,7 @@ class Journal:
         else:
             self._done(group, refusals)
 
-    def _done(self, group: _Group, refusals: Sequence[StaleFence | None]) -> None:
+    def _done(self, group: _Group, refusals: Refusals) -> None:
         place = 0
         for source, steps in group:
             reasons = [reason for reason in refusals[place : place + len(steps)] if reason is not None]
@@ -287,8 +290,7 @@ class Journal:
     async def _probe(self) -> None:
         """Write something, and take it away again. Where nothing is held that would show it (`refuse`), as much as
         failed: a full disk has room for a little."""
-        await self.within_time(self._store.post(_NOBODY, bytes(1 if self._backlog else self._too_much)))
-        await self.within_time(self._store.collect(_NOBODY))
+        await self.within_time(self._store.probe(1 if self._backlog else self._too_much))
 
 
 class Steps:
@@ -308,7 +310,7 @@ class Steps:
     def written(self, steps: Sequence[Step]) -> None:
         pass
 
-    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         note(logging.ERROR, "journal.refused", f"the store refused steps: {reason}")
 
 
@@ -329,7 +331,7 @@ class _Waiter:
     def written(self, steps: Sequence[Step]) -> None:
         pass
 
-    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if not self.future.done():
             self.future.set_exception(reason)
 
@@ -348,7 +350,7 @@ def _size(steps: Sequence[Step]) -> int:
     return events + sum(len(call.request) for step in steps if isinstance(step, OpenStream) for call in step.calls)
 
 
-def _raise_first(refusals: Sequence[StaleFence | None]) -> None:
+def _raise_first(refusals: Refusals) -> None:
     for refusal in refusals:
         if refusal is not None:
             raise refusal

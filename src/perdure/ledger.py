@@ -1,8 +1,9 @@
 """The ledger of one session in this process: accepted requests, each of which ends in exactly one answer (promise 3).
 
-A call is known by two names: the client's request id, which may repeat as soon as the call has ended, and a number of
-ours, under which the runtime knows it. The number stays in the table until the runtime is through with the call, also
-when it was answered long before (a cancelled tool that does not stop): what it still sends is dropped.
+A call is known by two names: the client's request id, which may repeat as soon as the call has ended and in each
+incarnation, and a number of ours, under which the runtime knows it. The number stays in the table until the runtime is
+through with the call, also when it was answered long before (a cancelled tool that does not stop): what it still sends
+is dropped.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ POSITION_LOST = -31002
 """What the position, or the request, asks for is no longer retained."""
 
 
+Key = tuple[int, int | str]
+"""An incarnation, and a request id in the form in which ids are compared."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Call:
     """One accepted request."""
@@ -40,6 +45,12 @@ class Call:
     incarnation: int
     stream: Stream
     state: CallState = CallState.RUNNING
+    progress: float | None = None
+    """Of a call that runs again: what was sent before. Only what is greater is sent."""
+
+    @property
+    def key(self) -> Key:
+        return self.incarnation, coerce_id(self.request.id)
 
     def end(self, step: CallStep, payload: bytes, also: Step | None = None) -> None:
         """Answer it: the response, the seal and the row's end in one step."""
@@ -55,9 +66,9 @@ class Calls:
 
     def __init__(self) -> None:
         self._by_number: dict[int, Call] = {}
-        self._by_id: dict[int | str, Call | None] = {}
+        self._by_id: dict[Key, Call | None] = {}
         self._numbers = itertools.count(1)
-        self._cancelled: frozenset[int | str] = frozenset()
+        self._cancelled: frozenset[Key] = frozenset()
 
     def __len__(self) -> int:
         """How many are not answered yet."""
@@ -73,36 +84,38 @@ class Calls:
         """The runtime is through with everything it was given."""
         return not self._by_number
 
-    def reserve(self, requests: Sequence[Request]) -> Request | None:
+    def reserve(self, requests: Sequence[Request], *, incarnation: int) -> Request | None:
         """Keep the ids of new requests, before anything else happens. Gives the first one that is taken already."""
         for place, request in enumerate(requests):
-            key = coerce_id(request.id)
+            key = (incarnation, coerce_id(request.id))
             if key in self._by_id:
-                self.release(requests[:place])
+                self.release(requests[:place], incarnation=incarnation)
                 return request
             self._by_id[key] = None
         return None
 
-    def release(self, requests: Iterable[Request]) -> None:
+    def release(self, requests: Iterable[Request], *, incarnation: int) -> None:
         for request in requests:
-            key = coerce_id(request.id)
+            key = (incarnation, coerce_id(request.id))
             self._by_id.pop(key, None)
             if self._cancelled:
                 self._cancelled -= {key}
         self._by_id = self._by_id or {}  # a dictionary does not shrink, and there are thousands of sessions at rest
 
-    def cancel_early(self, request_id: int | str) -> None:
-        """The client cancels a request whose row is still being written: remember it."""
-        key = coerce_id(request_id)
-        if key in self._by_id:
-            self._cancelled |= {key}
+    def cancel_early(self, request_id: int | str, *, incarnation: int) -> bool:
+        """The client cancels a request whose row is still being written: remember it. Tells whether it is one."""
+        key = (incarnation, coerce_id(request_id))
+        if key not in self._by_id:
+            return False
+        self._cancelled |= {key}
+        return True
 
     def is_cancelled(self, call: Call) -> bool:
         """Whether it was cancelled before it could begin."""
-        return coerce_id(call.request.id) in self._cancelled
+        return call.key in self._cancelled
 
     def open(self, requests: Iterable[Request], *, incarnation: int, stream: Stream) -> list[Call]:
-        """Enter reserved requests."""
+        """Enter reserved requests, or those of a node that died."""
         calls = [
             Call(
                 number=next(self._numbers),
@@ -115,16 +128,16 @@ class Calls:
         ]
         for call in calls:
             self._by_number[call.number] = call
-            self._by_id[coerce_id(call.request.id)] = call
+            self._by_id[call.key] = call
         return calls
 
     def numbered(self, number: object) -> Call | None:
         """The call that the runtime knows under this number."""
         return self._by_number.get(number) if isinstance(number, int) else None
 
-    def running(self, request_id: int | str) -> Call | None:
+    def running(self, request_id: int | str, *, incarnation: int) -> Call | None:
         """The running call that the client knows under this id."""
-        return self._by_id.get(coerce_id(request_id))
+        return self._by_id.get((incarnation, coerce_id(request_id)))
 
     def all_running(self) -> list[Call]:
         return [call for call in self._by_id.values() if call is not None]
@@ -134,8 +147,15 @@ class Calls:
         if call.state is not CallState.RUNNING:
             return False
         call.end(step, payload, also)
-        self.release((call.request,))
+        self.release((call.request,), incarnation=call.incarnation)
         return True
+
+    def forget(self, stream: Stream) -> list[Call]:
+        """Another node writes this stream now: its calls are no longer ours."""
+        lost = [call for call in self.all_running() if call.stream is stream]
+        for call in lost:
+            self.release((call.request,), incarnation=call.incarnation)
+        return lost
 
     def runtime_done(self, number: int) -> None:
         self._by_number.pop(number, None)
@@ -158,10 +178,17 @@ def rows(
             method=request.method,
             request=body,
             principal=session.owner,
-            node=session.node,
         )
         for request, body in zip(requests, bodies, strict=True)
     )
+
+
+def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: dict[str, Any] | None) -> bytes:
+    """The answer to a request that was interrupted and may not run again (promise 3)."""
+    data = {"outcome": "unknown", "reason": reason, "method": method}
+    if params and isinstance(name := params.get("name", params.get("uri")), str):
+        data["name"] = name
+    return error_payload(request_id, OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
 
 
 def error_payload(request_id: int | str | None, code: int, message: str, data: object = None) -> bytes:

@@ -23,6 +23,8 @@ class Counters:
     """How often things happened since the start of this process (P9)."""
 
     sessions_opened: int = 0
+    sessions_loaded: int = 0
+    """Sessions of before, or of other processes, that were loaded from their records."""
     sessions_ended: int = 0
     sessions_not_found: int = 0
     call_streams: int = 0
@@ -42,6 +44,14 @@ class Counters:
     calls_answered: int = 0
     calls_cancelled: int = 0
     calls_settled: int = 0
+    """Calls that were answered: interrupted, outcome unknown."""
+    calls_rerun: int = 0
+    """Calls of a node that died which were run again here."""
+    nodes_settled: int = 0
+    """Dead nodes that this one has buried."""
+    reattaches: int = 0
+    recoveries_tried: int = 0
+    recoveries_succeeded: int = 0
     requests_refused: int = 0
     """Answers of 400 and above that the endpoint gave."""
     outages: int = 0

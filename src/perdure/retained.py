@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Kept, Limits, answers_to_drop, events_to_trim
-from perdure.store.base import DropStream, Step, Trim
+from perdure.store.base import DropStream, KeptRecord, Step, Trim
 from perdure.streams import Stream
 
 _ALL = (1 << 62) - 1
@@ -24,6 +24,12 @@ class Retained:
         self._streams: dict[StreamId, tuple[Kept, float]] = {}
         self._with_events: dict[StreamId, Kept] = {}
         self._answers = 0
+
+    def load(self, records: Sequence[KeptRecord]) -> None:
+        """Begin with what the store has."""
+        for record in records:
+            kept = Kept(stream=record.stream, events=record.events, answers=record.answers, idle=True)
+            self.add(kept, time=record.opened)
 
     def add(self, kept: Kept, *, time: float) -> None:
         self._forget(kept.stream)

@@ -1,54 +1,104 @@
-"""One session: its record, its streams, and what it keeps of them."""
+"""One session: its record, its streams, and what it keeps of them.
+
+Several processes may hold the same session. What they share is in the store; the record here is what was read, with
+this process's own changes on top until they are written.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic_core import to_json
 
-from perdure import sticky
-from perdure._core.ids import Kind, StreamId, new_stream_id
+from perdure._core import mail, sticky
+from perdure._core.ids import Kind, SessionId, StreamId, new_stream_id
 from perdure._core.jsonrpc import Request
 from perdure._core.revisions import REVISIONS, Revision
 from perdure._core.states import SESSION, LogState, SessionState, SessionStep, StreamStep, advance
-from perdure.errors import SessionEnded
+from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError
 from perdure.exchange import Exchange
 from perdure.house import House
 from perdure.journal import Steps
 from perdure.ledger import POSITION_LOST, Call, error_payload, rows
+from perdure.observe import note
 from perdure.retained import Retained
-from perdure.store.base import DropStream, EndSession, Event, OpenStream, PutSession, SessionRecord, Step, StreamRecord
+from perdure.store.base import (
+    ChangeSession,
+    DropStream,
+    EndSession,
+    Event,
+    OpenStream,
+    Post,
+    Release,
+    SessionRecord,
+    Step,
+    Stick,
+    StreamRecord,
+)
 from perdure.streams import Stream
+
+_FORWARD_AT_ONCE = 64
+"""Messages for the home that travel together."""
+
+_FORWARD_AGAIN = 0.2
+"""Seconds until the home is looked for again while the store fails."""
+
+_MARK = b'"ask-'
+"""Stands in every ask; what does not contain it need not be looked at."""
 
 
 class Session:
     """A session that this process serves."""
 
     __slots__ = (
+        "_forwarding",
+        "_homing",
+        "_outgoing",
+        "_pending",
         "_tells_by_log",
         "_written_active",
         "active",
+        "attached_at",
         "exchange",
         "house",
         "record",
         "retained",
         "seen",
+        "stamp",
         "standalone",
         "streams",
+        "waits",
     )
 
     def __init__(self, house: House, record: SessionRecord, standalone: StreamRecord) -> None:
         self.house = house
         self.record = record
         self.seen = self.active = self._written_active = record.active
-        self.standalone = house.stream(standalone)
+        self.standalone = house.stream(standalone, writes=standalone.node == house.node)
+        self.standalone.on_lost = self._home_lost
         self.streams: dict[StreamId, Stream] = {}
         self.retained = Retained(house.limits)
         self.exchange = Exchange(self)
-        self._tells_by_log = False
+        self.attached_at = 0
+        """When its client was last here anew, as an arrival number of the hub's (R5)."""
+        self.stamp: object = None
+        """The store's stamp from before the record was last read."""
+        self.waits = False
+        """Calls of it wait for their principal to come back."""
+        self._tells_by_log = _declares_logging(record.result)
+        self._pending: tuple[ChangeSession | Stick, ...] = ()
+        self._outgoing: list[tuple[bytes, Step | None]] = []
+        self._forwarding: asyncio.Task[None] | None = None
+        self._homing: asyncio.Lock | None = None
+
+    @property
+    def id(self) -> SessionId:
+        return self.record.id
 
     @property
     def revision(self) -> Revision:
@@ -64,6 +114,11 @@ class Session:
         return self.record.state
 
     @property
+    def home(self) -> bool:
+        """This node is the session's home."""
+        return self.standalone.writes
+
+    @property
     def closes_early(self) -> bool:
         """A tool may close its connection before the answer is there."""
         return bool(self.record.version) and self.revision.closes_early and not self.house.settings.json_response
@@ -75,11 +130,11 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        return self.standalone.reader is not None or any(s.reader is not None for s in self.streams.values())
+        return self.standalone.is_read or any(s.is_read for s in self.streams.values())
 
     @property
     def busy(self) -> bool:
-        return bool(len(self.exchange.calls)) or self.connected
+        return bool(len(self.exchange.calls)) or bool(self._outgoing) or self.connected
 
     def touch(self) -> None:
         """The client is here."""
@@ -94,11 +149,12 @@ class Session:
 
         Only then may the runtime see them.
         """
-        house, calls = self.house, self.exchange.calls
+        house, calls, incarnation = self.house, self.exchange.calls, self.record.incarnation
         record = StreamRecord(
             id=new_stream_id(house.random),
             session=self.record.id,
             kind=Kind.CALL,
+            node=house.node,
             fence=house.fence,
             opened=house.clock(),
         )
@@ -108,15 +164,35 @@ class Session:
             if self.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:
-            calls.release(requests)
+            calls.release(requests, incarnation=incarnation)
             self.put(DropStream(stream=record.id))  # it may have been written all the same
             raise
-        stream = house.stream(record, owed=len(requests))
-        stream.on_settled = self._settled
-        self.streams[stream.id] = stream
+        stream = self._enter(record, owed=len(requests))
         house.counters.call_streams += 1
         house.counters.calls_accepted += len(requests)
-        return calls.open(requests, incarnation=self.record.incarnation, stream=stream)
+        return calls.open(requests, incarnation=incarnation, stream=stream)
+
+    def _enter(self, record: StreamRecord, *, owed: int) -> Stream:
+        """A call's stream that this node writes from now on."""
+        stream = self.streams.get(record.id)
+        if stream is None:
+            stream = self.streams[record.id] = self.house.stream(record, writes=True, owed=owed)
+        else:
+            stream.claimed(record, owed=owed)
+        stream.on_settled = self._settled
+        stream.on_lost = self._call_lost
+        stream.on_also = self._written
+        return stream
+
+    def take_over(self, record: StreamRecord, *, owed: int) -> Stream:
+        """A call's stream of a node that died, claimed by this one."""
+        stream = self._enter(record, owed=owed)
+        self.house.neighbours.now_written_here(stream)
+        return stream
+
+    def _call_lost(self, stream: Stream, _: Sequence[Event]) -> None:
+        """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
+        self.exchange.stop_calls(stream)
 
     def consequence(self, call: Call, result: dict[str, Any]) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""
@@ -124,18 +200,17 @@ class Session:
         if method == "initialize" and self.state is SessionState.OPENING:
             return self._handshake_done(result)
         if method in sticky.METHODS:
-            return PutSession(record=self._changed(sticky=sticky.after(self.record.sticky, call.request)))
+            return self._change(Stick(session=self.id, request=sticky.encode(call.request)))
         return None
 
     def _handshake_done(self, result: dict[str, Any]) -> Step | None:
         version = result.get("protocolVersion")
         if version not in REVISIONS:
             return None  # somebody's middleware answered in place of the SDK; the session does not open
-        self._tells_by_log = "logging" in result.get("capabilities", {})
         state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-        return PutSession(
-            record=self._changed(state=state, version=version, result=to_json(result, inf_nan_mode="null"))
-        )
+        encoded = to_json(result, inf_nan_mode="null")
+        self._tells_by_log = _declares_logging(encoded)
+        return self._change(ChangeSession(session=self.id, state=state, version=version, result=encoded))
 
     # The record
 
@@ -145,12 +220,31 @@ class Session:
 
     def update(self, **changes: Any) -> None:
         """Change the record, and write it."""
-        self.put(PutSession(record=self._changed(**changes)))
-
-    def _changed(self, **changes: Any) -> SessionRecord:
-        self.record = replace(self.record, active=self.active, **changes)
+        step = self._change(ChangeSession(session=self.id, active=self.active, **changes))
         self._written_active = self.active
-        return self.record
+        self.house.journal.put(_Change(self, step))
+
+    def _change(self, step: ChangeSession | Stick) -> ChangeSession | Stick:
+        self.record = _changed(self.record, step)
+        self._pending += (step,)
+        return step
+
+    def _written(self, step: Step) -> None:
+        self._pending = tuple(pending for pending in self._pending if pending is not step)
+
+    def refresh(self, stored: SessionRecord, stamp: object) -> None:
+        """Take over what other processes have changed."""
+        before = self.record
+        self.stamp = stamp
+        if before.state is SessionState.OPENING or stored.incarnation < before.incarnation:
+            return  # still this node's alone; or read before the client began anew
+        for step in self._pending:
+            stored = _changed(stored, step)
+        self.record = stored
+        if stored.incarnation > before.incarnation:
+            self.begin_incarnation()
+        if stored.initialized and not before.initialized:
+            self.exchange.mark_initialized()
 
     def keep_fresh(self) -> None:
         """Write the time of the last activity if it has moved; retention goes by it."""
@@ -162,18 +256,145 @@ class Session:
         if self.active - self._written_active > slack and self.house.journal.state is LogState.HEALTHY:
             self.update()
 
-    def go_dormant(self) -> None:
-        self.update(state=advance(SESSION, self.state, SessionStep.GRACE_PASSED))
+    async def rest(self) -> None:
+        """Nobody has used it for long: its runtime and its home go, record and answers stay (R8)."""
+        if self.home:
+            if self.state is SessionState.ACTIVE:
+                self.update(state=advance(SESSION, self.state, SessionStep.GRACE_PASSED))
+            self.put(Release(stream=self.standalone.id, fence=self.standalone.fence))
+        await self.exchange.drop_runtime()
 
     async def end(self, step: SessionStep, reason: str) -> None:
         """End the session: running calls get their answer, readers their end, and everything stored goes."""
-        self.record = replace(self.record, state=advance(SESSION, self.state, step))
+        if self.state is SessionState.ENDED:
+            return
+        state = advance(SESSION, self.state, step)
+        self.record = replace(self.record, state=state, ended=step.value)
+        await self._close(reason)
+        tell = mail.encode(mail.Ended(session=self.id, reason=step.value))
+        posts = [Post(node=node, message=tell) for node in self.house.neighbours.others]
+        self.put(EndSession(session=self.id, time=self.house.clock(), reason=step.value), *posts)
+        self.house.counters.sessions_ended += 1
+
+    async def was_ended(self, reason: str) -> None:
+        """It was ended by another process: let go of it."""
+        if self.state is not SessionState.ENDED:
+            self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
+            await self._close("The session has ended")
+
+    async def _close(self, reason: str) -> None:
         await self.exchange.aclose(reason)
         self.standalone.advance(StreamStep.SESSION_ENDED)
+        for stream in (self.standalone, *self.streams.values()):
+            if stream.reader is not None and not (stream.writes and stream.sealed):
+                stream.reader.end()
+
+    # The home, and what is sent on the standalone stream
+
+    def say(self, payload: bytes, also: Step | None = None) -> Stream | None:
+        """Send a message on the standalone stream; through the session's home, where that is another node.
+
+        Gives the stream, if it was appended here.
+        """
+        if self.home and not self._outgoing:
+            self.standalone.append(payload, also=also)
+            return self.standalone
+        self._outgoing.append((payload, also))
+        if self._forwarding is None:
+            self._forwarding = asyncio.create_task(self._forward(), name="perdure-forward")
+        return None
+
+    async def _forward(self) -> None:
+        try:
+            while self._outgoing and self.state is not SessionState.ENDED:
+                try:
+                    await self._forward_some()
+                except NodeGone:
+                    continue  # the home is looked for anew
+                except SessionEnded:
+                    return
+                except StoreError as failure:
+                    note(logging.WARNING, "home.unreached", f"messages wait for their session's home: {failure}")
+                    await asyncio.sleep(_FORWARD_AGAIN)
+        finally:
+            self._forwarding = None
+
+    async def _forward_some(self) -> None:
+        if await self.come_home():
+            outgoing, self._outgoing = self._outgoing, []
+            for payload, also in outgoing:
+                self.standalone.append(payload, also=also)
+            return
+        some = self._outgoing[:_FORWARD_AT_ONCE]
+        payloads = tuple(payload.decode() for payload, _ in some)
+        message = mail.encode(mail.Forward(session=self.id, payloads=payloads))
+        also = [step for _, step in some if step is not None]
+        await self.house.journal.write(*also, Post(node=self.standalone.node, message=message))
+        del self._outgoing[: len(some)]
+
+    async def come_home(self, *, take: bool = False) -> bool:
+        """Become the session's home, if it has none that lives; with `take`, in any case. Tells whether it is."""
+        if self.home:
+            return True
+        self._homing = self._homing or asyncio.Lock()
+        async with self._homing:
+            while not self.home:
+                if not await self._claim_home(take=take):
+                    return False
+        return True
+
+    async def _claim_home(self, *, take: bool) -> bool:
+        store, journal, neighbours = self.house.store, self.house.journal, self.house.neighbours
+        record = await journal.within_time(store.stream(self.standalone.id))
+        if record is None or self.state is SessionState.ENDED:
+            raise SessionEnded
+        self.standalone.follow(record)
+        if record.node and not take and not await neighbours.is_dead(record.node):
+            return False
+        claimed = await journal.within_time(store.claim(record.id, node=self.house.node, held=record.fence))
+        if claimed is not None:
+            self.standalone.claimed(claimed)
+            if record.node:
+                store.hint(record.node, [record.id])
+            neighbours.now_written_here(self.standalone)
+            self.exchange.came_home()
+        return True  # or another one was faster: look again
+
+    def _home_lost(self, _: Stream, unwritten: Sequence[Event]) -> None:
+        """Another node is the home now: it repeats the subscriptions, and what was not written goes there."""
+        if self.state is SessionState.ENDED:
+            return
+        self.exchange.left_home()
         if self.standalone.reader is not None:
-            self.standalone.reader.end()
-        self.put(EndSession(session=self.record.id, time=self.house.clock()))
-        self.house.counters.sessions_ended += 1
+            self.house.hub.registry.attached(self.standalone.reader)
+        rest, self._outgoing = self._outgoing, []
+        for event in unwritten:
+            self.say(event.payload)
+        self._outgoing += rest
+
+    # Incarnations
+
+    def begin_incarnation(self) -> None:
+        """The client began anew: its readers of before are ended, and what still waits for it is asked again."""
+        self.attached()
+        for stream in (self.standalone, *self.streams.values()):
+            if stream.reader is not None:
+                stream.reader.end()
+        self.exchange.ask_again()
+
+    def attached(self) -> None:
+        """The client is here anew, without positions of calls whose readers it lost (R5)."""
+        self.attached_at = self.house.hub.arrive()
+
+    def tell_attached(self) -> None:
+        """Let the other nodes know of it: they may run such calls."""
+        message = mail.encode(mail.Attached(session=self.id, incarnation=self.record.incarnation))
+        if posts := [Post(node=node, message=message) for node in self.house.neighbours.others]:
+            self.put(*posts)
+
+    def is_orphan(self, stream: Stream) -> bool:
+        """Nobody reads this call's stream, and its client has come back since without asking for it."""
+        return not stream.is_read and stream.lost_at < self.attached_at and stream.lost_at > 0
 
     # Streams that are over
 
@@ -189,7 +410,8 @@ class Session:
         self.streams = self.streams or {}
 
     def enforce_limits(self) -> None:
-        if steps := self.retained.enforce([self.standalone, *self.streams.values()]):
+        written = [stream for stream in (self.standalone, *self.streams.values()) if stream.writes]
+        if steps := self.retained.enforce(written):
             self.put(*steps)
 
     async def find_stream(self, stream_id: StreamId) -> Stream | None:
@@ -201,7 +423,7 @@ class Session:
             return None
         if (stream := self.streams.get(stream_id)) is not None:
             return stream  # another resume was faster
-        stream = self.house.stream(record)
+        stream = self.house.stream(record, writes=False)
         stream.on_settled = self._let_go
         self.streams[stream_id] = stream
         return stream
@@ -224,3 +446,56 @@ class Session:
             finals += [event for event in events if event.final]
             after = events[-1].seq
         return finals
+
+    async def closed_asks(self, events: Sequence[Event]) -> set[int]:
+        """Of replayed events, those that are asks which nobody waits for any more."""
+        asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
+        if not asked:
+            return set()
+        waiting = await self.house.journal.within_time(self.house.store.asks(self.id))
+        still = {ask.id for ask in waiting} | self.exchange.open_asks
+        return {seq for seq, ask in asked.items() if ask not in still}
+
+
+class _Change:
+    """A source for a change of a session's record."""
+
+    __slots__ = ("_session", "_step")
+
+    def __init__(self, session: Session, step: ChangeSession | Stick) -> None:
+        self._session = session
+        self._step = step
+
+    def take(self) -> Sequence[Step]:
+        return (self._step,)
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        pass
+
+    def written(self, steps: Sequence[Step]) -> None:
+        self._session._written(self._step)
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        self._session._written(self._step)
+
+
+def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
+    """The record after a change of ours."""
+    if isinstance(step, Stick):
+        return replace(record, sticky=sticky.after(record.sticky, step.request))
+    given = {
+        name: value
+        for name in ("state", "version", "result", "initialized")
+        if (value := getattr(step, name)) is not None
+    }
+    return replace(record, active=max(record.active, step.active or 0.0), **given)
+
+
+def _declares_logging(result: bytes) -> bool:
+    return bool(result) and "logging" in json.loads(result).get("capabilities", {})
+
+
+def _ask_id(payload: bytes) -> str | None:
+    message = json.loads(payload)
+    ask = message.get("id")
+    return ask if "method" in message and isinstance(ask, str) and ask.startswith("ask-") else None

@@ -1,13 +1,14 @@
-"""All sessions of this process: open, find, tend, end.
+"""All sessions of this process: open, find, load, tend, end.
 
-A session answers only the principal that opened it; to anybody else it does not exist (promise 5).
+A session answers only the principal that opened it; to anybody else it does not exist (promise 5). One that this
+process does not hold is loaded from its record, once, however many ask for it (H1, H4). What is in memory counts as long
+as the store's stamp says that nobody else has written anything; otherwise the record is read again first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ from pydantic_core import to_json
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.retention import cutoffs
-from perdure._core.states import LogState, SessionState, SessionStep
+from perdure._core.states import CallState, LogState, SessionState, SessionStep
+from perdure.errors import SessionEnded, StoreUnavailable
 from perdure.house import House
 from perdure.ledger import Call
 from perdure.observe import note
@@ -67,9 +69,7 @@ class Sessions:
     def __init__(self, house: House) -> None:
         self._house = house
         self._by_id: dict[SessionId, Session] = {}
-        self._of_owner: Counter[str] = Counter()
-        self._dormant: dict[SessionId, Session] = {}
-        """Those that turned dormant, the oldest first; some may have come back since."""
+        self._loading: dict[SessionId, asyncio.Task[Session | None]] = {}
         self._times_are_written = True
         """The store knows when each session was last used, as of the last round over all of them."""
 
@@ -78,28 +78,100 @@ class Sessions:
 
     async def full(self) -> bool:
         """There is no room for another session, not even by ending one that is dormant."""
-        if len(self._by_id) >= self._house.settings.max_sessions:
-            await self._make_room()
-        return len(self._by_id) >= self._house.settings.max_sessions
+        store, most = self._house.store, self._house.settings.max_sessions
+        within = self._house.journal.within_time
+        if await within(store.count_sessions()) < most:
+            return False
+        await self._make_room()
+        return await within(store.count_sessions()) >= most
 
-    def full_for(self, owner: str) -> bool:
+    async def full_for(self, owner: str) -> bool:
         """One principal has all it may have. Callers without a name share nothing but the limit for all."""
-        return bool(owner) and self._of_owner[owner] >= self._house.settings.max_principal_sessions
+        if not owner:
+            return False
+        count = await self._house.journal.within_time(self._house.store.count_sessions(owner))
+        return count >= self._house.settings.max_principal_sessions
 
     async def _make_room(self) -> None:
         """End the session that has been dormant for longest: many clients leave without a word, and must not lock
         others out for as long as answers are kept."""
-        while self._dormant:
-            session = self._dormant.pop(next(iter(self._dormant)))
-            if session.state is SessionState.DORMANT:
-                await self.end(session, SessionStep.WINDOW_PASSED, "The session made room for others")
-                return
+        record = await self._house.journal.within_time(self._house.store.longest_dormant())
+        session = None if record is None else await self.load(record.id)
+        if session is not None and session.state is SessionState.DORMANT:
+            await self.end(session, SessionStep.WINDOW_PASSED, "The session made room for others")
+            await self._house.journal.flushed()
 
-    def find(self, text: str, owner: str) -> Session | None:
-        """The session of that id, if it belongs to that principal."""
+    # Finding and loading
+
+    async def find(self, text: str, owner: str) -> Session | None:
+        """The session of that id, if it belongs to that principal and has not ended."""
         session_id = parse_session_id(text)
-        session = None if session_id is None else self._by_id.get(session_id)
+        session = None if session_id is None else await self.load(session_id)
         return session if session is not None and session.record.owner == owner else None
+
+    async def load(self, session_id: SessionId) -> Session | None:
+        """The session as the store has it at this moment."""
+        session = self._by_id.get(session_id)
+        if session is not None and session.stamp == self._house.store.stamp():
+            return session
+        if (task := self._loading.get(session_id)) is None:
+            task = self._loading[session_id] = asyncio.create_task(self._read(session_id))
+            task.add_done_callback(lambda _: self._loading.pop(session_id, None))
+        return await asyncio.shield(task)
+
+    async def _read(self, session_id: SessionId) -> Session | None:
+        store, within = self._house.store, self._house.journal.within_time
+        stamp = store.stamp()
+        try:
+            record = await within(store.session(session_id))
+        except StoreUnavailable:
+            # Live traffic goes on (promise 7) with what is known here.
+            if (session := self._by_id.get(session_id)) is not None:
+                return session
+            raise
+        session = self._by_id.get(session_id)
+        if record is None or record.state is SessionState.ENDED:
+            return await self._gone(session, record)
+        if session is not None:
+            session.refresh(record, stamp)
+            return session
+        if record.state is SessionState.OPENING:
+            return None  # another node's handshake, which its client has not heard of yet
+        return await self._build(record, stamp)
+
+    async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
+        if session is None or self._house.journal.state is LogState.DEGRADED:
+            return session  # nothing, or one whose record may not be written yet
+        if record is None and session.state is SessionState.OPENING:
+            return session
+        self._by_id.pop(session.id, None)
+        await session.was_ended("" if record is None else record.ended)
+        return None
+
+    async def _build(self, record: SessionRecord, stamp: object) -> Session | None:
+        store, within = self._house.store, self._house.journal.within_time
+        standalone = await within(store.stream(record.standalone))
+        if standalone is None:
+            return None  # it ended in this very moment
+        waiting = bool(record.owner) and any(
+            call.state is CallState.WAITING for call in await within(store.calls(record.id))
+        )
+        session = Session(self._house, record, standalone)
+        session.stamp, session.waits = stamp, waiting
+        session.retained.load(await within(store.kept(record.id)))
+        self._by_id[record.id] = session
+        self._house.counters.sessions_loaded += 1
+        try:
+            await session.come_home()
+        except SessionEnded:
+            self._by_id.pop(record.id, None)
+            return None
+        note(logging.DEBUG, "session.loaded", "a session was loaded from its record", session=session.name)
+        return session
+
+    def held(self, session_id: SessionId) -> Session | None:
+        """The session, if it is in memory."""
+        return self._by_id.get(session_id)
 
     async def open(self, owner: str, request: Request, body: bytes) -> tuple[Session, Call]:
         """Begin a session with its `initialize` request."""
@@ -109,13 +181,13 @@ class Sessions:
             id=new_stream_id(house.random),
             session=new_session_id(house.random),
             kind=Kind.STANDALONE,
+            node=house.node,
             fence=house.fence,
             opened=now,
         )
         record = SessionRecord(
             id=standalone.session,
             owner=owner,
-            node=house.node,
             state=SessionState.OPENING,
             version="",
             client_params=to_json(request.params or {}),
@@ -128,21 +200,27 @@ class Sessions:
             active=now,
         )
         session = Session(house, record, standalone)
-        self._enter(session)
+        session.stamp = house.store.stamp()
+        self._by_id[session.id] = session
         try:
-            session.exchange.calls.reserve((request,))
+            session.exchange.calls.reserve((request,), incarnation=record.incarnation)
             [call] = await session.accept((request,), (body,), PutSession(record=record), OpenStream(record=standalone))
         except BaseException:
-            self._leave(session)
+            self._by_id.pop(session.id, None)
             raise
         house.counters.sessions_opened += 1
         return session, call
 
     async def end(self, session: Session, step: SessionStep, reason: str) -> None:
         """End a session; from this moment on its id is unknown."""
-        if self._leave(session):
+        if self._by_id.pop(session.id, None) is not None:
             await session.end(step, reason)
             note(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
+
+    async def was_ended(self, session_id: SessionId, reason: str) -> None:
+        """Another process has ended a session."""
+        if (session := self._by_id.pop(session_id, None)) is not None:
+            await session.was_ended(reason)
 
     def info(self, session_id: str) -> SessionInfo | None:
         """What there is to know of a session (S6)."""
@@ -174,19 +252,6 @@ class Sessions:
 
     def ids(self) -> Sequence[str]:
         return list(self._by_id)
-
-    def _enter(self, session: Session) -> None:
-        self._by_id[session.record.id] = session
-        self._of_owner[session.record.owner] += 1
-
-    def _leave(self, session: Session) -> bool:
-        if self._by_id.pop(session.record.id, None) is None:
-            return False
-        self._dormant.pop(session.record.id, None)
-        self._of_owner[session.record.owner] -= 1
-        if not self._of_owner[session.record.owner]:
-            del self._of_owner[session.record.owner]
-        return True
 
     # Tending
 
@@ -222,17 +287,15 @@ class Sessions:
             session.exchange.give_up_asks()
         if not session.busy and now - session.active >= settings.replay_window:
             await self.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
-        elif not session.busy and now - session.active >= settings.session_grace:
+        elif not session.busy and now - session.active >= settings.session_grace and not session.waits:
             await self._rest(session)
         elif session.exchange.runtime_may_go(settings.runtime_idle):
             await session.exchange.drop_runtime()
 
     async def _rest(self, session: Session) -> None:
-        if session.state is SessionState.ACTIVE:
-            session.go_dormant()
-            self._dormant.pop(session.record.id, None)
-            self._dormant[session.record.id] = session
-        await session.exchange.drop_runtime()
+        """From now on the store alone knows it; the next request loads it again."""
+        self._by_id.pop(session.id, None)
+        await session.rest()
 
     async def sweep(self) -> None:
         """Remove what has expired from the store, on a timer; runs for ever."""

@@ -5,6 +5,10 @@ fails) and `durable` (in the store). Readers see nothing beyond `visible`, so no
 accepted it (promise 1). The tail keeps in memory what is not durable yet or what the attached reader still needs, so
 that reading at the end costs no query; whatever the tail no longer has is read from the store. Nothing depends on the
 tail.
+
+A stream is written by one node at a time. Where that is another one, this object only follows: `follow` tells it how
+far the stream has grown, and it may become the writer by a claim. Where it is this one, its reader may sit elsewhere
+(`foreign`), known from the store.
 """
 
 from __future__ import annotations
@@ -15,13 +19,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from perdure._core.ids import Kind, Position, position_prefix
+from perdure._core.ids import Fence, Kind, NodeId, Position, position_prefix
 from perdure._core.retention import Kept
 from perdure._core.states import STREAM, StreamState, StreamStep, advance
-from perdure.errors import StoreError
+from perdure.errors import PerdureError
 from perdure.journal import Journal
 from perdure.observe import note
-from perdure.store.base import Append, CallEnd, Event, Step, StreamRecord, Trim
+from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, StreamRecord, Trim
 
 if TYPE_CHECKING:
     from perdure.hub import Reader
@@ -56,10 +60,16 @@ class Stream:
         "delivered",
         "durable",
         "fence",
+        "foreign",
         "generation",
         "id",
         "kind",
         "last",
+        "lost_at",
+        "node",
+        "on_also",
+        "on_grown",
+        "on_lost",
         "on_settled",
         "owed",
         "prefix",
@@ -67,23 +77,39 @@ class Stream:
         "session",
         "state",
         "visible",
+        "writes",
     )
 
     def __init__(
-        self, record: StreamRecord, journal: Journal, *, clock: Callable[[], float], limit: int, owed: int = 0
+        self,
+        record: StreamRecord,
+        journal: Journal,
+        *,
+        clock: Callable[[], float],
+        limit: int,
+        writes: bool,
+        owed: int = 0,
     ) -> None:
         self.id = record.id
         self.session = record.session
         self.kind = record.kind
-        self.generation = record.generation
-        self.fence = record.fence
-        self.prefix = position_prefix(record.kind, record.id, record.generation).encode()
         self.last = self.visible = self.durable = record.last
+        self._show(record)
+        self.writes = writes
         self.delivered = 0
         self.owed = owed
         self.state = StreamState.SEALED if record.sealed else StreamState.DETACHED
         self.reader: Reader | None = None
+        self.foreign: ReaderRecord | None = None
+        self.lost_at = 0
+        """When its last reader was lost, as an arrival number of the hub's."""
         self.on_settled: Callable[[Stream], None] | None = None
+        self.on_grown: Callable[[Stream], None] | None = None
+        """Told when it has grown and a reader elsewhere should look."""
+        self.on_lost: Callable[[Stream, Sequence[Event]], None] | None = None
+        """Told that another node has become the writer, and what could not be appended because of that."""
+        self.on_also: Callable[[Step], None] | None = None
+        """Told of each further step that was written together with events."""
         self._journal = journal
         self._clock = clock
         self._limit = limit
@@ -101,6 +127,67 @@ class Stream:
         self._tail: list[Event] = []
         self._tail_bytes = 0
         self._pace()
+
+    def _show(self, record: StreamRecord) -> None:
+        self.node: NodeId = record.node
+        self.fence: Fence = record.fence
+        self.generation = record.generation
+        self.prefix = position_prefix(record.kind, record.id, record.generation).encode()
+
+    # Who writes
+
+    def follow(self, record: StreamRecord) -> None:
+        """Another node writes it, and it has come this far."""
+        if record.fence < self.fence or (self.writes and (record.fence == self.fence or self.durable < self.last)):
+            # Read before this node became the writer; or what it still writes will be refused, and dealt with there.
+            return
+        lost, self.writes = self.writes, False
+        self._show(record)
+        if lost and self.on_lost is not None:
+            self.on_lost(self, ())
+        grown = record.last > self.visible
+        self.last = self.visible = self.durable = max(self.visible, record.last)
+        if record.sealed and not self.over:
+            self.advance(StreamStep.LAST_RESPONSE)
+        if self.reader is not None and (grown or self.over):
+            self.reader.wake()
+        self.moved()
+
+    def claimed(self, record: StreamRecord, *, owed: int = 0) -> None:
+        """This node has become the writer."""
+        self._show(record)
+        self.writes, self._fenced, self._seal = True, False, False
+        self.last = self.visible = self.durable = record.last
+        self.owed = owed
+        self._pace()
+        if self.reader is not None:
+            self.reader.wake()
+
+    def read_elsewhere(self, record: ReaderRecord | None, *, arrival: int) -> None:
+        """What the store tells of a reader on another node, and an arrival number of the hub's for this moment."""
+        if record == self.foreign:
+            return
+        before, self.foreign = self.foreign, record
+        if record is None:
+            self.lost_at = arrival
+        if record is not None and self.reader is not None:
+            self.reader.end()  # the newest wins
+        if record is not None:
+            self.delivered = max(self.delivered, record.seq)
+        if not self.over and self.reader is None and (before is None) != (record is None):
+            self.advance(StreamStep.READER_LOST if record is None else StreamStep.READER_ATTACHED)
+        self.moved()
+
+    @property
+    def is_read(self) -> bool:
+        """Somebody reads it, here or elsewhere."""
+        return self.reader is not None or self.foreign is not None
+
+    def _read_through(self) -> int | None:
+        """As far as its reader has got; `None` if nobody reads."""
+        if self.reader is not None:
+            return self.reader.cursor
+        return None if self.foreign is None else self.foreign.seq
 
     def position(self, seq: int) -> Position:
         return Position(kind=self.kind, stream=self.id, generation=self.generation, seq=seq)
@@ -154,8 +241,8 @@ class Stream:
         """Reckon how far the writer may go; called whenever something that it depends on has moved."""
         self._pause_at = self.visible + RUN_AHEAD
         # The standalone stream never makes anybody wait for its reader: its oldest events go instead.
-        if self.reader is not None and self.kind is Kind.CALL:
-            self._pause_at = min(self._pause_at, self.reader.cursor + self._limit)
+        if self.kind is Kind.CALL and (through := self._read_through()) is not None:
+            self._pause_at = min(self._pause_at, through + self._limit)
 
     async def _wait(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -196,6 +283,14 @@ class Stream:
             settled, self.on_settled = self.on_settled, None
             settled(self)
 
+    def unread(self) -> None:
+        """Its reader has left, or does not come."""
+        self.moved()
+        # One that another node writes is here for its reader only.
+        if self.reader is None and not self.writes and self.on_settled is not None:
+            settled, self.on_settled = self.on_settled, None
+            settled(self)
+
     # A source of the journal
 
     def take(self) -> Sequence[Step]:
@@ -226,14 +321,30 @@ class Stream:
         assert isinstance(append, Append)
         if append.events:
             self.durable = max(self.durable, append.events[-1].seq)
+        if self.on_also is not None:
+            for step in steps[1:]:
+                self.on_also(step)
+        if self.foreign is not None and self.on_grown is not None:
+            self.on_grown(self)
         self._release()
         self._look_settled()
 
-    def refused(self, steps: Sequence[Step], reason: StoreError) -> None:
-        note(logging.ERROR, "stream.refused", f"stream {self.id} can no longer be written: {reason}", stream=self.id)
-        self._fenced = True
-        if self.reader is not None:
-            self.reader.end()
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        append = steps[0]
+        assert isinstance(append, Append)
+        if append.fence != self.fence:
+            return  # this node has claimed it anew meanwhile
+        lost = [*append.events, *self._pending]
+        self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self.last = self.visible = self.durable
+        self.writes = False
+        note(logging.WARNING, "stream.refused", f"stream {self.id} is not written here any more: {reason}")
+        if self.kind is Kind.CALL:
+            self._fenced = True
+            if self.reader is not None:
+                self.reader.end()  # its client may resume, wherever it is written now
+        if self.on_lost is not None:
+            self.on_lost(self, lost)
         self.moved()
 
     # Reading
@@ -272,16 +383,21 @@ class Stream:
 
     @property
     def kept(self) -> Kept:
-        floor = self.last if self.reader is None else min(self.last, self.reader.cursor)
+        floor = self._floor()
         events = floor - self._trimmed - sum(1 for seq in self._finals if self._trimmed < seq <= floor)
         return Kept(
-            stream=self.id, events=max(0, events), answers=len(self._finals), idle=self.over and not self.reader
+            stream=self.id, events=max(0, events), answers=len(self._finals), idle=self.over and not self.is_read
         )
 
     def forget_events(self) -> Trim:
         """Trim everything that may go, final answers excepted."""
-        self._trimmed = self.last if self.reader is None else min(self.last, self.reader.cursor)
+        self._trimmed = self._floor()
         return Trim(stream=self.id, through=self._trimmed)
+
+    def _floor(self) -> int:
+        """Up to where nobody needs it any more."""
+        through = self._read_through()
+        return self.last if through is None else min(self.last, through)
 
     def _overflow(self) -> int:
         """Up to where events must go so that no more than the limit are kept; never past a call's attached reader."""
@@ -290,6 +406,7 @@ class Stream:
         for seq in self._finals:
             if self._trimmed < seq <= through:
                 through += 1
-        if self.reader is None or self.kind is Kind.STANDALONE:  # which makes nobody wait, so its oldest events go
+        read = self._read_through()
+        if read is None or self.kind is Kind.STANDALONE:  # which makes nobody wait, so its oldest events go
             return through
-        return max(self._trimmed, min(through, self.reader.cursor))
+        return max(self._trimmed, min(through, read))

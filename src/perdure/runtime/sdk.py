@@ -226,6 +226,9 @@ class Runtime:
         """Somebody's code keeps things in this connection that dropping it would lose."""
         return bool(self._connection.state)
 
+    def mark_initialized(self) -> None:
+        self._connection.initialized.set()
+
     async def aclose(self) -> None:
         """End it without a word: first the way to the log, then the handlers, so that no answer of the SDK's about a
         closed connection gets into the log."""

@@ -141,7 +141,12 @@ def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
     empty = version == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     if not empty and _value(connection, "application_id") != APPLICATION_ID:
         raise StoreUnavailable(f"the SQLite file {path} belongs to another program; give Perdure a file of its own")
-    ours = _sql.schema_version()
+    refuse_newer(connection, path)
+
+
+def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
+    """A newer release may have brought the file up to date, also while this one had it open."""
+    version, ours = _value(connection, "user_version"), _sql.schema_version()
     if version > ours:
         raise StoreTooNew(
             f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"

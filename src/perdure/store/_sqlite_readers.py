@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from perdure.errors import StoreUnavailable
-from perdure.store._sqlite_file import named, open_reader
+from perdure.store._sqlite_file import NAMED, failure, open_reader, refuse_newer
 
 T = TypeVar("T")
 
@@ -18,8 +18,11 @@ THREADS = 2
 
 
 class ReaderPool:
-    def __init__(self, path: str, *, busy_timeout: float) -> None:
+    """`check` raises once the file is not to be read any more."""
+
+    def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None]) -> None:
         self._path = path
+        self._check = check
         self._busy_timeout = busy_timeout
         self._threads: ThreadPoolExecutor | None = None
         self._idle: list[sqlite3.Connection] = []
@@ -38,12 +41,23 @@ class ReaderPool:
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._threads is None:
             raise StoreUnavailable(f"the SQLite file {self._path} is closed")
+        self._check()
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with named(self._path, "read"):
+        try:
             connection = self._idle.pop() if self._idle else open_reader(self._path, busy_timeout=self._busy_timeout)
             try:
-                return work(connection)
+                return self._work(connection, work)
             finally:
                 self._idle.append(connection)
+        except NAMED as error:
+            raise failure(error, self._path, "read") from error
+
+    def _work(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return work(connection)
+        except NAMED:
+            # The tables of a newer release may have other columns; that is the failure to tell of.
+            refuse_newer(connection, self._path)
+            raise

@@ -6,13 +6,18 @@ import json
 from typing import Any
 
 from perdure._core.ids import Kind
+from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import CallState, SessionState
 from perdure.errors import StoreTooNew
 from perdure.store.base import (
     RECORD_VERSION,
     AskRecord,
     CallRecord,
+    ChangeSession,
     Generation,
+    KeptRecord,
+    Mail,
+    NodeRecord,
     ReaderRecord,
     SessionRecord,
     StreamRecord,
@@ -25,70 +30,97 @@ def session_row(record: SessionRecord) -> Row:
     return (
         record.id,
         RECORD_VERSION,
-        _loose(record.owner),
-        record.node,
+        loose(record.owner),
         record.state.value,
         record.version,
         record.client_params,
         record.result,
         record.initialized,
-        json.dumps([request.decode("latin-1") for request in record.sticky]),
+        sticky_text(record.sticky),
         record.incarnation,
         record.standalone,
         record.created,
         record.active,
+        record.ended,
     )
+
+
+def change_values(step: ChangeSession) -> dict[str, object]:
+    return {
+        "record": RECORD_VERSION,
+        "session": step.session,
+        "active": step.active,
+        "state": None if step.state is None else step.state.value,
+        "version": step.version,
+        "result": step.result,
+        "initialized": step.initialized,
+    }
 
 
 def session_record(row: Row) -> SessionRecord:
-    version, id_, owner, node, state, revision, params, result, initialized, sticky, incarnation, standalone, *times = (
-        row
-    )
+    version, id_, owner, state, revision, params, result, initialized, sticky, incarnation, standalone, *rest = row
     _known(version, f"session {id_}")
     return SessionRecord(
         id=id_,
         owner=_strict(owner),
-        node=node,
         state=SessionState(state),
         version=revision,
         client_params=params,
         result=result,
         initialized=bool(initialized),
-        sticky=tuple(request.encode("latin-1") for request in json.loads(sticky)),
+        sticky=sticky_requests(sticky),
         incarnation=incarnation,
         standalone=standalone,
-        created=times[0],
-        active=times[1],
+        created=rest[0],
+        active=rest[1],
+        ended=rest[2],
     )
 
 
+def sticky_text(requests: tuple[bytes, ...]) -> str:
+    return json.dumps([request.decode("latin-1") for request in requests])
+
+
+def sticky_requests(text: str) -> tuple[bytes, ...]:
+    return tuple(request.encode("latin-1") for request in json.loads(text))
+
+
 def stream_row(record: StreamRecord) -> Row:
+    """With the session once more, at the end: it is looked up, too."""
     return (
         record.id,
         RECORD_VERSION,
         record.session,
         record.kind.value,
+        record.node,
         record.fence,
         record.opened,
         record.generation,
         record.last,
         record.sealed,
+        record.session,
     )
 
 
 def stream_record(row: Row) -> StreamRecord:
-    version, id_, session, kind, fence, opened, generation, last, sealed = row
+    version, id_, session, kind, node, fence, opened, generation, last, sealed = row
     _known(version, f"stream {id_}")
     return StreamRecord(
         id=id_,
         session=session,
         kind=Kind(kind),
+        node=node,
         fence=fence,
         opened=opened,
         generation=generation,
         last=last,
         sealed=bool(sealed),
     )
+
+
+def kept_record(row: Row) -> KeptRecord:
+    stream, opened, events, answers = row
+    return KeptRecord(stream=stream, opened=opened, events=events, answers=answers)
 
 
 def generation(row: Row) -> Generation:
@@ -101,12 +133,13 @@ def call_row(key: int, place: int, record: CallRecord) -> Row:
         key,
         record.incarnation,
         request_id_text(record.request_id),
+        record.session,
+        id_key(record.request_id),
         place,
         RECORD_VERSION,
-        _loose(record.method),
+        loose(record.method),
         record.request,
-        _loose(record.principal),
-        record.node,
+        loose(record.principal),
         record.attempt,
         record.progress,
         record.state.value,
@@ -119,7 +152,7 @@ def request(row: Row) -> tuple[int | str, str]:
 
 
 def call_record(row: Row) -> CallRecord:
-    version, session, incarnation, request_id, stream, method, request, principal, node, attempt, progress, state = row
+    version, session, incarnation, request_id, stream, method, request, principal, attempt, progress, state = row
     _known(version, f"call {request_id} of stream {stream}")
     return CallRecord(
         session=session,
@@ -129,15 +162,14 @@ def call_record(row: Row) -> CallRecord:
         method=_strict(method),
         request=request,
         principal=_strict(principal),
-        node=node,
         attempt=attempt,
         progress=progress,
         state=CallState(state),
     )
 
 
-def ask_row(key: int, record: AskRecord) -> Row:
-    return (record.session, record.id, RECORD_VERSION, key, record.request, record.node)
+def ask_row(record: AskRecord) -> Row:
+    return (record.session, record.id, RECORD_VERSION, record.request, record.node, record.stream)
 
 
 def ask_record(row: Row) -> AskRecord:
@@ -146,8 +178,8 @@ def ask_record(row: Row) -> AskRecord:
     return AskRecord(session=session, id=id_, stream=stream, request=request, node=node)
 
 
-def reader_row(key: int, record: ReaderRecord) -> Row:
-    return (key, RECORD_VERSION, record.reader, record.node, record.seq)
+def reader_row(record: ReaderRecord) -> Row:
+    return (RECORD_VERSION, record.reader, record.node, record.seq, record.stream)
 
 
 def reader_record(row: Row) -> ReaderRecord:
@@ -156,12 +188,31 @@ def reader_record(row: Row) -> ReaderRecord:
     return ReaderRecord(stream=stream, reader=reader, node=node, seq=seq)
 
 
+def node_record(row: Row) -> NodeRecord:
+    """Of any version: it tells which one the node writes."""
+    id_, record, beat, facts = row
+    return NodeRecord(id=id_, record=record, beat=beat, facts=facts)
+
+
+def mail(row: Row) -> Mail:
+    return Mail(*row)
+
+
+def number(row: Row) -> int:
+    return int(row[0])
+
+
 def request_id_text(request_id: int | str) -> str:
     """As JSON: keeps 8 and "8" apart, and takes numbers of any size and any text that a peer may send."""
     return str(request_id) if type(request_id) is int else json.dumps(request_id)
 
 
-def _loose(text: str) -> str | bytes:
+def id_key(request_id: int | str) -> str | bytes:
+    """The form in which ids are compared, as text: it may be a number of any size."""
+    return str(request_id) if type(request_id) is int else loose(str(coerce_id(request_id)))
+
+
+def loose(text: str) -> str | bytes:
     """Text from outside as SQLite can hold it: half a surrogate pair, which JSON may spell, is no UTF-8."""
     try:
         text.encode()

@@ -1,4 +1,8 @@
-"""Steps, applied to the writing connection within a transaction that the caller holds."""
+"""Steps, applied to the writing connection within a transaction that the caller holds.
+
+The key of a stream is remembered although another process may drop the stream: keys are never used again, so what is
+written under such a key finds no row.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +11,40 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure._core.ids import Fence, NodeId, StreamId
-from perdure.errors import StaleFence
+from perdure._core import sticky
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure.errors import IdTaken, NodeGone, SessionEnded, StaleFence
 from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
+from perdure.store._sqlite_weigh import MAX_INLINE_EVENTS
 from perdure.store.base import (
+    RECORD_VERSION,
     Append,
+    ChangeSession,
     CloseAsk,
     DropStream,
     EndSession,
     LeaveReader,
     OpenAsk,
     OpenStream,
+    Post,
+    PutCall,
     PutReader,
     PutSession,
+    Received,
     Refusals,
+    Refused,
+    Release,
+    SessionRecord,
     Step,
+    Stick,
     StreamRecord,
     Trim,
 )
 
 _SQL = _sql.queries()
 _EXTEND = _SQL["extend_stream"]
+_SEAL = _SQL["seal_stream"]
 _APPEND = _SQL["append_event"]
 _END_CALL = _SQL["end_call"]
 _OPEN_STREAM = _SQL["open_stream"]
@@ -37,10 +53,6 @@ _OPEN_CALL = _SQL["open_call"]
 MAX_KEYS = 20_000
 """Streams whose keys are remembered: about 3 MiB, and more than are written at a time."""
 
-MAX_INLINE_EVENTS = 512
-MAX_INLINE_BYTES = 1 << 20
-"""What may be written, or forgotten, in the event loop: one or two milliseconds' worth."""
-
 
 class Steps:
     """Applies steps. Holds the keys of streams written lately; `forget` them when a transaction is undone."""
@@ -48,10 +60,14 @@ class Steps:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._cursor = connection.cursor()
         self._keys: OrderedDict[StreamId, int] = OrderedDict()
-        self._apply: dict[type[Any], Callable[[Any], StaleFence | None]] = {
+        self._apply: dict[type[Any], Callable[[Any], Refused | None]] = {
             Append: self._append,
             OpenStream: self._open_stream,
+            PutCall: self._put_call,
+            Release: self._release,
             PutSession: self._put_session,
+            ChangeSession: self._change_session,
+            Stick: self._stick,
             EndSession: self._end_session,
             Trim: self._trim,
             DropStream: self._drop_stream,
@@ -59,6 +75,8 @@ class Steps:
             CloseAsk: self._close_ask,
             PutReader: self._put_reader,
             LeaveReader: self._leave_reader,
+            Post: self._post,
+            Received: self._received,
         }
 
     def apply(self, steps: Sequence[Step]) -> Refusals:
@@ -73,8 +91,12 @@ class Steps:
         if key is not None:
             self._keys.move_to_end(stream)
             return key
+        key = self._look_up(stream)
+        return None if key is None else self._remember(stream, key)
+
+    def _look_up(self, stream: StreamId) -> int | None:
         row = self._cursor.execute(_SQL["stream_key"], (stream,)).fetchone()
-        return None if row is None else self._remember(stream, row[0])
+        return None if row is None else int(row[0])
 
     def _remember(self, stream: StreamId, key: int) -> int:
         self._keys[stream] = key
@@ -84,13 +106,20 @@ class Steps:
 
     # Streams and events
 
-    def _open_stream(self, step: OpenStream) -> None:
-        cursor = self._cursor
-        cursor.execute(_OPEN_STREAM, rows.stream_row(step.record))
-        if cursor.rowcount == 1:
-            key = self._remember(step.record.id, cursor.lastrowid or 0)
-            for place, call in enumerate(step.calls):
-                cursor.execute(_OPEN_CALL, rows.call_row(key, place, call))
+    def _open_stream(self, step: OpenStream) -> IdTaken | SessionEnded | None:
+        cursor, record = self._cursor, step.record
+        cursor.execute(_OPEN_STREAM, rows.stream_row(record))
+        if cursor.rowcount != 1:
+            there = self._look_up(record.id) is not None
+            return None if there else SessionEnded(f"session {record.session} has ended")
+        key = cursor.lastrowid or 0
+        for place, call in enumerate(step.calls):
+            cursor.execute(_OPEN_CALL, rows.call_row(key, place, call))
+            if cursor.rowcount != 1:
+                cursor.execute(_SQL["close_stream"], (key,))
+                return IdTaken(f"request {call.request_id!r} of session {call.session} runs already")
+        self._remember(record.id, key)
+        return None
 
     def _append(self, step: Append) -> StaleFence | None:
         key = self._key(step.stream)
@@ -111,7 +140,8 @@ class Steps:
         if not events or events[-1].seq - events[0].seq + 1 != len(events):
             return False
         cursor = self._cursor
-        cursor.execute(_EXTEND, (events[-1].seq, step.seal, key, step.fence, events[0].seq - 1))
+        # Two statements: to mention "sealed" costs the partial index on it an entry each time.
+        cursor.execute(_SEAL if step.seal else _EXTEND, (events[-1].seq, key, step.fence, events[0].seq - 1))
         if cursor.rowcount != 1:
             return False
         if len(events) == 1:
@@ -125,12 +155,12 @@ class Steps:
         row = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if row is None:
             return _stale(step, "is not there")
-        fence, last, sealed = row
+        fence, last, sealed, node = row
         if fence != step.fence:
             return _stale(step, f"is written under fence {fence}")
         new = [event for event in step.events if event.seq > last]
-        if new and sealed:
-            return _stale(step, "is sealed")
+        if new and (sealed or not node):
+            return _stale(step, "is sealed" if sealed else "was let go of")
         if new and new[-1].seq - last != len(new):
             return _stale(step, f"ends at {last}, and event {new[0].seq} does not follow")
         if new:
@@ -138,6 +168,33 @@ class Steps:
             last = new[-1].seq
         self._cursor.execute(_SQL["set_stream_end"], (last, sealed or step.seal, key))
         return None
+
+    def _put_call(self, step: PutCall) -> StaleFence | None:
+        key = self._key(step.stream)
+        if (refusal := self._not_written(key, step)) is not None:
+            return refusal
+        row = (RECORD_VERSION, step.state.value, step.attempt, step.progress)
+        request_id = rows.request_id_text(step.request_id)
+        self._cursor.execute(_SQL["put_call"], (*row, key, step.incarnation, request_id))
+        return None
+
+    def _release(self, step: Release) -> StaleFence | None:
+        key = self._key(step.stream)
+        if (refusal := self._not_written(key, step)) is not None:
+            return refusal
+        self._cursor.execute(_SQL["release_stream"], (key,))
+        return None
+
+    def _not_written(self, key: int | None, step: PutCall | Release) -> StaleFence | None:
+        row = None if key is None else self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
+        if row is None:
+            return _stale(step, "is not there")
+        fence, _, sealed, node = row
+        if fence != step.fence:
+            return _stale(step, f"is written under fence {fence}")
+        if sealed:
+            return _stale(step, "is sealed")
+        return None if node or isinstance(step, Release) else _stale(step, "was let go of")
 
     def _trim(self, step: Trim) -> None:
         if (key := self._key(step.stream)) is not None:
@@ -152,25 +209,41 @@ class Steps:
     def _put_session(self, step: PutSession) -> None:
         self._cursor.execute(_SQL["put_session"], rows.session_row(step.record))
 
+    def _change_session(self, step: ChangeSession) -> None:
+        self._cursor.execute(_SQL["change_session"], rows.change_values(step))
+
+    def _stick(self, step: Stick) -> None:
+        row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
+        if row is not None:
+            requests = sticky.after(rows.sticky_requests(row[0]), step.request)
+            self._cursor.execute(_SQL["set_sticky"], (RECORD_VERSION, rows.sticky_text(requests), step.session))
+
     def _end_session(self, step: EndSession) -> None:
         self.forget()
         self._cursor.execute(_SQL["drop_streams"], (step.session,))
-        self._cursor.execute(_SQL["end_session"], (step.time, step.session))
+        self._cursor.execute(_SQL["end_session"], (step.time, step.reason, step.session))
 
     def _open_ask(self, step: OpenAsk) -> None:
-        if (key := self._key(step.record.stream)) is not None:
-            self._cursor.execute(_SQL["open_ask"], rows.ask_row(key, step.record))
+        self._cursor.execute(_SQL["open_ask"], rows.ask_row(step.record))
 
     def _close_ask(self, step: CloseAsk) -> None:
         self._cursor.execute(_SQL["close_ask"], (step.session, step.id))
 
     def _put_reader(self, step: PutReader) -> None:
-        if (key := self._key(step.record.stream)) is not None:
-            self._cursor.execute(_SQL["put_reader"], rows.reader_row(key, step.record))
+        self._cursor.execute(_SQL["put_reader"], rows.reader_row(step.record))
 
     def _leave_reader(self, step: LeaveReader) -> None:
         if (key := self._key(step.stream)) is not None:
             self._cursor.execute(_SQL["leave_reader"], (key, step.reader))
+
+    # Mail
+
+    def _post(self, step: Post) -> NodeGone | None:
+        self._cursor.execute(_SQL["post_mail"], (step.message, step.node))
+        return None if self._cursor.rowcount == 1 else NodeGone(f"there is no node {step.node}")
+
+    def _received(self, step: Received) -> None:
+        self._cursor.execute(_SQL["take_mail"], (step.node, step.through))
 
     # What is not a step
 
@@ -179,24 +252,18 @@ class Steps:
         (fence,) = self._cursor.execute(_SQL["read_fence"]).fetchone()
         return Fence(fence)
 
-    def claim(self, stream: StreamId) -> StreamRecord | None:
-        if self._key(stream) is None:
+    def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        self._cursor.execute(_SQL["end_generation"], (stream, held))
+        if self._cursor.rowcount != 1:
             return None
-        self._cursor.execute(_SQL["end_generation"], (stream,))
-        self._cursor.execute(_SQL["next_generation"], (self.next_fence(), stream))
+        self._cursor.execute(_SQL["next_generation"], (node, self.next_fence(), stream))
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
-    def join(self, node: NodeId) -> Fence:
-        self._cursor.execute(_SQL["empty_mail"], (node,))
-        return self.next_fence()
-
-    def post(self, node: NodeId, message: bytes) -> None:
-        self._cursor.execute(_SQL["post_mail"], (node, message))
-
-    def collect(self, node: NodeId) -> list[bytes]:
-        messages = [message for (message,) in self._cursor.execute(_SQL["read_mail"], (node,))]
-        self._cursor.execute(_SQL["empty_mail"], (node,))
-        return messages
+    def reattach(self, session: SessionId) -> SessionRecord | None:
+        self._cursor.execute(_SQL["next_incarnation"], (session,))
+        if self._cursor.rowcount != 1:
+            return None
+        return rows.session_record(self._cursor.execute(_SQL["session_by_id"], (session,)).fetchone())
 
     def forgets_little(self, steps: Sequence[Step]) -> bool:
         """Whether what the steps forget is soon done."""
@@ -212,32 +279,9 @@ class Steps:
             return 0
         if isinstance(step, Trim):
             return int(max(0, step.through - oldest[0] + 1))
-        (_, last, _) = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
-        return int(last - oldest[0] + 1)
+        end = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
+        return 0 if end is None else int(end[1] - oldest[0] + 1)
 
 
-def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
-    """How many rows and bytes the steps write, nearly; and whether they forget anything."""
-    count = size = 0
-    forget = False
-    for step in steps:
-        count += 1
-        if type(step) is Append:
-            count += len(step.events)
-            for event in step.events:
-                size += len(event.payload)
-        elif type(step) is OpenStream:
-            count += len(step.calls)
-            for call in step.calls:
-                size += len(call.request)
-        elif type(step) is PutSession:
-            size += len(step.record.client_params) + len(step.record.result)
-        elif type(step) is OpenAsk:
-            size += len(step.record.request)
-        elif type(step) is Trim or type(step) is DropStream or type(step) is EndSession:
-            forget = True
-    return count, size, forget
-
-
-def _stale(step: Append, why: str) -> StaleFence:
-    return StaleFence(f"fence {step.fence} may not append to stream {step.stream}: it {why}")
+def _stale(step: Append | PutCall | Release, why: str) -> StaleFence:
+    return StaleFence(f"fence {step.fence} may not write stream {step.stream}: it {why}")

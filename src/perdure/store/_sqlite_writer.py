@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from perdure.errors import StoreError, StoreUnavailable
+from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store._sqlite_checkpoints import Checkpoints
-from perdure.store._sqlite_file import NAMED, Sync, begin, failure, is_busy, open_writer, rollback
-from perdure.store._sqlite_steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, Steps, weigh
+from perdure.store._sqlite_file import NAMED, Sync, begin, failure, is_busy, open_writer, refuse_newer, rollback
+from perdure.store._sqlite_steps import Steps
+from perdure.store._sqlite_weigh import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, weigh
 from perdure.store.base import Refusals, Step
 
 T = TypeVar("T")
@@ -65,11 +66,18 @@ class Writer:
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._closed = True
         self._log_full = False
+        self._too_new: str | None = None
+        self._seen = 0
+        self.life = 0
+        """Rises with each opening: `look` begins anew then."""
 
     def open(self) -> None:
         self._connection = open_writer(self._path, sync=self._sync, busy_timeout=self._busy_timeout)
         self._execute = self._connection.cursor().execute
         self._steps = Steps(self._connection)
+        self._too_new = None
+        self._seen = self._data_version()
+        self.life += 1
         self._checkpoints = Checkpoints(self._path, log_full=self._note_log_full)
         self._thread = threading.Thread(target=self._serve, name="perdure-sqlite-writer", daemon=True)
         self._closed = False
@@ -86,11 +94,44 @@ class Writer:
 
     # In the event loop
 
+    def check(self) -> None:
+        """Raise if a newer release has taken the file over."""
+        if self._too_new is not None:
+            raise StoreTooNew(self._too_new)
+
+    def look(self) -> int | None:
+        """A number that changes when another process has written; `None` if it cannot be told at once."""
+        if self._closed or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._observe()
+        except (*NAMED, StoreTooNew):
+            return None
+        finally:
+            self._lock.release()
+
+    def _observe(self) -> int:
+        """Under the lock. Whoever wrote may have been a newer release."""
+        version = self._data_version()
+        if version != self._seen:
+            try:
+                refuse_newer(self._connection, self._path)
+            except StoreTooNew as error:
+                self._too_new = str(error)
+                raise
+            self._seen = version
+        return version
+
+    def _data_version(self) -> int:
+        (version,) = self._execute("PRAGMA data_version").fetchone()
+        return int(version)
+
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         """Commit in this very moment, or not at all (`None`)."""
         # A commit with full sync waits for the disk: not in the event loop.
         if self._jobs or self._closed or self._log_full or self._sync == "full":
             return None
+        self.check()
         count, size, forget = weigh(steps)
         if count > MAX_INLINE_EVENTS or size > MAX_INLINE_BYTES or not self._lock.acquire(blocking=False):
             return None
@@ -99,7 +140,7 @@ class Writer:
                 return None
             return self._commit_now(steps, size)
         except NAMED as error:
-            raise failure(error, self._path, "written") from error
+            raise self._named(error) from error
         finally:
             self._lock.release()
 
@@ -113,6 +154,7 @@ class Writer:
             self._undo()
             raise
         try:
+            self._observe()
             refusals = self._steps.apply(steps)
             execute("COMMIT")
         except BaseException:
@@ -125,6 +167,7 @@ class Writer:
         """Have something written by the thread, in a transaction."""
         if self._closed:
             raise StoreUnavailable(f"the SQLite file {self._path} is closed")
+        self.check()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         deadline = time.monotonic() + self._busy_timeout
@@ -197,6 +240,7 @@ class Writer:
 
     def _do(self, group: Sequence[Job]) -> None:
         try:
+            self._observe()
             for job in group:
                 job.result = job.work(self._steps, self._connection)
             self._connection.execute("COMMIT")
@@ -229,8 +273,15 @@ class Writer:
             rollback(self._connection)
 
     def _named(self, error: BaseException) -> BaseException:
+        """Outside of a transaction. A file that a newer release has changed is told as that, whatever it led to."""
         if not isinstance(error, NAMED):
             return error
+        with contextlib.suppress(*NAMED):
+            try:
+                refuse_newer(self._connection, self._path)
+            except StoreTooNew as newer:
+                self._too_new = str(newer)
+                return newer
         ours: StoreError = failure(error, self._path, "written")
         ours.__cause__ = error
         return ours

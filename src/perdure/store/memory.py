@@ -1,67 +1,75 @@
 """The store in memory: the promises of `base` in their shortest form, the model that other stores are tested against.
 
-Durable (3) means here: as long as this object lives. It survives a dropped connection, not the process.
+Durable (3) means here: as long as this object lives. It survives a dropped connection, not the process. Several nodes
+of one process may share the object; opening and closing mean nothing to it.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Self
 
-from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core import sticky
+from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
+from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import StaleFence
+from perdure.errors import IdTaken, SessionEnded, StaleFence
+from perdure.store._memory_nodes import MemoryNodes, StreamRow
 from perdure.store.base import (
     Append,
     AskRecord,
     CallRecord,
+    ChangeSession,
     CloseAsk,
     DropStream,
     EndSession,
     Event,
-    Generation,
+    KeptRecord,
     LeaveReader,
     OpenAsk,
     OpenStream,
+    Post,
+    PutCall,
     PutReader,
     PutSession,
     ReaderRecord,
+    Received,
     Refusals,
+    Refused,
+    Release,
     SessionRecord,
     Step,
+    Stick,
     StreamRecord,
     Trim,
 )
 
 _seq = attrgetter("seq")
+_OPEN = (CallState.RUNNING, CallState.WAITING)
 
 
-@dataclass(slots=True)
-class _Stream:
-    record: StreamRecord
-    events: list[Event] = field(default_factory=list)
-    generations: list[Generation] = field(default_factory=list)
-    calls: dict[tuple[int, int | str], CallRecord] = field(default_factory=dict)
-    reader: ReaderRecord | None = None
-
-
-class MemoryStore:
+class MemoryStore(MemoryNodes):
     """Everything in dictionaries."""
 
+    shared = False
+
     def __init__(self) -> None:
+        super().__init__()
         self._sessions: dict[SessionId, SessionRecord] = {}
-        self._streams: dict[StreamId, _Stream] = {}
-        self._of_session: dict[SessionId, dict[StreamId, _Stream]] = {}
+        self._of_session: dict[SessionId, dict[StreamId, StreamRow]] = {}
         self._asks: dict[SessionId, dict[str, AskRecord]] = {}
-        self._mail: dict[NodeId, list[bytes]] = {}
-        self._fence = 0
+        self._open_calls: dict[tuple[SessionId, int, int | str], StreamRow] = {}
+        """Where each call that has not ended is, by its id as ids are compared."""
 
     async def open(self) -> None:
         pass
+
+    async def probe(self, size: int) -> None:
+        bytes(size)
 
     async def aclose(self) -> None:
         pass
@@ -73,27 +81,35 @@ class MemoryStore:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    # Events
+    # Steps
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         return self.commit_now(steps)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        self._writes += 1
         return [self._apply(step) for step in steps]
 
-    def _apply(self, step: Step) -> StaleFence | None:
+    def _apply(self, step: Step) -> Refused | None:
         match step:
             case Append():
                 return self._append(step)
-            case OpenStream(record=record):
-                if record.id not in self._streams:
-                    stream = _Stream(record, calls={(c.incarnation, c.request_id): c for c in step.calls})
-                    self._streams[record.id] = stream
-                    self._of_session.setdefault(record.session, {})[record.id] = stream
+            case OpenStream():
+                return self._open(step)
+            case PutCall():
+                return self._put_call(step)
+            case Release():
+                return self._release(step)
+            case Post():
+                return self._deliver(step)
+            case Received():
+                self._take_away(step)
             case PutSession(record=record):
-                self._sessions[record.id] = record
-            case EndSession(session=session):
-                self._end(session, step.time)
+                self._sessions.setdefault(record.id, record)
+            case ChangeSession() | Stick() if session := self._going_on(step.session):
+                self._sessions[session.id] = _changed(session, step)
+            case EndSession():
+                self._end(step)
             case Trim() if found := self._streams.get(step.stream):
                 found.events = [e for e in found.events if e.final or e.seq > step.through]
             case DropStream():
@@ -109,37 +125,81 @@ class MemoryStore:
                     found.reader = None
         return None
 
+    def _open(self, step: OpenStream) -> IdTaken | SessionEnded | None:
+        record = step.record
+        if record.id in self._streams:
+            return None
+        if record.session in self._sessions and not self._going_on(record.session):
+            return SessionEnded(f"session {record.session} has ended")
+        names = [_name(call) for call in step.calls]
+        if len(set(names)) < len(names) or not self._open_calls.keys().isdisjoint(names):
+            return IdTaken(f"a request of session {record.session} runs already under one of the ids {names}")
+        stream = StreamRow(record, calls={(call.incarnation, call.request_id): call for call in step.calls})
+        self._open_calls.update(dict.fromkeys(names, stream))
+        self._streams[record.id] = stream
+        self._of_session.setdefault(record.session, {})[record.id] = stream
+        return None
+
     def _append(self, step: Append) -> StaleFence | None:
-        stream = self._streams.get(step.stream)
-        if stream is None or stream.record.fence != step.fence:
-            return StaleFence(f"stream {step.stream} is not written under fence {step.fence}")
+        stream = self._written(step.stream, step.fence)
+        if stream is None:
+            return _stale(step)
         before = stream.record
         new = [event for event in step.events if event.seq > before.last]
-        if new and (before.sealed or new[-1].seq != before.last + len(new)):
+        if new and (before.sealed or not before.node or new[-1].seq != before.last + len(new)):
             return StaleFence(f"stream {step.stream} ends at {before.last}, and event {new[0].seq} cannot follow")
         stream.events.extend(new)
         stream.record = replace(before, last=before.last + len(new), sealed=before.sealed or step.seal)
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))
-            if call is not None and call.state is CallState.RUNNING:
+            if call is not None and call.state in _OPEN:
                 stream.calls[call.incarnation, call.request_id] = replace(call, state=end.state, request=b"")
+                del self._open_calls[_name(call)]
         return None
 
-    def _end(self, session: SessionId, time: float) -> None:
-        for stream in list(self._of_session.get(session, ())):
+    def _put_call(self, step: PutCall) -> StaleFence | None:
+        stream = self._written(step.stream, step.fence)
+        if stream is None or stream.record.sealed or not stream.record.node:
+            return _stale(step)
+        call = stream.calls.get((step.incarnation, step.request_id))
+        if call is not None and call.state in _OPEN:
+            changed = replace(call, state=step.state, attempt=step.attempt, progress=step.progress)
+            stream.calls[call.incarnation, call.request_id] = changed
+        return None
+
+    def _release(self, step: Release) -> StaleFence | None:
+        stream = self._written(step.stream, step.fence)
+        if stream is None or stream.record.sealed:
+            return _stale(step)
+        stream.record = replace(stream.record, node=NodeId(""))
+        return None
+
+    def _written(self, stream: StreamId, fence: Fence) -> StreamRow | None:
+        """The stream, if that is its fence."""
+        found = self._streams.get(stream)
+        return found if found is not None and found.record.fence == fence else None
+
+    def _end(self, step: EndSession) -> None:
+        for stream in list(self._of_session.get(step.session, ())):
             self._drop(stream)
-        if (record := self._sessions.get(session)) is not None:
-            self._sessions[session] = replace(record, state=SessionState.ENDED, active=time)
+        if (record := self._going_on(step.session)) is not None:
+            ended = replace(record, state=SessionState.ENDED, active=step.time, ended=step.reason)
+            self._sessions[step.session] = ended
 
     def _drop(self, stream_id: StreamId) -> None:
         if (stream := self._streams.pop(stream_id, None)) is not None:
             session = stream.record.session
+            for call in stream.calls.values():
+                if call.state in _OPEN:
+                    del self._open_calls[_name(call)]
             del self._of_session[session][stream_id]
             for ask in [ask for ask in self._asks.get(session, {}).values() if ask.stream == stream_id]:
                 del self._asks[session][ask.id]
             if not self._of_session[session]:
                 del self._of_session[session]
                 self._asks.pop(session, None)
+
+    # Events
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         found = self._streams.get(stream)
@@ -155,13 +215,20 @@ class MemoryStore:
     async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         return [stream.record for stream in self._of_session.get(session, {}).values()]
 
-    async def claim(self, stream: StreamId) -> StreamRecord | None:
-        found = self._streams.get(stream)
-        if found is None:
+    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+        return [self._streams[stream].record for stream in streams if stream in self._streams]
+
+    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+        return [_kept(stream) for stream in self._of_session.get(session, {}).values() if stream.record.sealed]
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        found = self._written(stream, held)
+        if found is None or found.record.sealed:
             return None
+        self._writes += 1
         before = found.record
         found.generations.append(Generation(generation=before.generation, end=before.last))
-        found.record = replace(before, fence=self._next_fence(), generation=before.generation + 1)
+        found.record = replace(before, node=node, fence=self._next_fence(), generation=before.generation + 1)
         return found.record
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
@@ -179,12 +246,13 @@ class MemoryStore:
                 self._drop(stream.record.id)
                 rows += 1
         for session in [s for s in self._sessions.values() if s.active < cutoffs.answers]:
-            self._end(session.id, session.active)
+            self._end(EndSession(session=session.id, time=session.active, reason=""))
             del self._sessions[session.id]
             rows += 1
+        self._writes += 1
         return rows
 
-    # Sessions, ledger, asks, readers
+    # Sessions
 
     async def session(self, session: SessionId) -> SessionRecord | None:
         return self._sessions.get(session)
@@ -193,12 +261,43 @@ class MemoryStore:
         ids = sorted(i for i in self._sessions if after is None or i > after)
         return [self._sessions[i] for i in ids[:limit]]
 
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        if (record := self._going_on(session)) is None:
+            return None
+        self._writes += 1
+        self._sessions[session] = replace(record, incarnation=record.incarnation + 1)
+        return self._sessions[session]
+
+    async def count_sessions(self, owner: str | None = None) -> int:
+        return sum(s.state is not SessionState.ENDED and owner in (None, s.owner) for s in self._sessions.values())
+
+    async def longest_dormant(self) -> SessionRecord | None:
+        dormant = (session for session in self._sessions.values() if session.state is SessionState.DORMANT)
+        return min(dormant, key=attrgetter("active"), default=None)
+
+    def _going_on(self, session: SessionId) -> SessionRecord | None:
+        record = self._sessions.get(session)
+        return None if record is None or record.state is SessionState.ENDED else record
+
+    # Ledger, asks, readers
+
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         return [call for stream in self._of_session.get(session, {}).values() for call in stream.calls.values()]
 
-    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
+    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
         found = self._streams.get(stream)
-        return [(call.request_id, call.method) for call in found.calls.values()] if found else []
+        return list(found.calls.values()) if found else []
+
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+        name = (session, incarnation, coerce_id(request_id))
+        stream = self._open_calls.get(name)
+        return next((call for call in stream.calls.values() if _name(call) == name), None) if stream else None
+
+    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
+        return [(call.request_id, call.method) for call in await self.calls_on(stream)]
+
+    async def ask(self, session: SessionId, ask: str) -> AskRecord | None:
+        return self._asks.get(session, {}).get(ask)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return list(self._asks.get(session, {}).values())
@@ -207,22 +306,29 @@ class MemoryStore:
         found = self._streams.get(stream)
         return found.reader if found else None
 
-    # Wake-ups and mail: there is nobody else
 
-    def subscribe(self, listener: Callable[[StreamId], None]) -> Callable[[], None]:
-        return lambda: None
+def _changed(session: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
+    if isinstance(step, Stick):
+        return replace(session, sticky=sticky.after(session.sticky, step.request))
+    return replace(
+        session,
+        active=session.active if step.active is None else max(session.active, step.active),
+        state=step.state or session.state,
+        version=session.version if step.version is None else step.version,
+        result=session.result if step.result is None else step.result,
+        initialized=session.initialized if step.initialized is None else step.initialized,
+    )
 
-    async def join(self, node: NodeId) -> Fence:
-        self._mail[node] = []
-        return self._next_fence()
 
-    async def post(self, node: NodeId, message: bytes) -> None:
-        self._mail.setdefault(node, []).append(message)
+def _name(call: CallRecord) -> tuple[SessionId, int, int | str]:
+    return call.session, call.incarnation, coerce_id(call.request_id)
 
-    async def collect(self, node: NodeId) -> Sequence[bytes]:
-        messages, self._mail[node] = self._mail.get(node, []), []
-        return messages
 
-    def _next_fence(self) -> Fence:
-        self._fence += 1
-        return Fence(self._fence)
+def _kept(stream: StreamRow) -> KeptRecord:
+    answers = sum(event.final for event in stream.events)
+    record = stream.record
+    return KeptRecord(stream=record.id, opened=record.opened, events=len(stream.events) - answers, answers=answers)
+
+
+def _stale(step: Append | PutCall | Release) -> StaleFence:
+    return StaleFence(f"stream {step.stream} is not written under fence {step.fence}")

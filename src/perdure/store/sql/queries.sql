@@ -1,39 +1,59 @@
 -- Every query of the SQLite store: a name, one line of purpose, the statement.
 
--- put_session: write a session's record, over the one that is there
-INSERT INTO session (id, record, owner, node, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active)
+-- put_session: a new session; nothing if it is there already
+INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
+                     standalone, created, active, ended)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET
-    record = excluded.record, owner = excluded.owner, node = excluded.node, state = excluded.state,
-    version = excluded.version, client_params = excluded.client_params, result = excluded.result,
-    initialized = excluded.initialized, sticky = excluded.sticky, incarnation = excluded.incarnation,
-    standalone = excluded.standalone, created = excluded.created, active = excluded.active;
+ON CONFLICT (id) DO NOTHING;
 
--- end_session: mark a session's record as ended
-UPDATE session SET state = 'ended', active = ? WHERE id = ?;
+-- change_session: change what is given of a session that has not ended
+UPDATE session SET
+    record = :record, active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
+    version = coalesce(:version, version), result = coalesce(:result, result),
+    initialized = coalesce(:initialized, initialized)
+WHERE id = :session AND state <> 'ended';
+
+-- read_sticky: what a session that has not ended repeats
+SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
+
+-- set_sticky: what a session repeats from now on
+UPDATE session SET record = ?, sticky = ? WHERE id = ?;
+
+-- next_incarnation: a client begins anew in a session that has not ended
+UPDATE session SET incarnation = incarnation + 1 WHERE id = ? AND state <> 'ended';
+
+-- end_session: mark a session's record as ended; the first reason stays
+UPDATE session SET state = 'ended', active = ?, ended = ? WHERE id = ? AND state <> 'ended';
 
 -- drop_streams: forget a session's streams, and with them all that is in them
 DELETE FROM stream WHERE session = ?;
 
--- open_stream: a new stream; nothing if it is there already
-INSERT INTO stream (id, record, session, kind, fence, opened, generation, last, sealed)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+-- open_stream: a new stream of a session that has not ended; nothing if it is there already
+INSERT INTO stream (id, record, session, kind, node, fence, opened, generation, last, sealed)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended')
 ON CONFLICT (id) DO NOTHING;
 
--- open_call: a ledger row of a new stream
-INSERT INTO call (stream, incarnation, request_id, place, record, method, request, principal, node, attempt, progress,
-                  state)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- open_call: a ledger row of a new stream; nothing if the id is taken
+INSERT INTO call (stream, incarnation, request_id, session, id_key, place, record, method, request, principal, attempt,
+                  progress, state)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
+
+-- close_stream: a stream that could not be opened goes again, with its calls
+DELETE FROM stream WHERE key = ?;
 
 -- stream_key: the small key behind a stream's id
 SELECT key FROM stream WHERE id = ?;
 
 -- extend_stream: move a stream's end, if the fence is right and the new events follow the last one
-UPDATE stream SET last = ?, sealed = ? WHERE key = ? AND fence = ? AND last = ? AND sealed = 0;
+UPDATE stream SET last = ? WHERE key = ? AND fence = ? AND last = ? AND sealed = 0 AND node <> '';
+
+-- seal_stream: the same, with the last events of all
+UPDATE stream SET last = ?, sealed = 1 WHERE key = ? AND fence = ? AND last = ? AND sealed = 0 AND node <> '';
 
 -- stream_end: what decides about an append that is not plainly the next one
-SELECT fence, last, sealed FROM stream WHERE key = ?;
+SELECT fence, last, sealed, node FROM stream WHERE key = ?;
 
 -- set_stream_end: the end of a stream after an append that was partly known
 UPDATE stream SET last = ?, sealed = ? WHERE key = ?;
@@ -41,8 +61,16 @@ UPDATE stream SET last = ?, sealed = ? WHERE key = ?;
 -- append_event: one event
 INSERT INTO event (stream, seq, time, payload, final) VALUES (?, ?, ?, ?, ?);
 
--- end_call: the end of a call that still runs; nobody will need its request again
-UPDATE call SET state = ?, request = x'' WHERE stream = ? AND incarnation = ? AND request_id = ? AND state = 'running';
+-- end_call: the end of a call that has none yet; nobody will need its request again
+UPDATE call SET state = ?, request = x''
+WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
+
+-- put_call: change the row of a call that has not ended
+UPDATE call SET record = ?, state = ?, attempt = ?, progress = ?
+WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
+
+-- release_stream: nobody writes a stream any more
+UPDATE stream SET node = '' WHERE key = ?;
 
 -- trim: forget events up to a number, final answers excepted
 DELETE FROM event WHERE stream = ? AND seq <= ? AND final = 0;
@@ -53,15 +81,16 @@ SELECT seq FROM event WHERE stream = ? ORDER BY seq LIMIT 1;
 -- drop_stream: forget a stream, and with it all that is in it
 DELETE FROM stream WHERE id = ?;
 
--- open_ask: an ask that waits; nothing if it is there already
-INSERT INTO ask (session, id, record, stream, request, node) VALUES (?, ?, ?, ?, ?, ?)
+-- open_ask: an ask that waits; nothing if it is there already, or its stream is not
+INSERT INTO ask (session, id, record, stream, request, node)
+SELECT ?, ?, ?, key, ?, ? FROM stream WHERE id = ?
 ON CONFLICT (session, id) DO NOTHING;
 
 -- close_ask: an ask that was answered or given up
 DELETE FROM ask WHERE session = ? AND id = ?;
 
 -- put_reader: who reads a stream, and how far
-INSERT OR REPLACE INTO reader (stream, record, reader, node, seq) VALUES (?, ?, ?, ?, ?);
+INSERT OR REPLACE INTO reader (stream, record, reader, node, seq) SELECT key, ?, ?, ?, ? FROM stream WHERE id = ?;
 
 -- leave_reader: a reader left, unless another one has taken its place
 DELETE FROM reader WHERE stream = ? AND reader = ?;
@@ -73,10 +102,20 @@ WHERE s.id = ? AND e.seq > ?
 ORDER BY e.seq LIMIT ?;
 
 -- stream_by_id: one stream
-SELECT record, id, session, kind, fence, opened, generation, last, sealed FROM stream WHERE id = ?;
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed FROM stream WHERE id = ?;
 
 -- streams_of_session: a session's streams, the oldest first
-SELECT record, id, session, kind, fence, opened, generation, last, sealed FROM stream WHERE session = ? ORDER BY key;
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
+FROM stream WHERE session = ? ORDER BY key;
+
+-- streams_of_node: the streams that a node writes, the oldest first
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
+FROM stream WHERE node = ? AND sealed = 0 ORDER BY key;
+
+-- kept_of_session: what is retained of a session's sealed streams, the oldest first
+SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END)
+FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
+WHERE s.session = ? AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
 -- generations_of_stream: the ended generations of a stream, the oldest first
 SELECT g.generation, g."end"
@@ -84,25 +123,53 @@ FROM stream AS s JOIN generation AS g ON g.stream = s.key
 WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
-SELECT record, id, owner, node, state, version, client_params, result, initialized, sticky, incarnation, standalone,
-       created, active
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended
 FROM session WHERE id = ?;
 
 -- sessions_after: a page of sessions, by id
-SELECT record, id, owner, node, state, version, client_params, result, initialized, sticky, incarnation, standalone,
-       created, active
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
+-- count_sessions: how many have not ended
+SELECT count(*) FROM session WHERE state <> 'ended';
+
+-- count_sessions_of: how many of an owner's have not ended
+SELECT count(*) FROM session WHERE owner = ? AND state <> 'ended';
+
+-- longest_dormant: the session that has been dormant for longest
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended
+FROM session WHERE state = 'dormant' ORDER BY active LIMIT 1;
+
 -- calls_of_session: a session's ledger, the oldest first
-SELECT c.record, s.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.node, c.attempt,
-       c.progress, c.state
+SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
+       c.state
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.session = ? ORDER BY s.key, c.place;
+
+-- calls_of_stream: the ledger rows of what a stream answers, in order
+SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
+       c.state
+FROM stream AS s JOIN call AS c ON c.stream = s.key
+WHERE s.id = ? ORDER BY c.place;
+
+-- call_by_id: the call that has not ended under an id
+SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
+       c.state
+FROM call AS c JOIN stream AS s ON s.key = c.stream
+WHERE c.session = ? AND c.incarnation = ? AND c.id_key = ? AND c.state IN ('running', 'waiting');
 
 -- requests_of_stream: what a stream answers, in order, without the requests' bodies
 SELECT c.request_id, c.method
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.id = ? ORDER BY c.place;
+
+-- ask_by_id: one open ask
+SELECT a.record, a.session, a.id, s.id, a.request, a.node
+FROM ask AS a JOIN stream AS s ON s.key = a.stream
+WHERE a.session = ? AND a.id = ?;
 
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.record, a.session, a.id, s.id, a.request, a.node
@@ -120,20 +187,58 @@ UPDATE fence SET last = last + 1;
 -- read_fence: the next fence, part two
 SELECT last FROM fence;
 
--- end_generation: where the writer of a stream ended
-INSERT INTO generation (stream, generation, "end") SELECT key, generation, last FROM stream WHERE id = ?;
+-- end_generation: where the writer of a stream ended, if its fence is the one that was seen
+INSERT INTO generation (stream, generation, "end")
+SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed = 0;
 
 -- next_generation: a stream's new writer
-UPDATE stream SET fence = ?, generation = generation + 1 WHERE id = ?;
+UPDATE stream SET node = ?, fence = ?, generation = generation + 1 WHERE id = ?;
 
--- post_mail: a message for a node
-INSERT INTO mail (node, message) VALUES (?, ?);
+-- put_node: a node joins
+INSERT INTO node (id, record, beat, facts) VALUES (?, ?, 0, ?)
+ON CONFLICT (id) DO UPDATE SET record = excluded.record;
+
+-- beat: what a node has to tell of itself
+UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
+
+-- all_nodes: who has joined and is not buried
+SELECT id, record, beat, facts FROM node ORDER BY key;
+
+-- drop_node: a node is buried
+DELETE FROM node WHERE id = ?;
+
+-- leave_node: a node that leaves nothing behind needs no burial
+DELETE FROM node
+WHERE id = :node
+  AND NOT EXISTS (SELECT 1 FROM stream WHERE node = :node AND sealed = 0)
+  AND NOT EXISTS (SELECT 1 FROM mail WHERE node = :node)
+  AND NOT EXISTS (SELECT 1 FROM reader WHERE node = :node);
+
+-- streams_read_from: the streams that are read on a node
+SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed
+FROM reader AS r JOIN stream AS s ON s.key = r.stream
+WHERE r.node = ? ORDER BY s.key;
+
+-- drop_readers: nobody reads on a node any more
+DELETE FROM reader WHERE node = ?;
+
+-- post_mail: a message for a node that is there
+INSERT INTO mail (node, message) SELECT id, ? FROM node WHERE id = ?;
 
 -- read_mail: a node's messages, the oldest first
-SELECT message FROM mail WHERE node = ? ORDER BY key;
+SELECT key, message FROM mail WHERE node = ? ORDER BY key;
 
--- empty_mail: a node's messages are collected
+-- inherit_mail: a node's messages for another one, under new keys: it may have dealt with later ones already
+INSERT INTO mail (node, message) SELECT ?, message FROM mail WHERE node = ? ORDER BY key;
+
+-- take_mail: a node has dealt with its messages up to a key
+DELETE FROM mail WHERE node = ? AND key <= ?;
+
+-- empty_mail: forget a node's messages
 DELETE FROM mail WHERE node = ?;
+
+-- write_ballast: bytes that nobody needs, under the name of no node
+INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
 -- stale_streams: streams, from a key on, that hold something expired, as far as their oldest events tell
 SELECT s.key FROM stream AS s

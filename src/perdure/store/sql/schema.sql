@@ -2,13 +2,13 @@
 --
 -- Streams have small integer keys, because every event carries one. A stream takes everything in it along when it
 -- goes: the trigger at the end does that, so that no event, call, ask or reader is ever left without its stream.
--- The columns named "record" hold the version of the record's layout.
+-- The columns named "record" hold the version of the record's layout. Keys of streams and of mail are never used again
+-- (AUTOINCREMENT): processes remember them while others forget what they stood for.
 
 CREATE TABLE session (
     id            TEXT PRIMARY KEY NOT NULL,
     record        INTEGER NOT NULL,
     owner         NOT NULL,
-    node          TEXT NOT NULL,
     state         TEXT NOT NULL CHECK (state IN ('opening', 'active', 'dormant', 'ended')),
     version       TEXT NOT NULL,
     client_params BLOB NOT NULL,
@@ -18,15 +18,21 @@ CREATE TABLE session (
     incarnation   INTEGER NOT NULL CHECK (incarnation >= 0),
     standalone    TEXT NOT NULL,
     created       REAL NOT NULL,
-    active        REAL NOT NULL
+    active        REAL NOT NULL,
+    ended         TEXT NOT NULL DEFAULT ''
 );
 
+CREATE INDEX session_of_owner ON session (owner) WHERE state <> 'ended';
+
+CREATE INDEX session_dormant ON session (active) WHERE state = 'dormant';
+
 CREATE TABLE stream (
-    key        INTEGER PRIMARY KEY,
+    key        INTEGER PRIMARY KEY AUTOINCREMENT,
     id         TEXT NOT NULL UNIQUE,
     record     INTEGER NOT NULL,
     session    TEXT NOT NULL,
     kind       TEXT NOT NULL CHECK (kind IN ('c', 's')),
+    node       TEXT NOT NULL,
     fence      INTEGER NOT NULL CHECK (fence >= 0),
     opened     REAL NOT NULL,
     generation INTEGER NOT NULL CHECK (generation >= 1),
@@ -35,6 +41,8 @@ CREATE TABLE stream (
 );
 
 CREATE INDEX stream_of_session ON stream (session);
+
+CREATE INDEX stream_of_node ON stream (node) WHERE sealed = 0;
 
 CREATE TABLE event (
     stream  INTEGER NOT NULL,
@@ -52,22 +60,27 @@ CREATE TABLE generation (
     PRIMARY KEY (stream, generation)
 ) WITHOUT ROWID;
 
--- The ledger. "request_id" is JSON, because 8 and "8" are two ids.
+-- The ledger. "request_id" is JSON, because it is given back as it came; "id_key" is the form in which ids are compared:
+-- 8 and "8" are one.
 CREATE TABLE call (
     stream      INTEGER NOT NULL,
     incarnation INTEGER NOT NULL CHECK (incarnation >= 0),
     request_id  TEXT NOT NULL,
+    session     TEXT NOT NULL,
+    id_key      NOT NULL,
     place       INTEGER NOT NULL,
     record      INTEGER NOT NULL,
     method      NOT NULL,
     request     BLOB NOT NULL,
     principal   NOT NULL,
-    node        TEXT NOT NULL,
     attempt     INTEGER NOT NULL CHECK (attempt >= 1),
     progress    REAL,
-    state       TEXT NOT NULL CHECK (state IN ('running', 'answered', 'cancelled', 'settled')),
+    state       TEXT NOT NULL CHECK (state IN ('running', 'waiting', 'answered', 'cancelled', 'settled')),
     PRIMARY KEY (stream, incarnation, request_id)
 ) WITHOUT ROWID;
+
+-- Promise 12.
+CREATE UNIQUE INDEX call_open ON call (session, incarnation, id_key) WHERE state IN ('running', 'waiting');
 
 CREATE TABLE ask (
     key     INTEGER PRIMARY KEY,
@@ -90,8 +103,17 @@ CREATE TABLE reader (
     seq    INTEGER NOT NULL CHECK (seq >= 0)
 );
 
+-- Who has joined and is not buried. Whether it lives is told by its lock, beside the file.
+CREATE TABLE node (
+    key    INTEGER PRIMARY KEY,
+    id     TEXT NOT NULL UNIQUE,
+    record INTEGER NOT NULL,
+    beat   INTEGER NOT NULL CHECK (beat >= 0),
+    facts  BLOB NOT NULL
+);
+
 CREATE TABLE mail (
-    key     INTEGER PRIMARY KEY,
+    key     INTEGER PRIMARY KEY AUTOINCREMENT,
     node    TEXT NOT NULL,
     message BLOB NOT NULL
 );

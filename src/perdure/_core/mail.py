@@ -1,0 +1,111 @@
+"""What nodes tell each other: small values, and their form in the store's mailbox.
+
+A message of a kind that this release does not know (a newer one runs beside it) is `None`; whoever reads it says so and
+goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from perdure._core.ids import SessionId, StreamId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forward:
+    """To a session's home: messages for its standalone stream, in order."""
+
+    session: SessionId
+    payloads: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskAnswered:
+    """To the node that waits: the client answered an ask."""
+
+    session: SessionId
+    response: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notified:
+    """To the node that it concerns: a notification of the client's."""
+
+    session: SessionId
+    method: str
+    params: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancelled:
+    """To the node that runs the call: the client cancels it."""
+
+    session: SessionId
+    incarnation: int
+    request_id: int | str
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attached:
+    """To everybody: the client is here anew, in this incarnation, and holds no position of calls that it lost."""
+
+    session: SessionId
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """To everybody: calls of this session wait for their principal to come back."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """To a stream's writer, or to the node of a reader that was overtaken: look who reads it."""
+
+    session: SessionId
+    stream: StreamId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """To everybody: the session has ended."""
+
+    session: SessionId
+    reason: str
+
+
+Message = Forward | AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Ended
+
+_KINDS: dict[str, type[Message]] = {
+    "forward": Forward,
+    "ask-answered": AskAnswered,
+    "notified": Notified,
+    "cancelled": Cancelled,
+    "attached": Attached,
+    "waiting": Waiting,
+    "reading": Reading,
+    "ended": Ended,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(message: Message) -> bytes:
+    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    return json.dumps({"kind": _NAMES[type(message)], **fields}, separators=(",", ":")).encode()
+
+
+def decode(raw: bytes) -> Message | None:
+    """The message, or `None` if it is of a kind that this release does not know."""
+    fields = json.loads(raw)
+    kind = _KINDS.get(fields.pop("kind", ""))
+    if kind is None or {field.name for field in dataclasses.fields(kind)} != fields.keys():
+        return None
+    if kind is Forward:
+        fields["payloads"] = tuple(fields["payloads"])
+    return kind(**fields)

@@ -1,0 +1,109 @@
+"""What other nodes tell this one, and what comes of it."""
+
+from __future__ import annotations
+
+import logging
+
+from perdure._core import mail
+from perdure._core.jsonrpc import Notification, Response
+from perdure.errors import SessionEnded
+from perdure.house import House
+from perdure.journal import Steps
+from perdure.neighbours import Neighbours
+from perdure.observe import note
+from perdure.session import Session
+from perdure.sessions import Sessions
+from perdure.settling import Settler
+from perdure.store.base import Received
+from perdure.streams import Stream
+
+
+class Letters:
+    """Deals with mail."""
+
+    def __init__(self, house: House, sessions: Sessions, settler: Settler, neighbours: Neighbours) -> None:
+        self._house = house
+        self._sessions = sessions
+        self._settler = settler
+        self._neighbours = neighbours
+
+    async def deal(self, message: mail.Message, received: Received) -> None:
+        note(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
+        if isinstance(message, mail.Forward):
+            await self._forward(message, received)
+            return
+        match message:
+            case mail.Ended():
+                await self._sessions.was_ended(message.session, message.reason)
+            case mail.Attached():
+                await self._attached(message)
+            case mail.Waiting():
+                if (session := self._sessions.held(message.session)) is not None:
+                    session.waits = True
+            case mail.Reading():
+                await self._reading(message)
+            case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
+                await self._from_client(message)
+        self._house.journal.put(Steps((received,)))
+
+    async def come_home(self, stream: Stream) -> None:
+        session = self._sessions.held(stream.session)
+        if session is not None and session.standalone is stream:
+            try:
+                await session.come_home()
+            except SessionEnded:
+                await self._sessions.load(stream.session)  # which lets go of it
+
+    async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
+        await self._settler.cancel(cancelled)
+
+    async def _forward(self, message: mail.Forward, received: Received) -> None:
+        """Messages for the standalone stream: in one commit with their receipt, if this is the home."""
+        session = await self._sessions.load(message.session)
+        if session is None:
+            self._house.journal.put(Steps((received,)))
+            return
+        payloads = [payload.encode() for payload in message.payloads]
+        if session.home:
+            for payload in payloads[:-1]:
+                session.say(payload)
+            session.say(payloads[-1], received)
+            return
+        for payload in payloads:
+            session.say(payload)
+        await session.forwarded()
+        self._house.journal.put(Steps((received,)))
+
+    async def _attached(self, message: mail.Attached) -> None:
+        session = self._sessions.held(message.session)
+        if session is None:
+            return
+        if message.incarnation > session.record.incarnation:
+            await self._sessions.load(message.session)  # which begins the incarnation
+        else:
+            session.attached()
+
+    async def _reading(self, message: mail.Reading) -> None:
+        session = self._sessions.held(message.session)
+        if session is None:
+            return
+        stream = session.standalone if session.standalone.id == message.stream else session.streams.get(message.stream)
+        if stream is not None:
+            await self._neighbours.look_who_reads(stream)
+
+    async def _from_client(self, message: mail.AskAnswered | mail.Notified | mail.Cancelled) -> None:
+        """What a client said to another node, and concerns this one."""
+        session: Session | None = await self._sessions.load(message.session)
+        if session is None:
+            return
+        match message:
+            case mail.AskAnswered():
+                session.exchange.answer_ask(Response(id=message.response.get("id"), raw=message.response), None)
+            case mail.Notified():
+                session.exchange.notify(Notification(method=message.method, params=message.params), None)
+            case mail.Cancelled():
+                here = session.exchange.cancel(
+                    message.request_id, incarnation=message.incarnation, params=message.params
+                )
+                if not here:
+                    await self._settler.cancel(message)

@@ -1,0 +1,283 @@
+"""The other nodes: who they are, what they write that is read here, and what is read there that this one writes.
+
+A stream has one writer. A reader on another node is entered in the store (`PutReader`), and the writer is told by mail:
+the row says who reads, wherever that is, so the newest reader wins across processes as it does within one. The writer
+then hints whenever the stream has grown, and the reader's node looks. A hint may be lost; now and then the store says
+that something was written, and everything is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from perdure._core import mail
+from perdure._core.ids import Kind, NodeId, StreamId
+from perdure.errors import PerdureError, StoreError
+from perdure.hub import Hub, Reader
+from perdure.journal import Journal, Steps
+from perdure.observe import note
+from perdure.store.base import (
+    LeaveReader,
+    Liveness,
+    Post,
+    PutReader,
+    ReaderRecord,
+    Received,
+    Step,
+    Store,
+)
+from perdure.streams import Stream
+
+_ENDS_AT_ONCE = 500
+"""Streams looked at in one query."""
+
+
+class Inside(Protocol):
+    """Who acts on what comes from other nodes."""
+
+    async def deal(self, message: mail.Message, received: Received) -> None:
+        """Deal with a message, and have it received."""
+        ...
+
+    async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
+        """The client cancels a call that waits here to be run again or settled."""
+        ...
+
+    async def come_home(self, stream: Stream) -> None:
+        """A standalone stream that is read here has no writer any more."""
+        ...
+
+
+class Neighbours:
+    """The other nodes, as this one knows them."""
+
+    def __init__(self, *, node: NodeId, store: Store, journal: Journal, hub: Hub, liveness: Liveness, lag: int) -> None:
+        self.others: Sequence[NodeId] = ()
+        self._node = node
+        self._store = store
+        self._journal = journal
+        self._hub = hub
+        self._liveness = liveness
+        self._lag = max(1, lag // 4)
+        """Events after which a reader tells its writer how far it has got."""
+        self._followed: dict[StreamId, Stream] = {}
+        """Written elsewhere, read here."""
+        self._lent: dict[StreamId, Stream] = {}
+        """Written here, read elsewhere."""
+        self._grown: dict[NodeId, set[StreamId]] = {}
+        self._named: set[StreamId] = set()
+        self._all = False
+        self._looking: asyncio.Task[None] | None = None
+        self._dealt = 0
+        self._inside: Inside | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        hub.registry = self
+
+    def begin(self, inside: Inside) -> Callable[[], None]:
+        """Listen from now on; gives the way to stop."""
+        self._inside = inside
+        return self._store.subscribe(self._node, self._hinted)
+
+    @property
+    def alone(self) -> bool:
+        return not self.others
+
+    async def is_dead(self, node: NodeId) -> bool:
+        """Whether a node certainly writes nothing more."""
+        if node == self._node:
+            return False
+        known = {record.id for record in await self._journal.within_time(self._store.nodes())}
+        return node not in known or node in await self._liveness.dead()
+
+    async def meet(self) -> None:
+        """See who is there."""
+        nodes = await self._store.nodes()
+        self.others = tuple(record.id for record in nodes if record.id != self._node)
+
+    async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
+        if self._inside is not None:
+            await self._inside.cancel_waiting(cancelled)
+
+    async def aclose(self) -> None:
+        tasks = [*self._tasks, *((self._looking,) if self._looking is not None else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # What this node writes and others read
+
+    def grown(self, stream: Stream) -> None:
+        """Hint at the end of this turn of the loop: one hint for all that grew in it."""
+        assert stream.foreign is not None
+        if not self._grown:
+            asyncio.get_running_loop().call_soon(self._hint)
+        self._grown.setdefault(stream.foreign.node, set()).add(stream.id)
+
+    def _hint(self) -> None:
+        grown, self._grown = self._grown, {}
+        for node, streams in grown.items():
+            self._store.hint(node, list(streams))
+
+    def now_written_here(self, stream: Stream) -> None:
+        self._followed.pop(stream.id, None)
+        stream.lost_at = stream.lost_at or self._hub.arrive()
+        if stream.reader is not None and stream.reader.registered is not None:
+            self._put(LeaveReader(stream=stream.id, reader=self._name(stream.reader)))
+            stream.reader.registered = None
+        else:
+            self._spawn(self.look_who_reads(stream))
+
+    async def look_who_reads(self, stream: Stream) -> None:
+        """Learn from the store who reads a stream."""
+        row = await self._journal.within_time(self._store.reader(stream.id))
+        if stream.writes:
+            self._look_as_writer(stream, None if row is None or row.node == self._node else row)
+        elif stream.reader is not None and stream.reader.registered is not None:
+            # Its own row is written before anybody is told to look.
+            if row is None or row.reader != self._name(stream.reader):
+                stream.reader.registered = None
+                self._followed.pop(stream.id, None)
+                stream.reader.end()
+
+    def _look_as_writer(self, stream: Stream, row: ReaderRecord | None) -> None:
+        before = stream.foreign
+        if row is None:
+            self._lent.pop(stream.id, None)
+        else:
+            self._lent[stream.id] = stream
+        stream.read_elsewhere(row, arrival=self._hub.arrive())
+        if row is not None and before is not None and before.node not in (row.node, self._node):
+            self._tell(before.node, stream)
+        if row is not None and stream.last > row.seq:
+            self.grown(stream)
+
+    # What others write and this node reads (the hub's registry)
+
+    def attached(self, reader: Reader) -> None:
+        stream = reader.stream
+        if stream.writes:
+            foreign, stream.foreign = stream.foreign, None
+            self._lent.pop(stream.id, None)
+            if foreign is not None:
+                leave = LeaveReader(stream=stream.id, reader=foreign.reader)
+                self._put(leave, self._reading(foreign.node, stream))
+            return
+        self._followed[stream.id] = stream
+        reader.registered = reader.cursor
+        self._put(self._row(reader), *((self._reading(stream.node, stream),) if stream.node else ()))
+
+    def progressed(self, reader: Reader) -> None:
+        if reader.registered is not None and reader.cursor - reader.registered >= self._lag:
+            reader.registered = reader.cursor
+            self._put(self._row(reader), then=(reader.stream.node, reader.stream.id))
+
+    def left(self, reader: Reader) -> None:
+        stream = reader.stream
+        self._followed.pop(stream.id, None)
+        reader.registered = None
+        leave = LeaveReader(stream=stream.id, reader=self._name(reader))
+        self._put(leave, *((self._reading(stream.node, stream),) if stream.node else ()))
+
+    def _row(self, reader: Reader) -> PutReader:
+        name, stream = self._name(reader), reader.stream.id
+        return PutReader(record=ReaderRecord(stream=stream, reader=name, node=self._node, seq=reader.cursor))
+
+    def _name(self, reader: Reader) -> str:
+        return f"{self._node}.{reader.arrival}"
+
+    def _reading(self, node: NodeId, stream: Stream) -> Post:
+        return Post(node=node, message=mail.encode(mail.Reading(session=stream.session, stream=stream.id)))
+
+    def _tell(self, node: NodeId, stream: Stream) -> None:
+        self._put(self._reading(node, stream))
+
+    # Looking
+
+    def _hinted(self, streams: Sequence[StreamId]) -> None:
+        if streams:
+            self._named.update(streams)
+        else:
+            self._all = True
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="perdure-look")
+
+    def look(self) -> None:
+        """Look at everything."""
+        self._hinted(())
+
+    async def _look(self) -> None:
+        try:
+            while self._named or self._all:
+                everything, self._all = self._all, False
+                named, self._named = self._named, set()
+                if everything:
+                    await self._collect()
+                await self._look_at(list(self._followed) if everything else list(named))
+                for stream_id in list(self._lent) if everything else named:
+                    if (stream := self._lent.get(stream_id)) is not None:
+                        await self.look_who_reads(stream)
+        except StoreError as failure:
+            note(logging.DEBUG, "neighbours.look", f"what others wrote could not be read: {failure}")
+        except Exception as failure:
+            note(logging.ERROR, "neighbours.look", f"what others wrote could not be dealt with: {failure!r}")
+        finally:
+            self._looking = None
+
+    async def _look_at(self, streams: Sequence[StreamId]) -> None:
+        for start in range(0, len(streams), _ENDS_AT_ONCE):
+            some = streams[start : start + _ENDS_AT_ONCE]
+            for record in await self._journal.within_time(self._store.ends(some)):
+                if (stream := self._followed.get(record.id)) is not None:
+                    stream.follow(record)
+                    if not record.node and record.kind is Kind.STANDALONE and self._inside is not None:
+                        self._spawn(self._inside.come_home(stream))
+
+    async def _collect(self) -> None:
+        """Deal with the mail, in order."""
+        for key, raw in await self._journal.within_time(self._store.mail(self._node)):
+            if key <= self._dealt:
+                continue
+            received = Received(node=self._node, through=key)
+            message = mail.decode(raw)
+            if message is None:
+                note(logging.WARNING, "mail.unknown", "a newer release sent mail of a kind that this one does not know")
+                self._put(received)
+            elif self._inside is not None:
+                await self._inside.deal(message, received)
+            self._dealt = key
+
+    def _put(self, *steps: Step, then: tuple[NodeId, StreamId] | None = None) -> None:
+        self._journal.put(Steps(steps) if then is None else _Hinting(self._store, steps, then))
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except StoreError as failure:
+                note(logging.WARNING, "neighbours.reader", f"it could not be seen who reads a stream: {failure}")
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Hinting(Steps):
+    """Steps after which a node is hinted at a stream."""
+
+    __slots__ = ("_store", "_then")
+
+    def __init__(self, store: Store, steps: Sequence[Step], then: tuple[NodeId, StreamId]) -> None:
+        super().__init__(steps)
+        self._store = store
+        self._then = then
+
+    def written(self, steps: Sequence[Step]) -> None:
+        node, stream = self._then
+        if node:
+            self._store.hint(node, [stream])
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        pass  # the stream is gone, and with it whoever reads it

@@ -1,0 +1,179 @@
+"""The nodes of a store in memory: who has joined, their mail, their hints, who is alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perdure._core.ids import Fence, Generation, NodeId, StreamId
+from perdure._core.leases import Leases
+from perdure.errors import NodeGone
+from perdure.store.base import (
+    RECORD_VERSION,
+    CallRecord,
+    Event,
+    Listener,
+    Mail,
+    NodeRecord,
+    Post,
+    ReaderRecord,
+    Received,
+    StreamRecord,
+)
+
+
+@dataclass(slots=True)
+class StreamRow:
+    """A stream with all that goes when it goes."""
+
+    record: StreamRecord
+    events: list[Event] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+    calls: dict[tuple[int, int | str], CallRecord] = field(default_factory=dict)
+    reader: ReaderRecord | None = None
+
+
+@dataclass(slots=True)
+class NodeRow:
+    record: NodeRecord
+    left: bool = False
+    mail: list[Mail] = field(default_factory=list)
+
+
+class MemoryNodes:
+    """The part of `MemoryStore` that is about nodes."""
+
+    def __init__(self) -> None:
+        self._streams: dict[StreamId, StreamRow] = {}
+        self._nodes: dict[NodeId, NodeRow] = {}
+        self._subscriptions: dict[object, tuple[NodeId, Listener, asyncio.AbstractEventLoop]] = {}
+        self._fence = 0
+        self._mail_key = 0
+        self._writes = 0
+
+    def _next_fence(self) -> Fence:
+        self._fence += 1
+        return Fence(self._fence)
+
+    # Nodes
+
+    async def join(self, node: NodeId) -> Fence:
+        self._writes += 1
+        self._nodes[node] = NodeRow(NodeRecord(id=node, record=RECORD_VERSION, beat=0, facts=b"{}"))
+        return self._next_fence()
+
+    async def leave(self, node: NodeId) -> None:
+        if (row := self._nodes.get(node)) is not None:
+            self._writes += 1
+            row.left = True
+            if not (row.mail or self._read_by(node) or await self.written_by(node)):
+                del self._nodes[node]
+
+    async def nodes(self) -> Sequence[NodeRecord]:
+        return [row.record for row in self._nodes.values()]
+
+    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+        return [row.record for row in self._streams.values() if row.record.node == node and not row.record.sealed]
+
+    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+        self._writes += 1
+        if (row := self._nodes.pop(node, None)) is not None:
+            # Under new keys: a `Received` of the heir's own may be on its way, and must not take what it has not seen.
+            for mail in row.mail:
+                self._deliver(Post(node=heir, message=mail.message))
+        read = self._read_by(node)
+        for stream in read:
+            stream.reader = None
+        return [stream.record for stream in read]
+
+    def _read_by(self, node: NodeId) -> list[StreamRow]:
+        return [row for row in self._streams.values() if row.reader is not None and row.reader.node == node]
+
+    # Mail
+
+    async def mail(self, node: NodeId) -> Sequence[Mail]:
+        row = self._nodes.get(node)
+        return tuple(row.mail) if row else ()
+
+    def _deliver(self, step: Post) -> NodeGone | None:
+        if (row := self._nodes.get(step.node)) is None:
+            return NodeGone(f"there is no node {step.node}")
+        self._mail_key += 1
+        row.mail.append(Mail(self._mail_key, step.message))
+        self.hint(step.node, ())
+        return None
+
+    def _take_away(self, step: Received) -> None:
+        if (row := self._nodes.get(step.node)) is not None:
+            row.mail = [mail for mail in row.mail if mail.key > step.through]
+
+    # Wake-ups
+
+    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+        key = object()
+        self._subscriptions[key] = (node, listener, asyncio.get_running_loop())
+        return lambda: self._subscriptions.pop(key, None) and None
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        for key, (whose, _, loop) in self._subscriptions.items():
+            if whose == node and not loop.is_closed():
+                loop.call_soon(self._tell, key, tuple(streams))
+
+    def _tell(self, key: object, streams: Sequence[StreamId]) -> None:
+        if (subscription := self._subscriptions.get(key)) is not None:
+            subscription[1](streams)
+
+    def stamp(self) -> object:
+        return self._writes
+
+    # Who is alive
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
+        return MemoryLiveness(self, node, lease=lease, monotonic=monotonic)
+
+    def _has(self, node: NodeId) -> bool:
+        row = self._nodes.get(node)
+        return row is not None and not row.left
+
+    def _beat(self, node: NodeId, facts: bytes) -> None:
+        self._writes += 1
+        row = self._nodes[node]
+        row.record = replace(row.record, beat=row.record.beat + 1, facts=facts)
+
+    def _beats(self) -> tuple[Mapping[NodeId, int], list[NodeId]]:
+        """The counters, and who has left by itself."""
+        return {n: row.record.beat for n, row in self._nodes.items()}, [n for n, row in self._nodes.items() if row.left]
+
+
+class MemoryLiveness:
+    """By leases: there is no lock that somebody else would free."""
+
+    def __init__(self, store: MemoryNodes, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> None:
+        self._store = store
+        self._node = node
+        self._monotonic = monotonic
+        self._leases = Leases(node, lease=lease, now=monotonic())
+        if self.holds:
+            store._beat(node, b"{}")
+
+    @property
+    def holds(self) -> bool:
+        if not self._store._has(self._node):
+            self._leases.lapse()
+        return self._leases.holds(now=self._monotonic())
+
+    async def beat(self, facts: bytes) -> None:
+        sent = self._monotonic()
+        if self.holds:  # else others would take it for a life, and wait in vain
+            self._store._beat(self._node, facts)
+            self._leases.beaten(sent=sent, now=self._monotonic())
+
+    async def dead(self) -> Sequence[NodeId]:
+        asked = self._monotonic()
+        beats, left = self._store._beats()
+        silent = self._leases.observe(beats, asked=asked, now=self._monotonic())
+        return [node for node in beats if (node in silent or node in left) and node != self._node]
+
+    def ages(self) -> dict[NodeId, float]:
+        return self._leases.ages(now=self._monotonic())
