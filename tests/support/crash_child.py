@@ -1,4 +1,5 @@
-"""`perdure serve`, killed by itself at a chosen point: when a named function is entered or left for the n-th time.
+"""`perdure serve`, killed by itself at a chosen point: when a named function is entered or left for the n-th time, or
+is about to make its n-th call of something written in C, such as SQLite.
 
 Nothing in the product knows of this: the interpreter tells of each call (`sys.setprofile`). Started once, it takes
 orders as JSON lines on its standard input and carries out each in a forked child, because importing everything takes
@@ -24,8 +25,8 @@ from perdure import cli
 #: Imported before the fork, so that no child has to.
 PRELOADED = ("tests.support.crashbox", "uvloop", "httptools", "perdure.store.sqlite", "perdure.http.app")
 
-#: What the interpreter calls the two edges of a function.
-EDGES = {"enter": "call", "leave": "return"}
+#: What the interpreter calls the edges of a function, and the steps within.
+EDGES = {"enter": "call", "leave": "return", "within": "c_call"}
 
 
 def code_of(module: str, qualname: str) -> CodeType:
