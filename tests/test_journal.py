@@ -21,7 +21,8 @@ pytestmark = pytest.mark.anyio
 
 
 def opening(name: str, *, fence: Fence, opened: float = 1.0) -> OpenStream:
-    record = StreamRecord(id=StreamId(name), session=SessionId("s"), kind=Kind.CALL, fence=fence, opened=opened)
+    node, session = NodeId("n"), SessionId("s")
+    record = StreamRecord(id=StreamId(name), session=session, kind=Kind.CALL, node=node, fence=fence, opened=opened)
     return OpenStream(record=record)
 
 

@@ -27,8 +27,8 @@ from perdure._core import mail, sticky
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
 from perdure._core.states import CallState, CallStep
-from perdure.ledger import REQUEST_CANCELLED, Call, Calls, error_payload, unknown_outcome
 from perdure.errors import NodeGone
+from perdure.ledger import REQUEST_CANCELLED, Call, Calls, error_payload, unknown_outcome
 from perdure.observe import note
 from perdure.runtime.sdk import Runtime
 from perdure.store.base import AskRecord, CloseAsk, OpenAsk, Post, Step
@@ -158,9 +158,7 @@ class Exchange:
         stream = None if row is None else await house.journal.within_time(house.store.stream(row.stream))
         if stream is None or not stream.node:
             return
-        cancelled = mail.Cancelled(
-            session=session.id, incarnation=incarnation, request_id=request_id, params=params
-        )
+        cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=request_id, params=params)
         if stream.node == house.node:
             await house.neighbours.cancel_waiting(cancelled)
         else:
@@ -229,9 +227,7 @@ class Exchange:
 
     def _metadata(self, http: HttpRequest | None) -> ServerMessageMetadata:
         as_json = self._session.house.settings.json_response
-        return ServerMessageMetadata(
-            request_context=http or _stand_in(self._session.id), can_send_request=not as_json
-        )
+        return ServerMessageMetadata(request_context=http or _stand_in(self._session.id), can_send_request=not as_json)
 
     def _call_metadata(self, call: Call, http: HttpRequest | None) -> ServerMessageMetadata:
         metadata = self._metadata(http)
@@ -404,7 +400,8 @@ class Exchange:
         """Ask the runtime something on our own behalf; `None` if it has no result for us."""
         name = f"own-{next(_private_ids)}"
         self._private = self._private if self._private is not None else {}
-        future = self._private[name] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
+        self._private[name] = future
         message = JSONRPCRequest(jsonrpc="2.0", id=name, method=method, params=dict(params or {}))
         self._feed(message, self._metadata(http))
         try:
@@ -436,14 +433,21 @@ class Exchange:
         """The runtime cut a call short, without having been asked to."""
         if (call := self.calls.numbered(number)) is not None:
             self.calls.runtime_done(call.number)
-            self._settle(call, "its runtime failed")
+            self.answer_unknown(call, "its runtime failed")
+
+    def answer_recorded(self, call: Call) -> None:
+        """Answer an `initialize` on a session that has had its handshake."""
+        result = b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (to_json(call.request.id), self._session.record.result)
+        self.calls.runtime_done(call.number)
+        self.calls.answer(call, CallStep.ANSWER, result)
+        self._session.house.counters.calls_answered += 1
 
     def abandon(self, reason: str) -> None:
         """Nobody will answer the running calls any more: say so (promise 3)."""
         for call in self.calls.all_running():
-            self._settle(call, reason)
+            self.answer_unknown(call, reason)
 
-    def _settle(self, call: Call, reason: str) -> None:
+    def answer_unknown(self, call: Call, reason: str) -> None:
         request = call.request
         payload = unknown_outcome(request.id, method=request.method, reason=reason, params=request.params)
         if self.calls.answer(call, CallStep.SETTLE, payload):

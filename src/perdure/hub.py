@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from perdure._core import sse
-from perdure._core.ids import RandomBytes
+from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
@@ -84,6 +84,7 @@ class Reader:
         "_owner",
         "_preamble",
         "_pump",
+        "_retry",
         "_stop_at",
         "_tells_by_log",
         "_writing_since",
@@ -105,6 +106,7 @@ class Reader:
         arrival: int,
         ahead: Sequence[Event] = (),
         preamble: bytes = b"",
+        retry: bytes = b"",
         tells_by_log: bool = False,
         lost_answers: LostAnswers | None = None,
         closed_asks: ClosedAsks | None = None,
@@ -118,6 +120,7 @@ class Reader:
         self._hub = hub
         self._ahead = ahead
         self._preamble = preamble
+        self._retry = retry
         self._tells_by_log = tells_by_log
         self._lost_answers = lost_answers
         self._closed_asks = closed_asks
@@ -183,14 +186,16 @@ class Reader:
         self._stop_at = self.stream.last
         self.wake()
 
-    def end(self) -> None:
-        """Close the connection now, without another event."""
+    def end(self, *, come_back: bool = False) -> None:
+        """Close the connection now, without another event; `come_back` with a hint when to try again."""
         if self._closing:
             return
         self._closing = True
         if self._pump is not None:
             self._pump.cancel()
-        self._pump = asyncio.create_task(self._close())
+        else:
+            come_back = come_back and self._begun
+        self._pump = asyncio.create_task(self._close(self._retry if come_back and self._writing_since is None else b""))
 
     async def _run_pump(self) -> None:
         try:
@@ -293,11 +298,11 @@ class Reader:
                 self._connection.abort()
             self._finish()
 
-    async def _close(self) -> None:
+    async def _close(self, farewell: bytes) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if self._connection is not None:
-                    await self._connection.write(b"", last=True)
+                    await self._connection.write(farewell, last=True)
         except (OSError, TimeoutError):
             if self._connection is not None:
                 self._connection.abort()  # dead or stuck: letting go of it is all that is left
@@ -391,10 +396,17 @@ class Hub:
                 reader.keep_alive()
 
     def end_idle(self) -> None:
+        """End every reader that does not wait for a call that runs here; its client comes back elsewhere."""
+        for reader in list(self.readers):
+            stream = reader.stream
+            if stream.kind is Kind.STANDALONE or not (stream.writes or stream.over):
+                reader.end(come_back=True)
+
+    def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
         for reader in list(self.readers):
             if not reader.stream.sealed:
-                reader.end()
+                reader.end(come_back=True)
 
 
 class _NoRegistry:

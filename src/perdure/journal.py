@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from perdure._core.ids import StreamId
@@ -65,13 +65,16 @@ _Group = list[tuple[Source, Sequence[Step]]]
 class Journal:
     """Writes steps; knows whether the store is well."""
 
-    def __init__(self, store: Store, settings: Settings, counters: Counters) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, counters: Counters, *, holds: Callable[[], bool] = lambda: True
+    ) -> None:
         self.state = LogState.HEALTHY
         self.has_room = True
         """No more events are held than memory should carry."""
         self._store = store
         self._timeout = settings.store_timeout
-        self._holds = settings.on_store_failure == "hold"
+        self._holding = settings.on_store_failure == "hold"
+        self._claims_hold = holds
         self._most_held = settings.max_held_events
         self.counters = counters
         self._queue: list[Source] = []
@@ -85,6 +88,11 @@ class Journal:
         self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def _holds(self) -> bool:
+        """While the store fails, live traffic goes on from memory; but not for a node whose claims have lapsed."""
+        return self._holding and self._claims_hold()
 
     @property
     def refuses(self) -> bool:

@@ -45,6 +45,7 @@ class Call:
     incarnation: int
     stream: Stream
     state: CallState = CallState.RUNNING
+    attempt: int = 1
     progress: float | None = None
     """Of a call that runs again: what was sent before. Only what is greater is sent."""
 

@@ -100,7 +100,7 @@ class Letters:
             case mail.AskAnswered():
                 session.exchange.answer_ask(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified():
-                session.exchange.notify(Notification(method=message.method, params=message.params), None)
+                session.exchange.notify(Notification(method=message.method, params=message.params, raw={}), None)
             case mail.Cancelled():
                 here = session.exchange.cancel(
                     message.request_id, incarnation=message.incarnation, params=message.params

@@ -319,6 +319,11 @@ class Session:
         finally:
             self._forwarding = None
 
+    async def forwarded(self) -> None:
+        """Wait until everything said so far has reached the home's mail, or this is the home."""
+        if self._forwarding is not None:
+            await asyncio.wait({self._forwarding})
+
     async def _forward_some(self) -> None:
         if await self.come_home():
             outgoing, self._outgoing = self._outgoing, []
@@ -328,8 +333,8 @@ class Session:
         some = self._outgoing[:_FORWARD_AT_ONCE]
         payloads = tuple(payload.decode() for payload, _ in some)
         message = mail.encode(mail.Forward(session=self.id, payloads=payloads))
-        also = [step for _, step in some if step is not None]
-        await self.house.journal.write(*also, Post(node=self.standalone.node, message=message))
+        steps = [step for _, step in some if step is not None]
+        await self.house.journal.write(*steps, Post(node=self.standalone.node, message=message))
         del self._outgoing[: len(some)]
 
     async def come_home(self, *, take: bool = False) -> bool:
@@ -452,8 +457,9 @@ class Session:
         asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
         if not asked:
             return set()
+        living = {self.house.node, *self.house.neighbours.others}
         waiting = await self.house.journal.within_time(self.house.store.asks(self.id))
-        still = {ask.id for ask in waiting} | self.exchange.open_asks
+        still = {ask.id for ask in waiting if ask.node in living} | self.exchange.open_asks
         return {seq for seq, ask in asked.items() if ask not in still}
 
 

@@ -8,9 +8,11 @@ as the store's stamp says that nobody else has written anything; otherwise the r
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -169,6 +171,22 @@ class Sessions:
         note(logging.DEBUG, "session.loaded", "a session was loaded from its record", session=session.name)
         return session
 
+    async def reattach(self, text: str, owner: str, params: dict[str, Any]) -> Session | None:
+        """Begin an incarnation of the caller's own session, if it is the same client by version and capabilities."""
+        session = await self.find(text, owner)
+        if session is None or session.state is SessionState.OPENING or not _same_client(session.record, params):
+            return None
+        stamp = self._house.store.stamp()
+        record = await self._house.journal.within_time(self._house.store.reattach(session.id))
+        if record is None:
+            return None
+        session.touch()
+        session.refresh(record, stamp)
+        session.tell_attached()
+        self._house.counters.reattaches += 1
+        note(logging.INFO, "session.reattached", "a client came back to its session", session=session.name)
+        return session
+
     def held(self, session_id: SessionId) -> Session | None:
         """The session, if it is in memory."""
         return self._by_id.get(session_id)
@@ -318,11 +336,16 @@ class Sessions:
         if rows:
             note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
 
-    def abandon_calls(self, reason: str) -> None:
-        """Give every running call its final answer: interrupted, outcome unknown (promise 3)."""
-        for session in self._by_id.values():
-            session.exchange.abandon(reason)
+    def running_calls(self) -> list[tuple[Session, Call]]:
+        return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]
 
     async def aclose(self) -> None:
         """Drop every runtime; nothing is ended, nothing is told."""
         await asyncio.gather(*(session.exchange.drop_runtime() for session in list(self._by_id.values())))
+
+
+def _same_client(record: SessionRecord, params: dict[str, Any]) -> bool:
+    """Whether a handshake would end as the recorded one did."""
+    before = json.loads(record.client_params)
+    versions = (before.get("protocolVersion"), record.version)
+    return params.get("protocolVersion") in versions and params.get("capabilities") == before.get("capabilities")

@@ -15,6 +15,7 @@ from perdure.human import say_duration, say_size
 
 Eras = Literal["both", "session"]
 OnStoreFailure = Literal["hold", "refuse"]
+Recover = Literal["strict", "reissue"]
 
 _DAY = 86_400.0
 _YEAR = 366 * _DAY
@@ -126,7 +127,13 @@ class Settings:
     stream_timeout: float = _duration(
         CONNECTIONS, 300.0, "how long a connection may hold unread bytes without any progress"
     )
+    drain_timeout: float = _duration(
+        CONNECTIONS, 30.0, "how long running calls may take to finish once the server is told to stop", low=0.0
+    )
     json_response: bool = _flag(CONNECTIONS, False, "answer POSTs with one JSON body in place of an event stream")
+    recover: Recover = _choice(  # noqa: RUF009
+        CONNECTIONS, "strict", Recover, "`reissue` answers 404 with a new session that can be used at once"
+    )
     eras: Eras = _choice(  # noqa: RUF009
         CONNECTIONS, "both", Eras, "`session` turns 2026-07-28 clients to the resumable revisions"
     )
@@ -145,6 +152,13 @@ class Settings:
     max_headers: int = _bytes(LIMITS, 32 << 10, "size of all headers; 431 beyond")
 
     store_timeout: float = _duration(FAILURE, 1.0, "how long the store may take before it counts as failing", high=60.0)
+    lease: float = _duration(
+        FAILURE,
+        15.0,
+        "how long another node may be silent before its calls are settled; stores of one machine know it by a lock",
+        low=1.0,
+        high=3_600.0,
+    )
     on_store_failure: OnStoreFailure = _choice(  # noqa: RUF009
         FAILURE, "hold", OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
@@ -113,9 +113,9 @@ class Settler:
         if session is None and Verdict.RERUN in verdicts:
             session = await self._sessions.load(owner.id)
         stream = self._take_over(session, claimed, owed=len(calls))
-        await self._withdraw_asks(owner.id, stream)
+        await self._withdraw_asks(owner, stream)
         for call, verdict in zip(calls, verdicts, strict=True):
-            if verdict is Verdict.UNKNOWN or session is None and verdict is Verdict.RERUN:
+            if verdict is Verdict.UNKNOWN or (session is None and verdict is Verdict.RERUN):
                 self._answer_unknown(call, stream)
             elif verdict is Verdict.RERUN and session is not None:
                 await self._run_again(session, call, stream, http)
@@ -132,16 +132,14 @@ class Settler:
     async def _verdict(self, owner: SessionRecord, call: _Left, http: HttpRequest | None) -> Verdict:
         if call.request is None:
             return Verdict.UNKNOWN
+        at_hand = http is not None or not owner.owner  # the credentials to run it with
         verdict = settling.verdict(call.row.method, attempt=call.row.attempt)
-        if verdict is not Verdict.ASK:
-            return verdict if verdict is Verdict.UNKNOWN or http is not None or not owner.owner else Verdict.ASK
-        name = (call.request.params or {}).get("name")
-        may = await self._tool_may_run_again(owner, str(name), http)
-        if may is None:
-            return Verdict.UNKNOWN if http is not None or not owner.owner else Verdict.ASK
-        if not may:
-            return Verdict.UNKNOWN
-        return Verdict.RERUN if http is not None or not owner.owner else Verdict.ASK
+        if verdict is Verdict.ASK:
+            may = await self._tool_may_run_again(owner, str((call.request.params or {}).get("name")), http)
+            if may is None and not at_hand:
+                return Verdict.WAIT
+            verdict = Verdict.RERUN if may else Verdict.UNKNOWN
+        return Verdict.WAIT if verdict is Verdict.RERUN and not at_hand else verdict
 
     async def _tool_may_run_again(self, owner: SessionRecord, name: str, http: HttpRequest | None) -> bool | None:
         """What the server says of a tool; `None` if it does not show it to whoever is asking."""
@@ -186,7 +184,7 @@ class Settler:
         )
         await self._house.journal.write(again)
         [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
-        running.progress = progress
+        running.progress, running.attempt = progress, row.attempt + 1
         session.exchange.start(running, http)
         self._house.counters.calls_rerun += 1
         note(logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream)
@@ -207,21 +205,28 @@ class Settler:
                         highest = sent if highest is None else max(highest, sent)
         return highest
 
-    async def _payloads(self, stream: StreamId):  # type: ignore[no-untyped-def]
+    async def _payloads(self, stream: StreamId) -> AsyncIterator[bytes]:
         after = 0
         while events := await self._house.journal.read(stream, after=after, limit=1_000):
             for event in events:
                 yield event.payload
             after = events[-1].seq
 
-    async def _withdraw_asks(self, session_id: SessionId, stream: Stream) -> None:
-        """Nobody waits for the answers to what the dead node had asked on this stream."""
-        for ask in await self._house.store.asks(session_id):
-            if ask.stream == stream.id and ask.node != self._house.node:
-                params = {"requestId": ask.id, "reason": DIED}
-                cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
-                payload = json.dumps(cancelled, separators=(",", ":")).encode()
-                stream.append(payload, also=CloseAsk(session=session_id, id=ask.id))
+    async def _withdraw_asks(self, owner: SessionRecord, stream: Stream) -> None:
+        """Nobody waits for the answers to what dead nodes had asked, on this stream or on the standalone one."""
+        house = self._house
+        living = {house.node, *house.neighbours.others}
+        for ask in await house.store.asks(owner.id):
+            if (ask.node in living and ask.stream != stream.id) or ask.node == house.node:
+                continue
+            params = {"requestId": ask.id, "reason": DIED}
+            cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+            payload = json.dumps(cancelled, separators=(",", ":")).encode()
+            close = CloseAsk(session=owner.id, id=ask.id)
+            if ask.stream == stream.id:
+                stream.append(payload, also=close)
+            elif ask.stream == owner.standalone and (session := await self._sessions.load(owner.id)) is not None:
+                session.say(payload, close)
 
     # Calls that wait for their principal
 
@@ -305,6 +310,25 @@ class Settler:
         streams = {row.stream for row in rows if row.state is CallState.WAITING}
         return await within(store.ends(list(streams))) if streams else ()
 
+    # A stop
+
+    async def learn_tools(self) -> None:
+        """Find out, while there is time, which of the tools that run here may run again elsewhere."""
+        self._tools = {}
+        for session, call in self._sessions.running_calls():
+            name = (call.request.params or {}).get("name")
+            if call.request.method == "tools/call" and name not in self._tools:
+                await self._tool_may_run_again(session.record, str(name), None)
+
+    def hand_over(self, reason: str) -> None:
+        """This node stops: calls that may run again are left to the next one, the others get their answer."""
+        for session, call in self._sessions.running_calls():
+            verdict = settling.verdict(call.request.method, attempt=call.attempt)
+            name = (call.request.params or {}).get("name")
+            again = verdict is Verdict.RERUN or (verdict is Verdict.ASK and self._tools.get(str(name), False))
+            if not again:
+                session.exchange.answer_unknown(call, reason)
+
     # Homes and readers
 
     async def _settle_homes(self, homes: Sequence[StreamRecord]) -> None:
@@ -317,7 +341,7 @@ class Settler:
                 session = await self._sessions.load(record.session)
                 if session is not None:
                     await session.come_home()
-                    await self._withdraw_asks(session.id, session.standalone)
+                    await self._withdraw_asks(session.record, session.standalone)
                     continue
             releases.append(Release(stream=record.id, fence=record.fence))
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
@@ -333,9 +357,6 @@ class Settler:
         elif record.node:
             message = mail.encode(mail.Reading(session=record.session, stream=record.id))
             self._house.journal.put(Steps((Post(node=record.node, message=message),)))
-
-
-Work = Callable[[], Awaitable[None]]
 
 
 def _has_ended(row: CallRecord) -> bool:

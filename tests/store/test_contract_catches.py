@@ -11,7 +11,24 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.ids import Fence, NodeId, StreamId
-from perdure.store.base import Append, DropStream, Event, Generation, OpenStream, Refusals, Step, StreamRecord, Trim
+from perdure._core.states import CallState
+from perdure.store.base import (
+    Append,
+    DropStream,
+    Event,
+    Generation,
+    Mail,
+    OpenStream,
+    Post,
+    PutCall,
+    Received,
+    Refusals,
+    Refused,
+    Release,
+    Step,
+    StreamRecord,
+    Trim,
+)
 from perdure.store.memory import MemoryStore
 from perdure.testing import check_store, store_machine
 
@@ -34,7 +51,7 @@ class TakesAnyFence(MemoryStore):
         return super().commit_now([self._with_the_right_fence(step) for step in steps])
 
     def _with_the_right_fence(self, step: Step) -> Step:
-        if isinstance(step, Append) and (found := self._streams.get(step.stream)):
+        if isinstance(step, Append | PutCall | Release) and (found := self._streams.get(step.stream)):
             return replace(step, fence=found.record.fence)
         return step
 
@@ -69,9 +86,98 @@ class ForgetsGenerations(MemoryStore):
 
 
 class KeepsTheGeneration(MemoryStore):
-    async def claim(self, stream: StreamId) -> StreamRecord | None:
-        record = await super().claim(stream)
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        record = await super().claim(stream, node=node, held=held)
         return record and replace(record, generation=1)
+
+
+class LetsEverybodyClaim(MemoryStore):
+    """Looks at the fence that the caller has seen, and takes the stream when others have looked as well."""
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        if self._written(stream, held) is None:
+            return None
+        await asyncio.sleep(0)
+        return await super().claim(stream, node=node, held=self._streams[stream].record.fence)
+
+
+class ClaimsWhatIsSealed(MemoryStore):
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        if (found := self._written(stream, held)) is not None:
+            found.record = replace(found.record, sealed=False)
+        return await super().claim(stream, node=node, held=held)
+
+
+class HandsMailOutOnce(MemoryStore):
+    """Mail is lost with whoever read it and died before it did anything."""
+
+    async def mail(self, node: NodeId) -> Sequence[Mail]:
+        mail = await super().mail(node)
+        if mail:
+            self.commit_now([Received(node=node, through=mail[-1].key)])
+        return mail
+
+
+class InheritsUnderOldKeys(MemoryStore):
+    """What the heir has received takes away what it has never seen."""
+
+    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+        if (row := self._nodes.get(node)) is not None and (inheriting := self._nodes.get(heir)) is not None:
+            inheriting.mail = sorted([*inheriting.mail, *row.mail])
+            row.mail = []
+        return await super().bury(node, heir=heir)
+
+
+class FailsTheWholeCommitForOneMessage(MemoryStore):
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        unknown = [isinstance(step, Post) and step.node not in self._nodes for step in steps]
+        if not any(unknown):
+            return super().commit_now(steps)
+        return [self._apply(step) if gone else None for step, gone in zip(steps, unknown, strict=True)]
+
+
+class TakesTheLivingForDead(MemoryStore):
+    """When one leaves, all seem to have left."""
+
+    async def leave(self, node: NodeId) -> None:
+        for row in self._nodes.values():
+            row.left = True
+        await super().leave(node)
+
+
+class ComparesIdsAsTheyAre(MemoryStore):
+    """8 and "8" run side by side."""
+
+    def _apply(self, step: Step) -> Refused | None:
+        if isinstance(step, OpenStream) and step.record.id not in self._streams:
+            taken = {repr(call.request_id) for row in self._streams.values() for call in row.calls.values()}
+            if not taken & {repr(call.request_id) for call in step.calls}:
+                self._open_calls.clear()
+        return super()._apply(step)
+
+
+class ForgetsWhoWaits(MemoryStore):
+    """A call that waits for another node to run it does not hold its id."""
+
+    def _apply(self, step: Step) -> Refused | None:
+        refusal = super()._apply(step)
+        if isinstance(step, PutCall) and step.state is CallState.WAITING:
+            self._open_calls.clear()
+        return refusal
+
+
+class OpensStreamsOfEndedSessions(MemoryStore):
+    def _apply(self, step: Step) -> Refused | None:
+        if isinstance(step, OpenStream) and (record := self._sessions.pop(step.record.session, None)) is not None:
+            refusal = super()._apply(step)
+            self._sessions[record.id] = record
+            return refusal
+        return super()._apply(step)
+
+
+class KeepsTheStamp(MemoryStore):
+    def stamp(self) -> object:
+        return "always"
 
 
 class GivesEverybodyTheSameFence(MemoryStore):
@@ -111,7 +217,17 @@ class FailsNamelessly(MemoryStore):
         (ForgetsGenerations, "promise 6"),
         (KeepsTheGeneration, "promise 6"),
         (GivesEverybodyTheSameFence, "promise 2"),
+        (LetsEverybodyClaim, "promise 6 of several"),
+        (ClaimsWhatIsSealed, "promise 6 what is sealed"),
         (TrimsAnswers, "promise 7"),
+        (HandsMailOutOnce, "promise 10 mail stays"),
+        (InheritsUnderOldKeys, "promise 10 the heir"),
+        (FailsTheWholeCommitForOneMessage, "promise 10 a message for nobody"),
+        (TakesTheLivingForDead, "promise 11"),
+        (ComparesIdsAsTheyAre, "promise 12 no two calls"),
+        (ForgetsWhoWaits, "promise 12 an id is free"),
+        (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),
+        (KeepsTheStamp, "equal stamps"),
     ],
 )
 async def test_a_store_that_breaks_a_promise_is_told_by_its_number(broken: type[MemoryStore], promise: str) -> None:
@@ -129,7 +245,19 @@ async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
         await check_store(lambda name: FailsNamelessly(), durable=False)
 
 
-@pytest.mark.parametrize("broken", [TakesAnyFence, ReadsBackwards, OpensAnew, ForgetsGenerations, TrimsAnswers])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        TakesAnyFence,
+        ReadsBackwards,
+        OpensAnew,
+        ForgetsGenerations,
+        TrimsAnswers,
+        HandsMailOutOnce,
+        ComparesIdsAsTheyAre,
+        OpensStreamsOfEndedSessions,
+    ],
+)
 def test_histories_find_what_is_broken(broken: type[MemoryStore]) -> None:
     machine = store_machine(lambda name: broken(), durable=False)
     quick = settings(

@@ -15,6 +15,11 @@ from perdure.store.base import (
     CallRecord,
     Event,
     Generation,
+    KeptRecord,
+    Listener,
+    Liveness,
+    Mail,
+    NodeRecord,
     ReaderRecord,
     Refusals,
     SessionRecord,
@@ -39,9 +44,10 @@ class FaultyStore:
         self.writes = Fault.NONE
         self.reads = Fault.NONE
         self.every = 1
-        """Only each so manyth write is faulty."""
+        """Only each so manyth write is faulty. Beats are writes too."""
         self.asked = 0
         """Writes that were asked for."""
+        self.shared = inner.shared
         self._inner = inner
 
     def works(self) -> None:
@@ -69,27 +75,33 @@ class FaultyStore:
             return None  # the other way meets the fault
         return self._inner.commit_now(steps)
 
-    async def post(self, node: NodeId, message: bytes) -> None:
-        if await self._write_fault():
-            await asyncio.Event().wait()
-        await self._inner.post(node, message)
-
-    async def collect(self, node: NodeId) -> Sequence[bytes]:
-        if await self._write_fault():
-            await asyncio.Event().wait()
-        return await self._inner.collect(node)
-
     async def join(self, node: NodeId) -> Fence:
         await self._write_fault()
         return await self._inner.join(node)
 
-    async def claim(self, stream: StreamId) -> StreamRecord | None:
+    async def leave(self, node: NodeId) -> None:
         await self._write_fault()
-        return await self._inner.claim(stream)
+        await self._inner.leave(node)
+
+    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+        await self._write_fault()
+        return await self._inner.bury(node, heir=heir)
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        await self._write_fault()
+        return await self._inner.claim(stream, node=node, held=held)
+
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        await self._write_fault()
+        return await self._inner.reattach(session)
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         await self._write_fault()
         return await self._inner.sweep(cutoffs)
+
+    async def probe(self, size: int) -> None:
+        await self._write_fault()
+        await self._inner.probe(size)
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         await _fail(self.reads)
@@ -103,6 +115,18 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.streams(session)
 
+    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+        await _fail(self.reads)
+        return await self._inner.ends(streams)
+
+    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+        await _fail(self.reads)
+        return await self._inner.written_by(node)
+
+    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+        await _fail(self.reads)
+        return await self._inner.kept(session)
+
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         await _fail(self.reads)
         return await self._inner.generations(stream)
@@ -115,13 +139,33 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.sessions(after=after, limit=limit)
 
+    async def count_sessions(self, owner: str | None = None) -> int:
+        await _fail(self.reads)
+        return await self._inner.count_sessions(owner)
+
+    async def longest_dormant(self) -> SessionRecord | None:
+        await _fail(self.reads)
+        return await self._inner.longest_dormant()
+
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         await _fail(self.reads)
         return await self._inner.calls(session)
 
+    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
+        await _fail(self.reads)
+        return await self._inner.calls_on(stream)
+
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+        await _fail(self.reads)
+        return await self._inner.open_call(session, incarnation=incarnation, request_id=request_id)
+
     async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
         await _fail(self.reads)
         return await self._inner.requests(stream)
+
+    async def ask(self, session: SessionId, ask: str) -> AskRecord | None:
+        await _fail(self.reads)
+        return await self._inner.ask(session, ask)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         await _fail(self.reads)
@@ -131,8 +175,35 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.reader(stream)
 
-    def subscribe(self, listener: Callable[[StreamId], None]) -> Callable[[], None]:
-        return self._inner.subscribe(listener)
+    async def nodes(self) -> Sequence[NodeRecord]:
+        await _fail(self.reads)
+        return await self._inner.nodes()
+
+    async def mail(self, node: NodeId) -> Sequence[Mail]:
+        await _fail(self.reads)
+        return await self._inner.mail(node)
+
+    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+        return self._inner.subscribe(node, listener)
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        self._inner.hint(node, streams)
+
+    def stamp(self) -> object:
+        return self._inner.stamp()
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
+        return FaultyLiveness(self, self._inner.liveness(node, lease=lease, monotonic=monotonic))
+
+    async def beat(self, inner: Liveness, facts: bytes) -> None:
+        late = await self._write_fault()
+        await inner.beat(facts)
+        if late:
+            await asyncio.Event().wait()
+
+    async def look(self, inner: Liveness) -> Sequence[NodeId]:
+        await _fail(self.reads)
+        return await inner.dead()
 
     async def open(self) -> None:
         await self._inner.open()
@@ -146,6 +217,27 @@ class FaultyStore:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+class FaultyLiveness:
+    """Beats are writes, looking for the dead is a read."""
+
+    def __init__(self, store: FaultyStore, inner: Liveness) -> None:
+        self._store = store
+        self._inner = inner
+
+    @property
+    def holds(self) -> bool:
+        return self._inner.holds
+
+    async def beat(self, facts: bytes) -> None:
+        await self._store.beat(self._inner, facts)
+
+    async def dead(self) -> Sequence[NodeId]:
+        return await self._store.look(self._inner)
+
+    def ages(self) -> dict[NodeId, float]:
+        return self._inner.ages()
 
 
 async def _fail(fault: Fault) -> None:

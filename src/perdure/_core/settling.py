@@ -33,6 +33,8 @@ class Verdict(enum.Enum):
     """It is answered: interrupted, outcome unknown."""
     ASK = "ask"
     """Whether it may run again is for the server to say: what does it know of this tool?"""
+    WAIT = "wait"
+    """It may run again, or whether it may is not known, once its principal is back."""
 
 
 def verdict(method: str, *, attempt: int) -> Verdict:

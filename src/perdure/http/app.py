@@ -7,6 +7,7 @@ custom routes and OAuth routes that the served server brings along keep working:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import json
@@ -39,16 +40,23 @@ from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.hub import Hub
 from perdure.journal import Journal
+from perdure.letters import Letters
 from perdure.listener import BREAK_OFF
+from perdure.neighbours import Neighbours
+from perdure.node import Node
 from perdure.observe import Counters
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
 from perdure.sessions import SessionInfo, Sessions
 from perdure.settings import Settings
+from perdure.settling import Settler
 from perdure.store import open_store
-from perdure.store.base import Store
+from perdure.store.base import Liveness, Store
 
 HEALTH = "/healthz"
 """Beside the endpoint, for balancers and people."""
+
+_DRAIN_LOOK = 0.05
+"""Seconds between two looks whether calls still run, while a stop waits for them."""
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that came in by the entry."""
@@ -75,7 +83,9 @@ class App:
         self._hub: Hub | None = None
         self._sessionless: StreamableHTTPSessionManager | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._settler: Settler | None = None
         self._stopping = False
+        self._draining = False
         self._entry = self._make_entry(auth)
 
     def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
@@ -102,15 +112,19 @@ class App:
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
         """Open the store, enter the server's own lifespan once, and run until the end."""
-        self._stopping = False
+        self._stopping = self._draining = False
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
             server, state = await stack.enter_async_context(self._hosted.start())
-            house = await self._furnish(server, state)
+            house, neighbours, liveness = await self._furnish(server, state)
+            stack.push_async_callback(self._store.leave, house.node)
             stack.push_async_callback(house.journal.aclose)
             sessions = Sessions(house)
             stack.push_async_callback(sessions.aclose)
+            settler = Settler(house, sessions, monotonic=time.monotonic)
+            stack.push_async_callback(neighbours.aclose)
+            stack.callback(neighbours.begin(Letters(house, sessions, settler, neighbours)))
             as_json, max_body = self._settings.json_response, self._settings.max_body
             self._sessionless = sessionless(server, state, json_response=as_json, max_body=max_body)
             await stack.enter_async_context(self._sessionless.run())
@@ -119,30 +133,48 @@ class App:
                 # FastMCP looks at its own manager once more when it stops.
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _Stand(self._serve)
-            self._endpoint = Endpoint(house, sessions)
-            self._sessions, self._journal, self._hub = sessions, house.journal, house.hub
+            self._endpoint = Endpoint(house, sessions, settler)
+            self._sessions, self._journal, self._hub, self._settler = sessions, house.journal, house.hub, settler
             self._loop = asyncio.get_running_loop()
-            chores = [asyncio.create_task(chore()) for chore in (house.hub.watch, sessions.tend, sessions.sweep)]
+            node = Node(
+                liveness=liveness,
+                neighbours=neighbours,
+                settler=settler,
+                lease=self._settings.lease,
+                facts=lambda: b"{}",
+                lapsed=self._stop,
+                monotonic=time.monotonic,
+            )
+            chores = [
+                asyncio.create_task(chore()) for chore in (house.hub.watch, sessions.tend, sessions.sweep, node.run)
+            ]
             stack.push_async_callback(_cancel, chores)
             try:
                 yield
             finally:
                 self._stop()
 
-    async def _furnish(self, server: Server[Any], state: object) -> House:
+    async def _furnish(self, server: Server[Any], state: object) -> tuple[House, Neighbours, Liveness]:
         """Everything that the sessions share, for one life of the process."""
-        settings, counters, random = self._settings, self.counters, secrets.token_bytes
+        settings, counters, random, store = self._settings, self.counters, secrets.token_bytes, self._store
         node = new_node_id(random)
-        return House(
+        fence = await store.join(node)
+        liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
+        journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
+        hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
+        lag = settings.max_stream_events
+        neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
+        house = House(
             server=server,
             lifespan_state=state,
-            store=self._store,
-            journal=Journal(self._store, settings, counters),
-            hub=Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random),
+            store=store,
+            journal=journal,
+            hub=hub,
             settings=settings,
             counters=counters,
             node=node,
-            fence=await self._store.join(node),
+            fence=fence,
+            neighbours=neighbours,
             clock=time.time,
             random=random,
             ask_ids=itertools.count(1),
@@ -153,9 +185,23 @@ class App:
                 answers=settings.max_answers,
             ),
         )
+        return house, neighbours, liveness
+
+    async def drain(self) -> None:
+        """Take no new work, send idle clients elsewhere, and wait for running calls, for `drain_timeout` at most."""
+        self._draining = True
+        if self._endpoint is None or self._sessions is None or self._hub is None or self._settler is None:
+            return
+        self._endpoint.drain()
+        self._hub.end_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_timeout):
+                await self._settler.learn_tools()
+                while self._sessions.running_calls():
+                    await asyncio.sleep(_DRAIN_LOOK)
 
     def begin_stop(self) -> None:
-        """The process is about to stop: refuse what is new, end what runs. May be called from a signal handler."""
+        """The process stops now: refuse what is new, end what runs. May be called from a signal handler."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop)
 
@@ -163,9 +209,9 @@ class App:
         if self._stopping:
             return
         self._stopping = True
-        if self._sessions is not None and self._hub is not None:
-            self._sessions.abandon_calls("the server is stopping")
-            self._hub.end_idle()
+        if self._settler is not None and self._hub is not None:
+            self._settler.hand_over("the server is stopping")
+            self._hub.end_all()
 
     # Requests
 
@@ -233,8 +279,9 @@ class App:
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
         journal = self._journal
-        if self._stopping or journal is None:
-            status, word = 503, "stopping" if self._stopping else "starting"
+        stopping = self._stopping or self._draining
+        if stopping or journal is None:
+            status, word = 503, "stopping" if stopping else "starting"
         elif journal.state is LogState.DEGRADED:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starlette.requests import Request as HttpRequest
+from starlette.types import Scope
+
 from perdure._core import sse
 from perdure._core.ids import Kind
 from perdure._core.states import SessionState
+from perdure.errors import StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
 from perdure.http.streamed import Streamed
 from perdure.hub import Reader
 from perdure.session import Session
 from perdure.sessions import Sessions
+from perdure.settling import Settler
 from perdure.store.base import Event
 from perdure.streams import Stream
 
@@ -22,22 +27,34 @@ Headers = dict[bytes, bytes]
 class Desk:
     """The endpoint's view of the house."""
 
-    def __init__(self, house: House, sessions: Sessions) -> None:
+    def __init__(self, house: House, sessions: Sessions, settler: Settler) -> None:
         self.house = house
         self.sessions = sessions
+        self.settler = settler
+        self.draining = False
         self.settings = house.settings
         self._retry_ms = round(house.settings.retry * 1000)
 
-    def session(self, headers: Headers, owner: str) -> Session:
+    async def session(self, headers: Headers, owner: str, scope: Scope) -> Session:
         """The session that a request names, if it is the caller's. A foreign one and none are answered alike."""
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
-        session = self.sessions.find(text.decode("latin-1"), owner)
-        if session is None or session.state is SessionState.OPENING:
-            raise self.gone()
-        session.touch()
+        try:
+            session = await self.sessions.find(text.decode("latin-1"), owner)
+            if session is None or session.state is SessionState.OPENING:
+                raise self.gone()
+            session.touch()
+            if session.waits:
+                await self.settler.resume(session, HttpRequest(scope))
+        except StoreError:
+            raise Refused(Refusal.STORE_UNREADABLE) from None
         return session
+
+    def refuse_if_draining(self, request_id: int | str | None = None) -> None:
+        """New work goes elsewhere once the end has begun."""
+        if self.draining:
+            raise Refused(Refusal.STOPPING, id=request_id)
 
     def gone(self) -> Refused:
         self.house.counters.sessions_not_found += 1
@@ -59,8 +76,9 @@ class Desk:
         """
         if session.state is SessionState.ENDED:
             raise self.gone()
-        preamble = told
+        preamble, retry = told, b""
         if session.revision.primes:
+            retry = sse.encode_retry(self._retry_ms)
             name = stream.position(cursor).priming(self.house.random)
             preamble = sse.encode_priming(name.encode(), self._retry_ms) + told
         reader = Reader(
@@ -70,8 +88,10 @@ class Desk:
             arrival=self.house.hub.arrive() if arrival is None else arrival,
             ahead=ahead,
             preamble=preamble,
+            retry=retry,
             tells_by_log=session.tells_by_log,
             lost_answers=session.lost_answers if stream.kind is Kind.CALL else None,
+            closed_asks=session.closed_asks,
         )
         self.house.hub.attach(reader)
         return Streamed(session, reader)

@@ -12,6 +12,7 @@ from perdure.http.get import Get
 from perdure.http.post import Post
 from perdure.http.streamed import Streamed
 from perdure.sessions import Sessions
+from perdure.settling import Settler
 
 ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 
@@ -19,8 +20,8 @@ ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 class Endpoint:
     """From a request to its response; `Refused` is raised for every no."""
 
-    def __init__(self, house: House, sessions: Sessions) -> None:
-        self._desk = Desk(house, sessions)
+    def __init__(self, house: House, sessions: Sessions, settler: Settler) -> None:
+        self._desk = Desk(house, sessions, settler)
         self._post = Post(self._desk)
         self._get = Get(self._desk)
 
@@ -29,13 +30,18 @@ class Endpoint:
             case "POST":
                 return await self._post(scope, receive, headers, owner)
             case "GET":
-                return await self._get(headers, owner)
+                return await self._get(scope, headers, owner)
             case "DELETE":
-                return await self._delete(headers, owner)
+                return await self._delete(scope, headers, owner)
             case method:
                 raise Refused(Refusal.METHOD, method=method, headers=ALLOW)
 
-    async def _delete(self, headers: Headers, owner: str) -> Answer:
-        session = self._desk.session(headers, owner)
+    def drain(self) -> None:
+        """The end has begun: take no new work."""
+        self._desk.draining = True
+
+    async def _delete(self, scope: Scope, headers: Headers, owner: str) -> Answer:
+        session = await self._desk.session(headers, owner, scope)
         await self._desk.sessions.end(session, SessionStep.CLIENT_DELETED, "The session was deleted by its client")
+        await self._desk.house.journal.flushed()  # any other process answers 404 from now on, too
         return Answer(status=200)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from starlette.types import Scope
+
 from perdure._core.ids import Kind, Position, parse_position, place
 from perdure._core.states import SessionState, StreamState
 from perdure.errors import StoreError
@@ -36,20 +38,30 @@ class Get:
         self._house = desk.house
         self._settings = desk.settings
 
-    async def __call__(self, headers: Headers, owner: str) -> Streamed:
+    async def __call__(self, scope: Scope, headers: Headers, owner: str) -> Streamed:
         if not accepts(headers)[1]:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
-        session = self._desk.session(headers, owner)
+        session = await self._desk.session(headers, owner, scope)
         arrival = self._house.hub.arrive()
         try:
             start = await self._start(session, headers.get(b"last-event-id", b"").decode("latin-1"))
+            if start.stream.kind is Kind.STANDALONE:
+                self._desk.refuse_if_draining()
+            if not self._house.neighbours.alone and start.stream.writes:
+                await self._look_who_reads(start.stream)
             try:
                 return await self._read(session, start, arrival)
             except BaseException:
-                start.stream.moved()  # it may have been loaded for this reader, who does not come
+                start.stream.unread()  # it may have been loaded for this reader, who does not come
                 raise
         except StoreError:
             raise Refused(Refusal.STORE_UNREADABLE) from None
+
+    async def _look_who_reads(self, stream: Stream) -> None:
+        """A reader on another node, of which this one may not have heard yet, is overtaken with the rest."""
+        row = await self._house.journal.within_time(self._house.store.reader(stream.id))
+        elsewhere = None if row is None or row.node == self._house.node else row
+        stream.read_elsewhere(elsewhere, arrival=self._house.hub.arrive())
 
     async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed:
         """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
@@ -63,6 +75,9 @@ class Get:
             raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
         if stream is session.standalone:
             self._house.counters.standalone_readers += 1
+            if not named:
+                session.attached()
+                session.tell_attached()
         return self._desk.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
 
     async def _start(self, session: Session, text: str) -> _Start:
@@ -88,7 +103,7 @@ class Get:
         try:
             return await self._place(session, stream, position)
         except BaseException:
-            stream.moved()  # it may have been loaded for this reader, who does not come
+            stream.unread()  # it may have been loaded for this reader, who does not come
             raise
 
     async def _start_unreadable(self, session: Session) -> _Start:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
-from perdure import sticky
-from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, Response, parse_body
+from perdure._core import sticky
+from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, parse_body
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import SessionEnded, StoreError
+from perdure.errors import IdTaken, SessionEnded, StoreError
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import accepts, read_body, replayed
 from perdure.http.desk import Desk, Headers
@@ -42,15 +42,15 @@ class Post:
             raise Refused(Refusal.BAD_MESSAGE, id=error.id, code=error.code, reason=error.reason) from None
         http = HttpRequest(scope, replayed(body))
         if isinstance(parsed, Request) and parsed.method == "initialize":
-            return await self._initialize(parsed, body, http, owner)
-        session = self._desk.session(headers, owner)
+            return await self._initialize(parsed, body, http, headers, owner)
+        session = await self._desk.session(headers, owner, scope)
         messages = self._messages(parsed, session)
         requests = [message for message in messages if isinstance(message, Request)]
         if not requests:
-            self._pass_on(session, messages, (), http)
+            await self._pass_on(session, messages, (), http)
             return Answer(status=202, headers=_session_header(session))
         calls = await self._accept(session, requests, body)
-        self._pass_on(session, messages, calls, http)
+        await self._pass_on(session, messages, calls, http)
         if self._settings.json_response:
             return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
         return self._desk.read(session, calls[0].stream, cursor=0)
@@ -75,36 +75,41 @@ class Post:
             raise Refused(Refusal.BATCH, version=session.record.version)
         return parsed.messages
 
-    def _pass_on(
+    async def _pass_on(
         self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest
     ) -> None:
         """Hand messages to the runtime in their order."""
         waiting = iter(calls)
         for message in messages:
-            match message:
-                case Request():
-                    session.exchange.start(next(waiting), http)
-                case Notification():
-                    session.exchange.notify(message, http)
-                case Response():
-                    session.exchange.answer_ask(message, http)
+            if isinstance(message, Request):
+                session.exchange.start(next(waiting), http)
+                continue
+            try:
+                await session.exchange.hear(message, http)
+            except StoreError:
+                raise Refused(Refusal.STORE_FAILS) from None
 
     # Requests
 
     async def _accept(self, session: Session, requests: Sequence[Request], body: bytes) -> list[Call]:
         first = requests[0].id
+        self._desk.refuse_if_draining(first)
         self._check_room(first)
         if session.exchange.calls.load + len(requests) > self._settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls)
-        if sticky.is_full(session.record.sticky, session.exchange.calls.all_running(), requests):
+        if _is_full(session, requests):
             full = Refusal.TOO_MANY_SUBSCRIPTIONS
             raise Refused(full, id=first, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
-        taken = session.exchange.calls.reserve(requests)
+        taken = session.exchange.calls.reserve(requests, incarnation=session.record.incarnation)
         if taken is not None:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.id, seen=taken.id)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:
+            if any(request.method == "resources/subscribe" for request in requests):
+                await session.come_home(take=True)  # subscriptions live with the home
             return await session.accept(requests, bodies)
+        except IdTaken:
+            raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=first) from None
         except SessionEnded:
@@ -125,16 +130,53 @@ class Post:
 
     # The handshake
 
-    async def _initialize(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | Streamed:
-        """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
-        sessions = self._desk.sessions
+    async def _initialize(
+        self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
+    ) -> Answer | Streamed:
+        """Go on with the session that the client names, or open one."""
         if len(body) > MAX_HANDSHAKE:
             raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
+        self._desk.refuse_if_draining(request.id)
         self._check_room(request.id)
-        if await sessions.full():
-            raise Refused(Refusal.TOO_MANY_SESSIONS, id=request.id, limit=self._settings.max_sessions)
-        if sessions.full_for(owner):
-            raise Refused(Refusal.TOO_MANY_OF_YOURS, id=request.id, limit=self._settings.max_principal_sessions)
+        reattached = await self._reattach(request, body, headers, owner)
+        return await self._open(request, body, http, owner) if reattached is None else reattached
+
+    async def _reattach(self, request: Request, body: bytes, headers: Headers, owner: str) -> Answer | Streamed | None:
+        """A client that runs its handshake again on its own session gets the recorded result, and keeps everything
+        (R10). With another version or other capabilities it is somebody else: `None`."""
+        text = headers.get(b"x-mcp-reconnect-session") or headers.get(b"mcp-session-id")
+        if not text:
+            return None
+        try:
+            session = await self._desk.sessions.reattach(text.decode("latin-1"), owner, request.params or {})
+            if session is None:
+                return None
+            calls = await self._accept(session, [request], body)
+        except StoreError:
+            raise Refused(Refusal.STORE_FAILS, id=request.id) from None
+        with calls[0].stream.kept_whole():
+            session.exchange.answer_recorded(calls[0])
+            if self._settings.json_response:
+                return await self._as_json(session, calls[0].stream)
+            return self._desk.read(session, calls[0].stream, cursor=0)
+
+    async def _check_full(self, request_id: int | str, owner: str) -> None:
+        sessions = self._desk.sessions
+        try:
+            if await sessions.full():
+                raise Refused(Refusal.TOO_MANY_SESSIONS, id=request_id, limit=self._settings.max_sessions)
+            if await sessions.full_for(owner):
+                limit = self._settings.max_principal_sessions
+                raise Refused(Refusal.TOO_MANY_OF_YOURS, id=request_id, limit=limit)
+        except StoreError:
+            # Then what is held in memory counts.
+            if len(sessions) >= self._settings.max_sessions:
+                raise Refused(Refusal.STORE_FAILS, id=request_id) from None
+
+    async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | Streamed:
+        """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
+        sessions = self._desk.sessions
+        await self._check_full(request.id, owner)
         try:
             session, call = await sessions.open(owner, request, body)
         except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
@@ -157,6 +199,11 @@ async def _answers(stream: Stream) -> list[bytes]:
     if not answers:
         raise Refused(Refusal.STORE_FAILS)
     return answers
+
+
+def _is_full(session: Session, requests: Sequence[Request]) -> bool:
+    running = [call.request for call in session.exchange.calls.all_running()]
+    return sticky.is_full(session.record.sticky, running, requests)
 
 
 def _session_header(session: Session) -> tuple[tuple[bytes, bytes], ...]:

@@ -154,7 +154,7 @@ class MemoryStore(MemoryNodes):
             call = stream.calls.get((end.incarnation, end.request_id))
             if call is not None and call.state in _OPEN:
                 stream.calls[call.incarnation, call.request_id] = replace(call, state=end.state, request=b"")
-                del self._open_calls[_name(call)]
+                self._open_calls.pop(_name(call), None)
         return None
 
     def _put_call(self, step: PutCall) -> StaleFence | None:
@@ -190,8 +190,8 @@ class MemoryStore(MemoryNodes):
         if (stream := self._streams.pop(stream_id, None)) is not None:
             session = stream.record.session
             for call in stream.calls.values():
-                if call.state in _OPEN:
-                    del self._open_calls[_name(call)]
+                if call.state in _OPEN:  # an ended one's id may be another's by now
+                    self._open_calls.pop(_name(call), None)
             del self._of_session[session][stream_id]
             for ask in [ask for ask in self._asks.get(session, {}).values() if ask.stream == stream_id]:
                 del self._asks[session][ask.id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,21 +25,23 @@ Make = Callable[[str], Store]
 """Gives a store that is not open yet. Called with the same name again, it gives one on the same data."""
 
 NODE = NodeId("node")
+OTHER = NodeId("other")
 SESSION = SessionId("session")
 STREAM = StreamId("stream")
 
 
-def a_session(id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE) -> SessionRecord:
+def a_session(
+    id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "somebody"
+) -> SessionRecord:
     return SessionRecord(
         id=SessionId(id_),
-        owner="somebody",
-        node=NODE,
+        owner=owner,
         state=state,
         version="2025-11-25",
         client_params=b'{"capabilities":{}}',
         result=b'{"serverInfo":{}}',
         initialized=True,
-        sticky=(b'{"method":"logging/setLevel"}', b"\x00\xff"),
+        sticky=(a_sticky("logging/setLevel", level="info"), a_sticky("resources/subscribe", uri="kept://ж\x00")),
         incarnation=1,
         standalone=StreamId(f"{id_}-standalone"),
         created=0.0,
@@ -46,22 +49,33 @@ def a_session(id_: str = SESSION, *, active: float = 0.0, state: SessionState = 
     )
 
 
+def a_sticky(method: str, **params: str) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 0, "method": method, "params": params}).encode()
+
+
 def a_stream(
-    fence: Fence, id_: str = STREAM, *, session: str = SESSION, kind: Kind = Kind.CALL, opened: float = 0.0
+    fence: Fence,
+    id_: str = STREAM,
+    *,
+    session: str = SESSION,
+    kind: Kind = Kind.CALL,
+    opened: float = 0.0,
+    node: NodeId = NODE,
 ) -> StreamRecord:
-    return StreamRecord(id=StreamId(id_), session=SessionId(session), kind=kind, fence=fence, opened=opened)
+    return StreamRecord(id=StreamId(id_), session=SessionId(session), kind=kind, node=node, fence=fence, opened=opened)
 
 
-def a_call(request_id: int | str = 1, *, stream: str = STREAM, session: str = SESSION) -> CallRecord:
+def a_call(
+    request_id: int | str = 1, *, stream: str = STREAM, session: str = SESSION, incarnation: int = 1
+) -> CallRecord:
     return CallRecord(
         session=SessionId(session),
-        incarnation=1,
+        incarnation=incarnation,
         request_id=request_id,
         stream=StreamId(stream),
         method="tools/call",
         request=b'{"method":"tools/call"}',
         principal="somebody",
-        node=NODE,
     )
 
 
@@ -71,8 +85,8 @@ def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) 
     )
 
 
-def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0) -> ReaderRecord:
-    return ReaderRecord(stream=StreamId(stream), reader=name, node=NODE, seq=seq)
+def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0, node: NodeId = NODE) -> ReaderRecord:
+    return ReaderRecord(stream=StreamId(stream), reader=name, node=node, seq=seq)
 
 
 def some_events(first: int, last: int, *, time: float = 0.0, final: bool = False) -> tuple[Event, ...]:
@@ -101,6 +115,10 @@ async def all_events(store: Store, stream: str = STREAM, *, after: int = 0, page
     return found
 
 
+async def messages(store: Store, node: NodeId = NODE) -> list[bytes]:
+    return [mail.message for mail in await store.mail(node)]
+
+
 async def numbers(store: Store, stream: str = STREAM) -> list[int]:
     return [event.seq for event in await all_events(store, stream)]
 
@@ -120,6 +138,7 @@ async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict
         seen[f"{session}: streams"] = streams
         seen[f"{session}: calls"] = list(await store.calls(session))
         seen[f"{session}: asks"] = list(await store.asks(session))
+        seen[f"{session}: kept"] = list(await store.kept(session))
         for stream in streams:
             seen[f"{stream.id}: events"] = await all_events(store, stream.id)
             seen[f"{stream.id}: generations"] = list(await store.generations(stream.id))

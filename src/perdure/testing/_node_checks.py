@@ -1,0 +1,210 @@
+"""Promises 8, 10 and 11: hints, mail, and who is dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perdure._core.ids import NodeId, StreamId
+from perdure.errors import NodeGone
+from perdure.store.base import ChangeSession, Liveness, OpenStream, Post, PutReader, PutSession, Received, Store
+from perdure.testing._case import Case, accepted, refused, same
+from perdure.testing._values import (
+    NODE,
+    OTHER,
+    SESSION,
+    STREAM,
+    a_reader,
+    a_session,
+    a_stream,
+    an_append,
+    messages,
+    numbers,
+    put,
+    some_events,
+)
+
+THIRD = NodeId("third")
+LEASE = 15.0
+
+PATIENCE = 10.0
+"""Seconds that a hint may take. It may also be lost for good, but then nobody would notice a broken one."""
+
+
+class Clock:
+    """A monotonic clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def promise_8_reading_tells_the_truth_whether_or_not_somebody_listens(case: Case) -> None:
+    await case.open_stream()
+    stop = case.store.subscribe(NODE, lambda streams: None)
+    await put(case.store, an_append(case.fence, some_events(1, 1)))
+    same("events while listening", await numbers(case.store), [1])
+    stop()
+    stop()
+    await put(case.store, an_append(case.fence, some_events(2, 2)))
+    same("events without", await numbers(case.store), [1, 2])
+
+
+async def promise_8_a_hint_reaches_the_node_that_it_is_for(case: Case) -> None:
+    """By name, or as the word that something was written: then all is looked at."""
+    async with case.elsewhere() as elsewhere:
+        await elsewhere.join(OTHER)
+        told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+        stop = elsewhere.subscribe(OTHER, told.put_nowait)
+        case.store.hint(OTHER, [StreamId("grown"), STREAM])
+        await _told(told, "grown")
+        accepted(await put(case.store, Post(node=OTHER, message=b"look")))
+        await _told(told)
+        stop()
+        case.store.hint(OTHER, [STREAM])
+        case.store.hint(NodeId("nobody"), [STREAM])
+        same("mail", await messages(elsewhere, OTHER), [b"look"])
+
+
+async def _told(queue: asyncio.Queue[Sequence[StreamId]], name: str | None = None) -> None:
+    """Wait for a hint at a stream, or at everything."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while (streams := await queue.get()) and name not in streams:
+                pass
+    except TimeoutError:
+        raise AssertionError(f"no hint at {name or 'the mail'} came within {PATIENCE} seconds") from None
+
+
+async def equal_stamps_mean_that_nobody_else_has_written(case: Case) -> None:
+    await put(case.store, PutSession(record=a_session()))
+    async with case.elsewhere() as elsewhere:
+        for number in range(3):
+            before = case.store.stamp()
+            accepted(await put(elsewhere, ChangeSession(session=SESSION, active=float(number))))
+            if case.store.stamp() == before:
+                raise AssertionError(f"the stamp {before!r} stayed, though somebody else has written")
+            before = case.store.stamp()
+            await elsewhere.reattach(SESSION)
+            if case.store.stamp() == before:
+                raise AssertionError(f"the stamp {before!r} stayed, though somebody else has begun an incarnation")
+
+
+async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
+    await case.store.join(OTHER)
+    await put(case.store, *(Post(node=NODE, message=b"%d" % number) for number in range(5)))
+    await put(case.store, Post(node=OTHER, message=b"theirs"))
+    await case.reopen()
+    mail = list(await case.store.mail(NODE))
+    same("mail", [message for _, message in mail], [b"0", b"1", b"2", b"3", b"4"])
+    same("keys in order", [key for key, _ in mail], sorted({key for key, _ in mail}))
+    same("mail read before", list(await case.store.mail(NODE)), mail)
+    for _ in range(2):
+        await put(case.store, Received(node=NODE, through=mail[2].key))
+        same("mail that was not received", list(await case.store.mail(NODE)), mail[3:])
+    await put(case.store, Post(node=NODE, message=b"late"), Received(node=NODE, through=mail[4].key))
+    same("mail that came meanwhile", await messages(case.store), [b"late"])
+    same("the other's mail", await messages(case.store, OTHER), [b"theirs"])
+    same("mail of nobody", list(await case.store.mail(NodeId("nobody"))), [])
+
+
+async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_all(case: Case) -> None:
+    await case.open_stream()
+    await put(case.store, Post(node=NODE, message=b"say it"))
+    (mail,) = await case.store.mail(NODE)
+    done = (an_append(case.fence, some_events(1, 1)), Received(node=NODE, through=mail.key))
+    for _ in range(2):
+        accepted(await put(case.store, *done))
+        same("mail", await messages(case.store), [])
+        same("events", await numbers(case.store), [1])
+
+
+async def promise_10_a_message_for_nobody_is_refused_and_its_neighbours_are_not(case: Case) -> None:
+    await case.open_stream()
+    refusals = await put(
+        case.store,
+        an_append(case.fence, some_events(1, 1)),
+        Post(node=NodeId("nobody"), message=b"lost"),
+        Post(node=NODE, message=b"found"),
+    )
+    refused(refusals, 1, why=NodeGone)
+    same("events", await numbers(case.store), [1])
+    same("mail", await messages(case.store), [b"found"])
+
+
+async def promise_10_the_heir_gets_the_mail_of_whom_it_buries(case: Case) -> None:
+    await case.store.join(OTHER)
+    for number in range(3):
+        await put(case.store, Post(node=OTHER, message=b"theirs %d" % number))
+        await put(case.store, Post(node=NODE, message=b"ours %d" % number))
+    ours = list(await case.store.mail(NODE))
+    await case.store.leave(OTHER)
+    await case.store.bury(OTHER, heir=NODE)
+    inherited = [message for message in await messages(case.store) if message.startswith(b"theirs")]
+    same("mail of the one who was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
+    await put(case.store, Received(node=NODE, through=ours[-1].key))
+    same("mail that the heir had not seen", await messages(case.store), inherited)
+    refused(await put(case.store, Post(node=OTHER, message=b"late")), 0, why=NodeGone)
+    same("nodes", [node.id for node in await case.store.nodes()], [NODE])
+    await case.store.bury(OTHER, heir=NODE)
+    same("mail, after another burial", await messages(case.store), inherited)
+
+
+async def promise_11_a_node_that_lives_is_never_dead(case: Case) -> None:
+    clock = Clock()
+    async with case.elsewhere() as elsewhere:
+        await elsewhere.join(OTHER)
+        views = [_view(case.store, NODE, clock), _view(elsewhere, OTHER, clock)]
+        for number in range(12):
+            for view in views:
+                await view.beat(b'{"beat":%d}' % number)
+                same("dead nodes", list(await view.dead()), [])
+                same("whether the claims hold", view.holds, True)
+            clock.now += LEASE / 5
+        facts = {node.id: node.facts for node in await case.store.nodes()}
+        same("what they told of themselves", facts, dict.fromkeys((NODE, OTHER), b'{"beat":11}'))
+        same("nodes of known age", set(views[0].ages()) >= {NODE}, True)
+        await elsewhere.leave(OTHER)
+
+
+async def promise_11_a_node_that_left_is_dead_until_it_is_buried(case: Case) -> None:
+    clock = Clock()
+    mine = _view(case.store, NODE, clock)
+    await case.open_stream("read")
+    async with case.elsewhere() as elsewhere:
+        fence = await elsewhere.join(OTHER)
+        await case.store.join(THIRD)
+        theirs, third = _view(elsewhere, OTHER, clock), _view(case.store, THIRD, clock)
+        left = a_stream(fence, "left behind", node=OTHER)
+        reader = a_reader(stream="read", node=OTHER)
+        accepted(await put(elsewhere, OpenStream(record=left), PutReader(record=reader)))
+        for view in (mine, theirs, third):
+            await view.beat(b"{}")
+        same("dead nodes", list(await mine.dead()), [])
+        await elsewhere.leave(OTHER)
+        same("dead nodes", list(await mine.dead()), [OTHER])
+        same("whether the claims of one who left hold", theirs.holds, False)
+    same("what it wrote", list(await case.store.written_by(OTHER)), [left])
+    claimed = await case.store.claim(left.id, node=NODE, held=left.fence)
+    same("the stream that was claimed", claimed and replace(claimed, fence=fence, node=OTHER, generation=1), left)
+    read = await case.store.bury(OTHER, heir=NODE)
+    same("streams that it read", [stream.id for stream in read], ["read"])
+    same("their reader", await case.store.reader(StreamId("read")), None)
+    same("dead nodes", list(await mine.dead()), [])
+    same("nodes", {node.id for node in await case.store.nodes()}, {NODE, THIRD})
+    await case.store.leave(THIRD)
+
+
+async def promise_11_a_node_that_leaves_nothing_behind_is_gone(case: Case) -> None:
+    await case.store.join(OTHER)
+    await case.store.leave(OTHER)
+    same("nodes", [node.id for node in await case.store.nodes()], [NODE])
+    same("dead nodes", list(await _view(case.store, NODE, Clock()).dead()), [])
+    await case.store.leave(OTHER)
+
+
+def _view(store: Store, node: NodeId, clock: Clock) -> Liveness:
+    return store.liveness(node, lease=LEASE, monotonic=clock)

@@ -1,0 +1,187 @@
+"""A store and its model, `MemoryStore`, driven together and compared.
+
+Fences and keys of mail are each store's own, so what shows one is spelled twice, for the one and for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.retention import Cutoffs
+from perdure.store.base import (
+    Append,
+    OpenStream,
+    Post,
+    PutCall,
+    PutSession,
+    Received,
+    Release,
+    Step,
+    Store,
+    StreamRecord,
+)
+from perdure.store.memory import MemoryStore
+from perdure.testing._values import NODE, Make, a_call, a_session, a_stream, messages, picture, put
+
+T = TypeVar("T")
+
+SESSIONS = ("s1", "s2")
+STREAMS = ("a", "b", "c")
+REQUESTS: tuple[int | str, ...] = (1, "1", 2)
+"""Few names, so that histories meet each other."""
+
+_names = itertools.count()
+
+
+class Twins:
+    def __init__(self, make: Make, *, durable: bool) -> None:
+        self._make = make
+        self._durable = durable
+        self._name = f"machine-{next(_names)}"
+        self._runner = asyncio.Runner()
+        self._history: list[tuple[Step, Step]] = []
+        self.model = MemoryStore()
+        self.store: Store = make(self._name)
+        self.run(self.store.open())
+        self.fences: list[tuple[Fence, Fence]] = []
+        """In the model and in the store; a writer is a place in this list."""
+        self.writer: dict[str, int] = {}
+        self.nodes: list[tuple[NodeId, int]] = []
+        """Those who have joined, with the fence that they got."""
+        self.join(NODE)
+        self.join(NodeId("other"))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def both(self, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> tuple[T, T]:
+        return self.run(ask(self.model)), self.run(ask(self.store))
+
+    def close(self) -> None:
+        self.run(self.store.aclose())
+        self._runner.close()
+
+    def reopen(self) -> None:
+        if self._durable:
+            self.run(self.store.aclose())
+            self.store = self._make(self._name)
+            self.run(self.store.open())
+
+    # Steps
+
+    def put(self, *steps: Step, patient: bool = False) -> bool:
+        return self.put_pairs([(step, step) for step in steps], patient=patient)
+
+    def put_pairs(self, steps: Sequence[tuple[Step, Step]], *, patient: bool = False) -> bool:
+        """Commit each store's own spelling of the same steps; whether none was refused."""
+        wanted = [type(refusal) for refusal in self.model.commit_now([step for step, _ in steps])]
+        theirs = [step for _, step in steps]
+        seen = self.run(self.store.commit(theirs) if patient else put(self.store, *theirs))
+        assert [type(refusal) for refusal in seen] == wanted, f"refused: {seen}, of {theirs}, where {wanted} was due"
+        self._history += steps
+        return set(wanted) <= {type(None)}
+
+    def put_again(self, count: int) -> None:
+        """Promise 5, also after a reopening."""
+        if steps := self._history[-count:]:
+            self.put_pairs(steps)
+            del self._history[-len(steps) :]
+
+    def write(self, writer: int, step: Append | PutCall | Release, *, patient: bool = False) -> None:
+        """What shows a fence, with that of a writer. A stream that was let go of has none, and is left alone."""
+        record = self.stream(step.stream)
+        if record is None or record.node:
+            ours, theirs = self.fences[writer % len(self.fences)]
+            self.put_pairs([(replace(step, fence=ours), replace(step, fence=theirs))], patient=patient)
+        if isinstance(step, Release):
+            self._history.clear()
+
+    def open_stream(self, stream: str, session: str, calls: Sequence[int | str], now: float, node: int = 0) -> None:
+        """In a session that is there."""
+        rows = tuple(a_call(id_, stream=stream, session=session) for id_ in calls)
+        name, writer = self.nodes[node]
+        record = a_stream(
+            Fence(0), stream, session=session, kind=Kind.CALL if calls else Kind.STANDALONE, opened=now, node=name
+        )
+        ours, theirs = (OpenStream(record=replace(record, fence=f), calls=rows) for f in self.fences[writer])
+        known = self.stream(stream)
+        self.put(PutSession(record=a_session(session, active=now)))
+        if self.put_pairs([(ours, theirs)]) and known is None:
+            self.writer[stream] = writer
+
+    def post(self, node: NodeId, message: bytes) -> None:
+        self.put(Post(node=node, message=message))
+        self._history.clear()  # a message that is posted twice is two
+
+    def receive(self, node: NodeId, count: int) -> None:
+        ours, theirs = self.both(lambda store: store.mail(node))
+        if ours and len(ours) == len(theirs):
+            place = min(count, len(ours)) - 1
+            pair = (Received(node=node, through=mail[place].key) for mail in (ours, theirs))
+            self.put_pairs([(next(pair), next(pair))])
+
+    # What is not a step
+
+    def stream(self, stream: str) -> StreamRecord | None:
+        return self.run(self.model.stream(StreamId(stream)))
+
+    def join(self, node: NodeId) -> None:
+        self.nodes.append((node, len(self.fences)))
+        self.fences.append(self.both(lambda store: store.join(node)))
+
+    def claim(self, stream: str, *, node: NodeId, held: int) -> None:
+        """As one who has seen the fence at that place."""
+        fences = dict(zip((self.model, self.store), self.fences[held % len(self.fences)], strict=True))
+        ours, theirs = self.both(lambda store: store.claim(StreamId(stream), node=node, held=fences[store]))
+        assert (ours is None) == (theirs is None), f"claimed: {theirs}, where the model has {ours}"
+        if ours is not None and theirs is not None:
+            self.writer[stream] = len(self.fences)
+            self.fences.append((ours.fence, theirs.fence))
+        self._history.clear()
+
+    def bury_the_other(self, name: str) -> None:
+        """One node leaves; the other settles what it left, and a third comes."""
+        node, _ = self.nodes.pop()
+        self.both(lambda store: store.leave(node))
+        for record in self.run(self.model.written_by(node)):
+            self.claim(record.id, node=NODE, held=self.writer[record.id])
+        ours, theirs = self.both(lambda store: store.bury(node, heir=NODE))
+        assert {s.id for s in ours} == {s.id for s in theirs}, f"it read {theirs}, where the model has {ours}"
+        self.join(NodeId(name))
+        self._history.clear()
+
+    def reattach(self, session: str) -> None:
+        ours, theirs = self.both(lambda store: store.reattach(SessionId(session)))
+        assert ours == theirs, f"reattached: {theirs}, where the model has {ours}"
+
+    def sweep(self, cutoffs: Cutoffs) -> None:
+        wanted, swept = self.both(lambda store: store.sweep(cutoffs))
+        assert bool(swept) == bool(wanted), f"{swept} rows swept, where the model has {wanted}"
+        self._history.clear()
+
+    # Comparing
+
+    def compare(self) -> None:
+        wanted, seen = self.both(self._picture)
+        assert seen == wanted, f"the store shows {seen}, where the model shows {wanted}"
+
+    async def _picture(self, store: Store) -> dict[str, Any]:
+        seen = await picture(store, sessions=SESSIONS)
+        for session in map(SessionId, SESSIONS):
+            key = f"{session}: streams"
+            seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
+            for id_ in REQUESTS:
+                seen[f"{session}: {id_!r}"] = await store.open_call(session, incarnation=1, request_id=id_)
+        seen["nodes"] = sorted([node.id for node in await store.nodes()])
+        for node, _ in self.nodes:
+            seen[f"{node}: mail"] = await messages(store, node)
+            seen[f"{node}: streams"] = [stream.id for stream in await store.written_by(node)]
+        seen["going on"] = await store.count_sessions()
+        longest = await store.longest_dormant()
+        seen["longest dormant"] = longest and longest.active
+        return seen

@@ -1,0 +1,87 @@
+"""Several nodes share one store in memory: leases tell who is dead, hints go through the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from perdure._core.ids import NodeId, StreamId
+from perdure.store.base import OpenStream, PutSession
+from perdure.store.memory import MemoryStore
+from perdure.testing._values import a_session, a_stream, put
+
+pytestmark = pytest.mark.anyio
+
+A, B = NodeId("a"), NodeId("b")
+LEASE = 20.0
+
+
+class Clock:
+    now = 500.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_silent_node_lapses_by_its_own_clock_and_then_is_dead_for_the_other() -> None:
+    store, clock = MemoryStore(), Clock()
+    await store.join(A)
+    fence = await store.join(B)
+    alive, silent = (store.liveness(node, lease=LEASE, monotonic=clock) for node in (A, B))
+    await put(store, PutSession(record=a_session()), OpenStream(record=a_stream(fence, node=B)))
+    seen = []
+    for _ in range(int(LEASE) + 1):
+        await alive.beat(b"{}")
+        seen.append((silent.holds, list(await alive.dead())))
+        clock.now += 1
+    assert seen == [(True, [])] * 15 + [(False, [])] * 5 + [(False, [B])]
+    assert alive.holds
+    assert alive.ages() == {A: 1.0, B: LEASE + 1}
+
+
+async def test_a_node_that_lapsed_stays_so_and_its_beats_do_not_look_like_life() -> None:
+    store, clock = MemoryStore(), Clock()
+    await store.join(A)
+    view = store.liveness(A, lease=LEASE, monotonic=clock)
+    clock.now += LEASE
+    before = list(await store.nodes())
+    await view.beat(b'{"alive":true}')
+    assert not view.holds
+    assert list(await store.nodes()) == before
+
+
+async def test_a_node_that_was_buried_holds_nothing_more() -> None:
+    store, clock = MemoryStore(), Clock()
+    await store.join(A)
+    await store.join(B)
+    view = store.liveness(B, lease=LEASE, monotonic=clock)
+    assert view.holds
+    await store.bury(B, heir=A)
+    await view.beat(b"{}")
+    assert not view.holds
+
+
+async def test_a_hint_comes_in_a_later_turn_of_the_loop_and_never_after_the_end() -> None:
+    """Whoever hints is not interrupted by what the other does about it."""
+    store = MemoryStore()
+    await store.join(A)
+    told: list[Sequence[StreamId]] = []
+    stop = store.subscribe(A, told.append)
+    store.hint(A, [StreamId("x")])
+    assert told == []
+    await asyncio.sleep(0)
+    assert told == [(StreamId("x"),)]
+    store.hint(A, [StreamId("y")])
+    stop()
+    await asyncio.sleep(0)
+    assert told == [(StreamId("x"),)]
+
+
+async def test_one_node_closes_the_store_and_the_other_goes_on() -> None:
+    store = MemoryStore()
+    async with store:
+        async with store:
+            await put(store, PutSession(record=a_session()))
+        assert await store.count_sessions() == 1
