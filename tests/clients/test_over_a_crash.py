@@ -275,3 +275,18 @@ async def test_a_server_that_does_not_come_back_is_given_up_after_two_attempts(
         else:
             await client.until(lambda: sum("Maximum reconnection" in error for error in client.errors) == 2)
             assert call.answer is None
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+async def test_a_request_made_while_nobody_listens_is_not_sent_again(name: str, site: Cluster, packages: None) -> None:
+    """The other limit that docs/clients.md tells of: it may have been accepted, so no client repeats it."""
+    ended = ExceptionGroup if name.startswith("python") else ()
+    answer = ""
+    try:
+        async with CLIENTS[name](site.proxy.url) as client:
+            await site.proxy.answered("GET")
+            await site.server.kill()
+            answer = await client.result("where")
+    except ended:
+        answer = "the client ended"
+    assert answer == ("the client ended" if name.startswith("python") else "error: fetch failed")
