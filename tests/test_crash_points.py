@@ -184,8 +184,9 @@ async def live_until_death(world: World, server: Nursling) -> None:
     listening = asyncio.create_task(world.listen())
     await world.call("before", "count", 3)
     await server.arm()
-    await asyncio.gather(world.call("pay", "pay", 6), world.call("count", "count", 6))
-    await world.call("put", "put", 6)
+    # With a pause between two reports, so that each is a commit of its own.
+    await asyncio.gather(world.call("pay", "pay", 6, interval=0.005), world.call("count", "count", 6, interval=0.005))
+    await world.call("put", "put", 6, interval=0.005)
     assert await server.gone() == KILLED, "the point was not reached"
     await listening
 
@@ -274,7 +275,12 @@ async def test_a_tool_that_kills_its_process_is_not_run_for_ever(world: World, t
     """Promise 3: once more at most, and only where the tool says that it may be run again."""
     server = await world.start()
     await world.open_session(server)
-    await world.call("die", tool)
+    gate = world.folder / "gate"
+    dying = asyncio.create_task(world.call("die", tool, gate=str(gate)))
+    async with asyncio.timeout(20):
+        await until(lambda: world.heard("die") == [1])
+    open_gate(gate)
+    await dying
     for _ in range(runs):
         assert await server.gone() == KILLED
         server = await world.start()

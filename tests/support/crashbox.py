@@ -139,20 +139,21 @@ async def census() -> dict[str, int]:
     }
 
 
-async def _die(ctx: Context, log: str, key: str) -> str:
+async def _die(ctx: Context, gate: str, log: str, key: str) -> str:
     _note(log, key)
     await ctx.report_progress(1)
+    await _pass(gate)
     os.kill(os.getpid(), signal.SIGKILL)
     return "alive"
 
 
 @server.tool()
-async def die(ctx: Context, log: str, key: str = "-") -> str:
-    """Kill the process."""
-    return await _die(ctx, log, key)
+async def die(ctx: Context, gate: str, log: str, key: str = "-") -> str:
+    """Report progress 1, wait at the gate, kill the process."""
+    return await _die(ctx, gate, log, key)
 
 
 @server.tool(annotations=IDEMPOTENT)
-async def die_again(ctx: Context, log: str, key: str = "-") -> str:
-    """Kill the process, as a tool that may be run again."""
-    return await _die(ctx, log, key)
+async def die_again(ctx: Context, gate: str, log: str, key: str = "-") -> str:
+    """The same by a tool that may be run again."""
+    return await _die(ctx, gate, log, key)
