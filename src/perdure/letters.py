@@ -18,6 +18,10 @@ from perdure.store.base import Received
 from perdure.streams import Stream
 
 
+_MOST_KNOWN = 1_000
+"""Forwarded messages that are remembered: a second copy comes right behind the first."""
+
+
 class Letters:
     """Deals with mail."""
 
@@ -26,6 +30,7 @@ class Letters:
         self._sessions = sessions
         self._settler = settler
         self._neighbours = neighbours
+        self._known: dict[str, None] = {}
 
     async def deal(self, message: mail.Message, received: Received) -> None:
         note(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
@@ -60,7 +65,7 @@ class Letters:
     async def _forward(self, message: mail.Forward, received: Received) -> None:
         """Messages for the standalone stream: in one commit with their receipt, if this is the home."""
         session = await self._sessions.load(message.session)
-        if session is None:
+        if session is None or self._is_known(message.id):
             self._house.journal.put(Steps((received,)))
             return
         payloads = [payload.encode() for payload in message.payloads]
@@ -73,6 +78,14 @@ class Letters:
             session.say(payload)
         await session.forwarded()
         self._house.journal.put(Steps((received,)))
+
+    def _is_known(self, forward: str) -> bool:
+        """Whether a message has come before."""
+        known = forward in self._known
+        self._known[forward] = None
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        return known
 
     async def _attached(self, message: mail.Attached) -> None:
         session = self._sessions.held(message.session)

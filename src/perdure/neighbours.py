@@ -135,12 +135,14 @@ class Neighbours:
         row = await self._journal.within_time(self._store.reader(stream.id))
         if stream.writes:
             self._look_as_writer(stream, None if row is None or row.node == self._node else row)
-        elif stream.reader is not None and stream.reader.registered is not None:
-            # Its own row is written before anybody is told to look.
-            if row is None or row.reader != self._name(stream.reader):
-                stream.reader.registered = None
-                self._followed.pop(stream.id, None)
-                stream.reader.end()
+            return
+        reader = stream.reader
+        # Its own row is written before anybody is told to look.
+        overtaken = row is None or (reader is not None and row.reader != self._name(reader))
+        if reader is not None and reader.registered is not None and overtaken:
+            reader.registered = None
+            self._followed.pop(stream.id, None)
+            reader.end()
 
     def _look_as_writer(self, stream: Stream, row: ReaderRecord | None) -> None:
         before = stream.foreign

@@ -43,7 +43,7 @@ class Retained:
         streams = list(open_streams)
         # Streams of before that somebody reads again are left alone until that is over.
         resumed = {stream.id for stream in streams if stream.id in self._streams}
-        running = [stream for stream in streams if stream.id not in resumed]
+        running = [stream for stream in streams if stream.writes and stream.id not in resumed]
         kept = [stream.kept for stream in running]
         return [*self._drop_oldest(kept, resumed), *self._trim_oldest(running, kept, resumed)]
 

@@ -332,7 +332,7 @@ class Session:
             return
         some = self._outgoing[:_FORWARD_AT_ONCE]
         payloads = tuple(payload.decode() for payload, _ in some)
-        message = mail.encode(mail.Forward(session=self.id, payloads=payloads))
+        message = mail.encode(mail.Forward(id=new_stream_id(self.house.random), session=self.id, payloads=payloads))
         steps = [step for _, step in some if step is not None]
         await self.house.journal.write(*steps, Post(node=self.standalone.node, message=message))
         del self._outgoing[: len(some)]
@@ -415,8 +415,7 @@ class Session:
         self.streams = self.streams or {}
 
     def enforce_limits(self) -> None:
-        written = [stream for stream in (self.standalone, *self.streams.values()) if stream.writes]
-        if steps := self.retained.enforce(written):
+        if steps := self.retained.enforce([self.standalone, *self.streams.values()]):
             self.put(*steps)
 
     async def find_stream(self, stream_id: StreamId) -> Stream | None:

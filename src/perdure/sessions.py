@@ -1,8 +1,8 @@
 """All sessions of this process: open, find, load, tend, end.
 
 A session answers only the principal that opened it; to anybody else it does not exist (promise 5). One that this
-process does not hold is loaded from its record, once, however many ask for it (H1, H4). What is in memory counts as long
-as the store's stamp says that nobody else has written anything; otherwise the record is read again first.
+process does not hold is loaded from its record, once, however many ask for it (H1, H4). What is in memory counts as
+long as the store's stamp says that nobody else has written anything; otherwise the record is read again first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from perdure._core.retention import cutoffs
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable
 from perdure.house import House
+from perdure.journal import Steps
 from perdure.ledger import Call
 from perdure.observe import note
 from perdure.session import Session
-from perdure.store.base import OpenStream, PutSession, SessionRecord, StreamRecord
+from perdure.store.base import EndSession, OpenStream, PutSession, SessionRecord, StreamRecord
 
 _TEND_MOST = 30.0
 _TEND_LEAST = 0.05
@@ -139,6 +140,10 @@ class Sessions:
             return session
         if record.state is SessionState.OPENING:
             return None  # another node's handshake, which its client has not heard of yet
+        if self._house.clock() - record.active >= self._house.settings.replay_window:
+            reason = SessionStep.WINDOW_PASSED.value
+            self._house.journal.put(Steps((EndSession(session=record.id, time=record.active, reason=reason),)))
+            return None
         return await self._build(record, stamp)
 
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:

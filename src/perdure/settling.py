@@ -1,9 +1,9 @@
 """Settling: every call of a node that died gets its final answer (promise 3).
 
-The dead node's streams are claimed one by one; of several nodes that try, one succeeds, and the dead one, should it only
-have been paused, finds that it may write nothing more. A call that may run again (`_core.settling`) does so into the
-same stream, once; all others are answered: interrupted, outcome unknown. With authentication a call runs again when its
-principal is back, in that request's context: until then it waits, for `session_grace` at most.
+The dead node's streams are claimed one by one; of several nodes that try, one succeeds, and the dead one, should it
+only have been paused, finds that it may write nothing more. A call that may run again (`_core.settling`) does so into
+the same stream, once; all others are answered: interrupted, outcome unknown. With authentication a call runs again when
+its principal is back, in that request's context: until then it waits, for `session_grace` at most.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import SessionId
+from perdure._core.states import SessionState
 from perdure.hub import Reader
 from perdure.session import Session
 from perdure.store import MemoryStore, SqliteStore
@@ -167,14 +168,15 @@ async def test_an_unused_session_turns_dormant_and_comes_back(shop: Workshop) ->
         done = await peer.call("count", n=2, token=1)
         await done.rest()
 
-        def state() -> str:
-            info = site.app.session_info(peer.session)
-            return "" if info is None else info.state
+        async def state() -> SessionState | None:
+            record = await site.store.session(SessionId(peer.session))
+            return record.state if record else None
 
-        await until(lambda: state() == "dormant")
+        await until(lambda: site.app.session_info(peer.session) is None)
+        assert await state() is SessionState.DORMANT
         again = await peer.get(done.seen[1].id)
         assert text_of((await again.rest())[-1]) == "counted to 2"
-        assert state() == "active"
+        assert await state() is SessionState.ACTIVE
         assert await peer.result("remember") == "wire speaks 2025-11-25"
 
 
@@ -187,6 +189,7 @@ async def test_a_reader_keeps_its_session_awake(shop: Workshop) -> None:
         assert site.app.session_ids() == [reading.session]
         await standalone.drop()
         await until(lambda: site.app.session_ids() == [])
+        await asyncio.sleep(0.8)  # the window is a time
         assert (await reading.send(PING)).status_code == 404
 
 

@@ -163,6 +163,12 @@ class Peer:
         self.welcome: Message = {}
         self._ids = itertools.count(100)
 
+    def through(self, site: Web) -> Peer:
+        """The same client, as it reaches another process."""
+        twin = Peer(site, self.version, capabilities=self.capabilities, token=self.token)
+        twin.session, twin.welcome, twin._ids = self.session, self.welcome, self._ids
+        return twin
+
     def headers(self, accept: str = f"{JSON}, {EVENTS}", **more: str) -> list[tuple[str, str]]:
         """The headers of a request within the session; `more` by their names, with `_` for `-`."""
         headers = {"accept": accept, "content-type": JSON, "mcp-session-id": self.session}

@@ -79,11 +79,13 @@ class Workshop:
         self.seen.append(f"counted {n}")
         return f"counted to {n}"
 
-    async def flood(self, n: int, size: int, ctx: Context) -> str:
-        """Report progress 1 … n with long messages."""
+    async def flood(self, n: int, size: int, ctx: Context, gate: str = "") -> str:
+        """Report progress 1 … n with long messages; after the first, wait at the gate."""
         for number in range(1, n + 1):
             await ctx.report_progress(number, n, "x" * size)
             self.sent = number
+            if gate and number == 1:
+                await self.gates[gate].wait()
         self.seen.append("flooded")
         return f"flooded {n}"
 

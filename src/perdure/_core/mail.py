@@ -18,6 +18,8 @@ from perdure._core.ids import SessionId, StreamId
 class Forward:
     """To a session's home: messages for its standalone stream, in order."""
 
+    id: str
+    """Unique: a commit that was given up and happened all the same posts it twice."""
     session: SessionId
     payloads: tuple[str, ...]
 

@@ -84,6 +84,7 @@ class App:
         self._sessionless: StreamableHTTPSessionManager | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settler: Settler | None = None
+        self._neighbours: Neighbours | None = None
         self._stopping = False
         self._draining = False
         self._entry = self._make_entry(auth)
@@ -135,6 +136,7 @@ class App:
                 own.session_manager = _Stand(self._serve)
             self._endpoint = Endpoint(house, sessions, settler)
             self._sessions, self._journal, self._hub, self._settler = sessions, house.journal, house.hub, settler
+            self._neighbours = neighbours
             self._loop = asyncio.get_running_loop()
             node = Node(
                 liveness=liveness,
@@ -293,6 +295,10 @@ class App:
     def session_info(self, session_id: str) -> SessionInfo | None:
         """What there is to know of a session of this process (S6)."""
         return None if self._sessions is None else self._sessions.info(session_id)
+
+    def other_nodes(self) -> list[str]:
+        """The nodes that share the store with this one, as far as it knows."""
+        return [] if self._neighbours is None else list(self._neighbours.others)
 
     def session_ids(self) -> list[str]:
         return [] if self._sessions is None else list(self._sessions.ids())
