@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from perdure import observe
+from log_actions import records
+from perdure import families, observe
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
 from perdure.cli import perdure_command
@@ -43,6 +44,7 @@ CODES = {
     "LIMIT_REACHED": "A limit was reached; the sentence names it.",
     "STORE_UNAVAILABLE": "The log fails at the moment; try again.",
     "STOPPING": "The server is stopping; try again, there or elsewhere.",
+    "REISSUE_FAILED": "The session is gone and the server's own part of a new handshake failed (`recover=reissue`).",
 }
 
 #: Where the codes are met that are neither a refusal's own nor a response's in an event stream.
@@ -54,7 +56,8 @@ FIXED = [
     ("perdure._core.jsonrpc", "MAX_BATCH", "messages in a batch (2025-03-26)", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_ID_CHARS", "characters of a request id", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
-    ("perdure.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
+    ("perdure._core.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
+    ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a minute", "404 without a new one"),
     ("perdure.listener", "HEAD_SECONDS", "seconds until a request's headers are complete", "the connection is closed"),
     ("perdure.serving", "STOP_SECONDS", "seconds that connections get to end when the server stops", "they are cut"),
     ("perdure.streams", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
@@ -176,8 +179,38 @@ def counters(_: str) -> str:
         if isinstance(node, ast.ClassDef) and node.name == observe.Counters.__name__
     ]
     sentences = _sentences(shape.body)
-    names = [field.name for field in dataclasses.fields(observe.Counters)]
+    names = observe.Counters().snapshot()
     return table(("counter", "counts"), [[f"`{name}`", sentences.get(name, name.replace("_", " "))] for name in names])
+
+
+def metrics(_: str) -> str:
+    rows = [
+        [f"`{f.name}`", f.kind, ", ".join(f"`{label}`" for label in ("node", *f.labels.split())), f.help]
+        for f in families.FAMILIES
+    ]
+    rows.append([f"`{families.LEASE_AGE[0]}`", "gauge", "`node`", families.LEASE_AGE[1]])
+    rows.append([f"`{families.STORED[0]}`", "gauge", "", families.STORED[1]])
+    return table(("metric", "type", "labels", "what it tells"), rows)
+
+
+def actions(_: str) -> str:
+    """Each action, with everything that is said under it."""
+    found: dict[str, tuple[list[str], list[str], list[str]]] = {}
+    for record in records():
+        levels, sentences, facts = found.setdefault(record.action, ([], [], []))
+        levels.append(record.level)
+        sentences.append(record.sentence)
+        facts += record.facts
+    rows = [
+        [
+            f"`{action}`",
+            ", ".join(dict.fromkeys(levels)),
+            "; ".join(dict.fromkeys(sentences)),
+            ", ".join(f"`{fact}`" for fact in dict.fromkeys(facts)),
+        ]
+        for action, (levels, sentences, facts) in sorted(found.items())
+    ]
+    return table(("action", "level", "sentence", "facts"), rows)
 
 
 # Modules, states and revisions
@@ -242,6 +275,8 @@ MAKERS: dict[str, Callable[[str], str]] = {
         codes,
         limits,
         counters,
+        metrics,
+        actions,
         modules,
         diagrams,
         revisions,

@@ -14,7 +14,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.lowlevel.server import Server
 from mcp_types import EmptyResult
 
-from perdure import sticky
+from perdure._core import sticky
 from perdure._core.jsonrpc import MAX_BATCH, MAX_DEPTH, MAX_ID, MAX_ID_CHARS, MAX_METHOD_CHARS
 from tests.support.gated import open_gate
 from tests.support.live import Live, live, readers

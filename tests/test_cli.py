@@ -110,6 +110,7 @@ def test_without_options_the_defaults_hold() -> None:
         "host": "127.0.0.1",
         "port": 8000,
         "path": "/mcp",
+        "workers": 1,
         "tokens": None,
         "log_level": "warning",
     }
@@ -226,6 +227,10 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
             ("serve", "a:b", "--port", "65536"),
             "--port: '65536' is out of range; allowed: a whole number from 0 to 65,535",
         ),
+        (
+            ("serve", "a:b", "--workers", "65"),
+            "--workers: '65' is out of range; allowed: a whole number from 1 to 64",
+        ),
         (("serve", "a:b", "--path", "mcp"), "--path: 'mcp' is not a path such as /mcp"),
         (("serve", "a:b", "--path", "/mcp?x"), "--path: '/mcp?x' is not a path such as /mcp"),
         (
@@ -298,5 +303,5 @@ def test_control_c_before_it_serves_is_no_traceback(capsys: pytest.CaptureFixtur
 def test_every_option_has_a_variable_of_its_own() -> None:
     command = perdure_command.commands["serve"]
     variables = [option.envvar for option in command.params if isinstance(option, click.Option)]
-    assert len(set(variables)) == len(variables) == len(FIELDS) + 6
+    assert len(set(variables)) == len(variables) == len(FIELDS) + 7
     assert all(str(variable).startswith("PERDURE_") for variable in variables)

@@ -15,7 +15,8 @@ from perdure.journal import Journal, Steps
 from perdure.observe import Counters
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.base import Append, Event, OpenStream, StreamRecord
+from perdure.store.base import Append, Event, OpenStream, PutSession, StreamRecord
+from perdure.testing._values import a_session
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +35,7 @@ async def test_what_is_queued_in_one_turn_is_written_as_one_group_in_order() -> 
     store = MemoryStore()
     journal = Journal(store, Settings(), Counters())
     fence = await store.join(NodeId("n"))
+    await store.commit([PutSession(record=a_session("s"))])
     for step in (opening("a", fence=fence), message("a", fence=fence, seq=1), message("a", fence=fence, seq=2)):
         journal.put(Steps([step]))
     assert await store.stream(StreamId("a")) is None
@@ -46,6 +48,7 @@ async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_no
     async with SqliteStore(str(tmp_path / "log.db")) as store:
         journal = Journal(store, Settings(), Counters())
         fence = await store.join(NodeId("n"))
+        await store.commit([PutSession(record=a_session("s"))])
         failures: list[StoreError] = []
 
         async def write(step: OpenStream) -> None:

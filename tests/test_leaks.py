@@ -164,7 +164,6 @@ async def test_a_thousand_sessions_leave_nothing_behind(tmp_path: Path) -> None:
         await until(lambda: served.app.session_ids() == [])
         await until(lambda: sum(rows(path).values()) == 0)
         assert await census.at_rest() <= before
-        assert served.app.counters.sessions_ended == served.app.counters.sessions_opened
 
 
 async def test_resumes_that_are_refused_leave_no_stream_loaded(tmp_path: Path) -> None:

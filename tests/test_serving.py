@@ -83,13 +83,43 @@ def test_a_signal_right_after_the_ready_line_is_not_lost() -> None:
         assert process.returncode == 0
 
 
-def test_a_second_terminate_changes_nothing() -> None:
+def test_a_second_terminate_does_no_harm_to_a_clean_end() -> None:
     with started("fine") as process:
         with open_stream(ready_port(process)) as stream:
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGTERM)
             assert rest(stream).endswith(b"0\r\n\r\n")
         assert process.communicate(timeout=SECONDS) == ("", "")
+        assert process.returncode == 0
+
+
+def test_a_second_signal_does_not_wait_for_the_drain() -> None:
+    with started("drains-for-ever") as process:
+        with open_stream(ready_port(process)) as stream:
+            process.send_signal(signal.SIGTERM)
+            read_to(stream, b"draining\r\n")
+            process.send_signal(signal.SIGTERM)
+            assert rest(stream) == b"5\r\nended\r\n0\r\n\r\n"
+        assert process.communicate(timeout=SECONDS) == ("", "")
+        assert process.returncode == 0
+
+
+def test_a_drain_that_fails_does_not_keep_the_process() -> None:
+    with started("drain-raises") as process:
+        ready_port(process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=SECONDS)
+        assert errors.startswith("draining failed\n")
+        assert errors.endswith("ValueError: no plug\n")
+        assert process.returncode == 0
+
+
+def test_a_thread_that_does_not_end_is_left_behind() -> None:
+    with started("stuck-thread") as process:
+        ready_port(process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=SECONDS)
+        assert errors == "perdure: ended without waiting for what does not stop\n"
         assert process.returncode == 0
 
 

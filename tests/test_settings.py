@@ -64,12 +64,14 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
     ("name", "good", "bad"),
     [
         ("eras", "session", "stateless"),
+        ("recover", "reissue", "lenient"),
         ("on_store_failure", "refuse", "panic"),
         ("json_response", True, 1),
         ("enable_replay", False, "no"),
         ("allowed_hosts", ("a.example", "b.example:8000"), "a.example"),
         ("allowed_origins", ("https://a.example",), ("",)),
         ("cors_origins", ("*",), (1,)),
+        ("metrics", False, 0),
     ],
 )
 def test_other_kinds_are_checked_too(name: str, good: Any, bad: Any) -> None:
@@ -83,11 +85,13 @@ def test_each_setting_has_been_proven_above() -> None:
     assert others == {
         "eras",
         "on_store_failure",
+        "recover",
         "json_response",
         "enable_replay",
         "allowed_hosts",
         "allowed_origins",
         "cors_origins",
+        "metrics",
     }
 
 

@@ -1,11 +1,14 @@
-"""The command `perdure`. Only this module reads the environment and prints."""
+"""The command `perdure`. Only this module and `cli_operator` read the environment and print."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,15 +17,19 @@ from typing import Any, NoReturn
 import click
 
 import perdure
-from perdure.errors import PerdureError
-from perdure.http.app import HEALTH
+from perdure.cli_operator import sessions, tail
+from perdure.errors import Misuse, PerdureError
+from perdure.http.app import BESIDE
 from perdure.human import read_count
+from perdure.leash import Leash
 from perdure.listener import listen
+from perdure.observe import note
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.serving import serve
 from perdure.settings import SECURITY, Rule, Settings
 from perdure.target import load_target
 from perdure.tokens import FileTokens
+from perdure.workers import run_workers
 
 #: What was asked for cannot be done: bad arguments, a busy port, an unusable store. The status argparse and click use.
 REFUSED = 2
@@ -32,6 +39,7 @@ INTERRUPTED = 130
 _LEVELS = ("debug", "info", "warning", "error")
 _WHERE = "Where to serve"
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
+_WORKERS = Rule(kind="count", group=_WHERE, why="processes that serve, all on the same port and store", low=1, high=64)
 _PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
 
 _ABOUT = """\
@@ -53,7 +61,7 @@ separated by commas. The command line wins.
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the program. Whatever the user got wrong is one line on stderr and status 2."""
     try:
-        status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False)
+        status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=_command(arguments))
     except click.ClickException as error:
         status = _refuse(_sentence(error))
     except PerdureError as error:
@@ -88,35 +96,101 @@ class ServeCommand(click.Command):
 
 
 def serve_command(
-    target: str, store: str, host: str, port: int, path: str, tokens: Path | None, log_level: str, **settings: Any
+    target: str,
+    store: str,
+    host: str,
+    port: int,
+    path: str,
+    workers: int,
+    tokens: Path | None,
+    log_level: str,
+    **settings: Any,
 ) -> int:
     # Before the target is imported: the SDK would set up logging of its own, with a record for each request.
     logging.basicConfig(level=log_level.upper(), format="perdure: %(levelname)s: %(message)s", stream=sys.stderr)
-    return _serve(target, store, host, port, path, tokens, settings_from(settings))
-
-
-def _serve(target: str, store: str, host: str, port: int, path: str, tokens: Path | None, settings: Settings) -> int:
-    auth = FileTokens.read(tokens) if tokens is not None else None
+    served = _Served(
+        target=target,
+        store=store,
+        host=host,
+        path=path,
+        auth=FileTokens.read(tokens) if tokens is not None else None,
+        settings=settings_from(settings),
+    )
+    leash = Leash.from_environment(os.environ)
+    if leash is not None:
+        return _work(served, leash)
+    if workers > 1 and store.startswith("memory:"):
+        raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is one process's own")
     with listen(host, port) as listener:
-        if auth is None and not _is_loopback(listener.getsockname()[0]):
-            logging.getLogger("perdure").warning("%s can be reached by others, and no --tokens protect it", host)
-        server = load_target(target)
-        app = perdure.asgi(server, store=store, settings=settings, auth=auth, path=path)
-        name = f"[{host}]" if ":" in host else host
-        return serve(app, listener=listener, url=f"http://{name}:{listener.getsockname()[1]}{path}", settings=settings)
+        if served.auth is None and not _is_loopback(listener.getsockname()[0]):
+            note(
+                logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host
+            )
+        return _serve(served, listener) if workers == 1 else _serve_with(workers, served, listener)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Served:
+    """What to serve, and how."""
+
+    target: str
+    store: str
+    host: str
+    path: str
+    auth: FileTokens | None
+    settings: Settings
+
+    def url(self, listener: socket.socket) -> str:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{name}:{listener.getsockname()[1]}{self.path}"
+
+
+def _serve(served: _Served, listener: socket.socket, leash: Leash | None = None) -> int:
+    server = load_target(served.target)
+    app = perdure.asgi(server, store=served.store, settings=served.settings, auth=served.auth, path=served.path)
+    return serve(app, listener=listener, url=served.url(listener), settings=served.settings, leash=leash)
+
+
+def _serve_with(count: int, served: _Served, listener: socket.socket) -> int:
+    """Leave it to workers: this command once more, each in a process of its own."""
+    return run_workers(
+        click.get_current_context().find_root().obj,
+        environment=os.environ,
+        listener=listener,
+        count=count,
+        drain_timeout=served.settings.drain_timeout,
+        ready=lambda: print(f"perdure: serving on {served.url(listener)}", flush=True),
+    )
+
+
+def _work(served: _Served, leash: Leash) -> int:
+    """Be a worker. What is wrong is told by the parent, which has many of us."""
+    try:
+        return _serve(served, leash.listener, leash)
+    except PerdureError as error:
+        leash.failed(str(error))
+        return REFUSED
+
+
+def _command(arguments: Sequence[str] | None) -> list[str]:
+    """What starts this program once more, with the options that the interpreter got."""
+    if arguments is None:
+        return [sys.executable, *sys.orig_argv[1:]]
+    return [sys.executable, "-m", "perdure", *arguments]
 
 
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not _PATH.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
-    if value == HEALTH:
-        raise click.BadParameter(f"{value!r} is where the health check stands", ctx, param)
+    if value in BESIDE:
+        raise click.BadParameter(f"{value!r} is where {BESIDE[value]}", ctx, param)
     return value
 
 
 _STORE_HELP = "where the log is kept: memory:, sqlite:PATH, or sqlite:PATH?sync=full to survive power cuts as well"
 _TOKENS_HELP = "let only those in who have one of the bearer tokens in FILE; its lines are principal:token"
 _PORT_TYPE = Value("port", read_count, _PORT)
+_WORKERS_TYPE = Value("count", read_count, _WORKERS)
 
 perdure_command.add_command(
     ServeCommand(
@@ -130,6 +204,7 @@ perdure_command.add_command(
             ServeOption(
                 ["--path"], group=_WHERE, default="/mcp", callback=_path, metavar="PATH", help="path of the endpoint"
             ),
+            ServeOption(["--workers"], group=_WHERE, default=1, type=_WORKERS_TYPE, metavar="N", help=_WORKERS.why),
             ServeOption(
                 ["--log-level"],
                 group=_WHERE,
@@ -149,6 +224,9 @@ perdure_command.add_command(
     )
 )
 
+perdure_command.add_command(sessions)
+perdure_command.add_command(tail)
+
 
 def _is_loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
@@ -157,7 +235,8 @@ def _is_loopback(address: str) -> bool:
 def _sentence(error: click.ClickException) -> str:
     """What click has to say, with the option or variable spelled as the user gave it."""
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        return f"{spelling(error.ctx, error.param)} is missing; see perdure serve --help"
+        command = error.ctx.command_path if error.ctx else "perdure"
+        return f"{spelling(error.ctx, error.param)} is missing; see {command} --help"
     if isinstance(error, click.BadParameter) and error.param is not None:
         return f"{spelling(error.ctx, error.param)}: {error.message}"
     message = error.format_message()

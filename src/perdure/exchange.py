@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.requests import Request as HttpRequest
 
+from perdure import spans
 from perdure._core import mail, sticky
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
@@ -450,8 +451,9 @@ class Exchange:
     def answer_unknown(self, call: Call, reason: str) -> None:
         request = call.request
         payload = unknown_outcome(request.id, method=request.method, reason=reason, params=request.params)
-        if self.calls.answer(call, CallStep.SETTLE, payload):
-            self._session.house.counters.calls_settled += 1
+        with spans.settle(self._session.name, call.stream.id, outcome="unknown"):
+            if self.calls.answer(call, CallStep.SETTLE, payload):
+                self._session.house.counters.calls_settled += 1
 
     @property
     def loaded(self) -> bool:

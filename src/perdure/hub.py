@@ -23,6 +23,7 @@ from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
+from perdure.spans import Replay
 from perdure.store.base import Event
 from perdure.streams import Stream
 
@@ -90,9 +91,11 @@ class Reader:
         "_writing_since",
         "arrival",
         "cursor",
+        "failure",
         "last_write",
         "live_from",
         "registered",
+        "replay",
         "since",
         "stream",
     )
@@ -115,6 +118,8 @@ class Reader:
         self.cursor = cursor
         self.arrival = arrival
         self.live_from = stream.visible
+        self.replay: Replay | None = None
+        self.failure: Exception | None = None
         self.since = hub.clock()
         self.last_write = hub.monotonic()
         self._hub = hub
@@ -186,28 +191,33 @@ class Reader:
         self._stop_at = self.stream.last
         self.wake()
 
-    def end(self, *, come_back: bool = False) -> None:
-        """Close the connection now, without another event; `come_back` with a hint when to try again."""
+    def send_home(self) -> None:
+        """Write what is there and a hint when to come back, then close the connection."""
+        self._preamble += self._retry
+        self.stop_here()
+
+    def end(self) -> None:
+        """Close the connection now, without another event."""
         if self._closing:
             return
         self._closing = True
         if self._pump is not None:
             self._pump.cancel()
-        else:
-            come_back = come_back and self._begun
-        self._pump = asyncio.create_task(self._close(self._retry if come_back and self._writing_since is None else b""))
+        self._pump = asyncio.create_task(self._close())
 
     async def _run_pump(self) -> None:
         try:
             while (await self._deliver() or self._again) and not self._closing:
                 self._again = False
         except StoreUnavailable as failure:
+            self.failure = failure
             note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
             self._pump = None
             self.end()
         except OSError:
             self._finish()  # the connection broke; the client may resume
-        except Exception:
+        except Exception as failure:
+            self.failure = failure
             _logger.exception("a reader failed and was ended; its client may resume", extra={"action": "reader.failed"})
             self._finish()
         else:
@@ -235,8 +245,9 @@ class Reader:
         if frames or last:
             await self._send(b"".join(frames), last=last)
         if frames or last or moved:
-            if moved:
+            if self.replay is not None:
                 self._hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
+                self.replay = self.replay.at(cursor, end=self.live_from)
             self.cursor = cursor
             stream.delivered = max(stream.delivered, cursor)
             if not stream.writes:
@@ -293,16 +304,17 @@ class Reader:
         """End a connection that has taken nothing since then, though there is something to write."""
         if self._writing_since is not None and self._writing_since <= before:
             self._hub.counters.slow_readers_ended += 1
+            self.failure = TimeoutError("the reader made no progress")
             note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
             if self._connection is not None:
                 self._connection.abort()
             self._finish()
 
-    async def _close(self, farewell: bytes) -> None:
+    async def _close(self) -> None:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if self._connection is not None:
-                    await self._connection.write(farewell, last=True)
+                    await self._connection.write(b"", last=True)
         except (OSError, TimeoutError):
             if self._connection is not None:
                 self._connection.abort()  # dead or stuck: letting go of it is all that is left
@@ -400,13 +412,13 @@ class Hub:
         for reader in list(self.readers):
             stream = reader.stream
             if stream.kind is Kind.STANDALONE or not (stream.writes or stream.over):
-                reader.end(come_back=True)
+                reader.send_home()
 
     def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
         for reader in list(self.readers):
             if not reader.stream.sealed:
-                reader.end(come_back=True)
+                reader.end()
 
 
 class _NoRegistry:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
@@ -78,6 +79,7 @@ class Journal:
         self._most_held = settings.max_held_events
         self.counters = counters
         self._queue: list[Source] = []
+        self._queued_since = self._taken_since = 0.0
         self._backlog: deque[tuple[Source, Sequence[Step]]] = deque()
         self._held = 0
         self._held_bytes = 0
@@ -105,6 +107,8 @@ class Journal:
 
     def put(self, source: Source) -> None:
         """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
+        if not self._queue:
+            self._queued_since = time.perf_counter()
         self._queue.append(source)
         self._idle.clear()
         self._schedule()
@@ -174,10 +178,12 @@ class Journal:
         if refusals is None:
             self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
         else:
+            self._timed()
             self._done(group, refusals)
             self._settle_idle()
 
     def _take(self) -> _Group:
+        self._taken_since = self._queued_since
         sources, self._queue = self._queue, []
         return [(source, steps) for source in sources if (steps := source.take())]
 
@@ -205,6 +211,7 @@ class Journal:
     async def _write_group(self, group: _Group) -> None:
         try:
             await self._commit(group)
+            self._timed()
         except StoreUnavailable as failure:
             self._failed(failure)
             self._too_much = _size(_flat(group))
@@ -237,6 +244,10 @@ class Journal:
             else:
                 source.accepted(steps)
                 source.written(steps)
+
+    def _timed(self) -> None:
+        """A group is written. Those that are held while the store fails would tell of the outage only."""
+        self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
 
     def _settle_idle(self) -> None:
         if not self._queue and not self._backlog and self._writer is None:

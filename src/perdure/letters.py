@@ -17,7 +17,6 @@ from perdure.settling import Settler
 from perdure.store.base import Received
 from perdure.streams import Stream
 
-
 _MOST_KNOWN = 1_000
 """Forwarded messages that are remembered: a second copy comes right behind the first."""
 

@@ -1,13 +1,14 @@
-"""What happened, for people and machines: log records with a stable `action`, and counters.
+"""What happened, for people and machines: log records with a stable `action`, counters and latencies.
 
-Counters are plain numbers in one object; whoever exports them reads the object.
+They are plain numbers in one object; `metrics` exports them, and so may anybody else.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
 
 _logger = logging.getLogger("perdure")
 
@@ -16,6 +17,25 @@ def note(level: int, action: str, sentence: str, /, **facts: object) -> None:
     """Log a sentence for people, with `action` and the facts as attributes for machines."""
     if _logger.isEnabledFor(level):
         _logger.log(level, sentence, extra={"action": action, **facts})
+
+
+BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Upper bounds in seconds: from a commit into memory to more than a store may take (`store_timeout`)."""
+
+
+class Histogram:
+    """How long something took, each time."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        """For each bound, and for beyond the last."""
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
 
 
 @dataclass(slots=True)
@@ -47,16 +67,29 @@ class Counters:
     """Calls that were answered: interrupted, outcome unknown."""
     calls_rerun: int = 0
     """Calls of a node that died which were run again here."""
+    settles_cancelled: int = 0
+    """Calls of a node that died which their client cancelled while they waited to be settled."""
     nodes_settled: int = 0
     """Dead nodes that this one has buried."""
     reattaches: int = 0
     recoveries_tried: int = 0
+    """New sessions begun in place of lost ones (`recover="reissue"`)."""
     recoveries_succeeded: int = 0
+    recoveries_failed: int = 0
+    recoveries_refused: int = 0
+    """Callers that had lost too many sessions to be given another one."""
     requests_refused: int = 0
     """Answers of 400 and above that the endpoint gave."""
     outages: int = 0
     events_held: int = 0
     """Events that went on live from memory while the store failed."""
 
+    append_seconds: Histogram = field(default_factory=Histogram)
+    """From the first thing put into a group until the group is written."""
+    replay_seconds: Histogram = field(default_factory=Histogram)
+    """From the coming of a reader until it has caught up with what was there."""
+
     def snapshot(self) -> dict[str, int]:
-        return dataclasses.asdict(self)
+        """The counters; the latencies are read one by one."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, int)}

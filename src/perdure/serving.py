@@ -1,13 +1,22 @@
-"""Run the app under uvicorn: one line when it is ready, a clean end on SIGINT and SIGTERM."""
+"""Run the app under uvicorn: one line when it is ready, a gentle end on the first signal, a quick one on the second.
+
+The first SIGTERM or SIGINT drains: the server goes on listening, so that balancers and clients are told, while running
+calls finish. When the app says that it is drained, what is left is settled and the process ends with status 0. A second
+signal does not wait: what is left is settled at once and the process is gone within two seconds, whatever its tools do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
+import queue
 import signal
 import socket
-from collections.abc import Awaitable, Iterator, MutableMapping
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from types import FrameType
 from typing import Any, Protocol
 
@@ -15,6 +24,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from perdure.errors import Misuse, PerdureError
+from perdure.leash import AT_ONCE, GONE, LEAVE, Leash
 from perdure.listener import BACKLOG, Connection
 from perdure.settings import Settings
 from perdure.target import blame
@@ -22,31 +32,46 @@ from perdure.target import blame
 #: Longer than what load balancers keep an idle connection for (60 s is common), so that they close first and no
 #: request meets a connection that we are just closing.
 KEEP_ALIVE_SECONDS = 65
-#: Readers end at the signal; this is for peers that do not take their last bytes or do not finish their body.
+#: Readers end when the drain is over; this is for peers that do not take their last bytes or do not finish their body.
 STOP_SECONDS = 3
+#: The same after a second signal.
+HURRY_SECONDS = 0.3
+#: After a second signal the process is gone within this time, even if its event loop is blocked.
+CUT_SECONDS = 1.9
+#: Everything of ours has ended; then threads of the target's get this long. One that is stuck would hold the process.
+LEAVE_SECONDS = 5
 #: Files, pipes and idle connections beside the readers.
 SPARE_FILES = 4096
 
+_CUT = b"perdure: ended without waiting for what does not stop\n"
+
 
 class Stoppable(Protocol):
-    """An ASGI app that is told when the end begins, so that it can end its readers."""
+    """An ASGI app that is told when the end begins."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
-    def begin_stop(self) -> None: ...
+    async def drain(self) -> None:
+        """Take no new work; returns when no call runs any more, or when they have had their time."""
+
+    def begin_stop(self) -> None:
+        """Settle what is left and end all readers. May be called more than once."""
 
 
-def serve(app: Stoppable, *, listener: socket.socket, url: str, settings: Settings) -> int:
-    """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start."""
+def serve(app: Stoppable, *, listener: socket.socket, url: str, settings: Settings, leash: Leash | None = None) -> int:
+    """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start.
+
+    With a leash this is a worker: its parent is told that it is ready, and may tell it to leave.
+    """
     _allow_open_files(settings.max_readers + SPARE_FILES)
     watched = _Watched(app)
-    server = _Server(_config(watched, settings), app=app, url=url)
+    server = _Server(_config(watched, settings), app=watched, url=url, leash=leash)
     # uvicorn ends the program when the app does not start; why is told by the app's own error.
     with _quiet(server), contextlib.suppress(SystemExit):
         server.run(sockets=[listener])
     if not server.started:
         raise watched.why()
-    return 1 if watched.failure or server.force_exit else 0
+    return server.status
 
 
 def _config(app: _Watched, settings: Settings) -> uvicorn.Config:
@@ -70,26 +95,121 @@ def _config(app: _Watched, settings: Settings) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, *, app: Stoppable, url: str) -> None:
+    def __init__(self, config: uvicorn.Config, *, app: _Watched, url: str, leash: Leash | None) -> None:
         super().__init__(config)
         self.app = app
         self.url = url
+        self.leash = leash
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.signals = 0
+        self.interrupted = False
+        self.drainage: asyncio.Task[None] | None = None
+        self.deadline = _Deadline()
+
+    @property
+    def status(self) -> int:
+        return 1 if self.app.failure or self.interrupted else 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        print(f"perdure: serving on {self.url}", flush=True)
+        if self.leash is None:
+            print(f"perdure: serving on {self.url}", flush=True)
+        else:
+            self.loop.add_reader(self.leash.fileno(), self.hear)
+            self.leash.ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # The base class would raise the signal again after a clean stop; then the exit status would not be 0.
-        if self.should_exit:
-            self.force_exit = self.force_exit or sig == signal.SIGINT
-            return
+        # It comes between any two instructions, so it leaves what it can to the loop. (The base class would raise the
+        # signal again after a clean stop; then the exit status would not be 0.)
+        self.signals += 1
+        again = self.signals > 1
+        if again:
+            self.interrupted = self.interrupted or sig == signal.SIGINT
+            self.deadline.set(CUT_SECONDS, status=1)
+        if self.loop is None or not self.started:
+            self.should_exit = True
+        else:
+            self.loop.call_soon_threadsafe(self.hurry if again else self.drain)
+
+    def hear(self) -> None:
+        """Do what the parent says."""
+        assert self.leash is not None
+        assert self.loop is not None
+        words = self.leash.hear()
+        if GONE in words:
+            self.loop.remove_reader(self.leash.fileno())
+        if LEAVE in words or GONE in words:
+            self.hand_over()
+        if AT_ONCE in words:
+            self.deadline.set(CUT_SECONDS, status=1)
+            self.hurry()
+        elif words:
+            self.drain()
+
+    def hand_over(self) -> None:
+        """Let others have the port, and the clients whose connections are idle."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+    def drain(self) -> None:
+        if self.drainage is None and self.loop is not None:
+            self.drainage = self.loop.create_task(self.run_drain())
+
+    async def run_drain(self) -> None:
+        try:
+            await self.app.drain()
+        except Exception:
+            logging.getLogger("perdure").exception("draining failed", extra={"action": "drain.failed"})
+        finally:
+            self.should_exit = True
+
+    def hurry(self) -> None:
+        """End now: peers get a moment to take their last bytes."""
         self.should_exit = True
-        if self.loop is not None:
-            # A signal comes between any two instructions; the app wants to be called from its loop.
-            self.loop.call_soon_threadsafe(self.app.begin_stop)
+        if self.drainage is not None:
+            self.drainage.cancel()
+        self.app.begin_stop()
+        assert self.loop is not None
+        self.loop.call_later(HURRY_SECONDS, self.force)
+
+    def force(self) -> None:
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.begin_stop()
+        await super().shutdown(sockets)
+        if self.force_exit:  # the base class leaves the app alone then, but its log has to be closed
+            await self.lifespan.shutdown()
+        self.deadline.set(LEAVE_SECONDS, status=self.status)
+
+
+class _Deadline:
+    """Ends the process at a time, whatever holds its other threads.
+
+    The thread is there from the start: a signal handler may put something into this queue, but may not start a thread.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        threading.Thread(target=self._watch, name="perdure deadline", daemon=True).start()
+
+    def set(self, seconds: float, *, status: int) -> None:
+        """An earlier deadline stays; the status is the newest one."""
+        self._queue.put((time.monotonic() + seconds, status))
+
+    def _watch(self) -> None:
+        at, status = self._queue.get()
+        while (left := at - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                other, status = self._queue.get(timeout=left)
+                at = min(at, other)
+        os.write(2, _CUT)  # not by the log, whose lock may be held by what is stuck
+        os._exit(status)
 
 
 class _Watched:
@@ -97,6 +217,8 @@ class _Watched:
 
     def __init__(self, app: Stoppable) -> None:
         self._app = app
+        self.drain: Callable[[], Awaitable[None]] = app.drain
+        self.begin_stop = app.begin_stop
         self.failure: BaseException | None = None
         self.message = ""
 

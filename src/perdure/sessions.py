@@ -10,19 +10,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import to_json
 
+from perdure import metrics, spans
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.retention import cutoffs
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable
+from perdure.families import Snapshot
 from perdure.house import House
-from perdure.journal import Steps
 from perdure.ledger import Call
 from perdure.observe import note
 from perdure.session import Session
@@ -109,8 +111,21 @@ class Sessions:
     async def find(self, text: str, owner: str) -> Session | None:
         """The session of that id, if it belongs to that principal and has not ended."""
         session_id = parse_session_id(text)
-        session = None if session_id is None else await self.load(session_id)
-        return session if session is not None and session.record.owner == owner else None
+        if session_id is None:
+            return None
+        held = self._by_id.get(session_id)
+        try:
+            session = await self.load(session_id)
+        except StoreUnavailable:
+            # Live traffic goes on (promise 7) with what is known here.
+            if held is not None and held.record.owner == owner:
+                return held
+            raise
+        if session is not None and session.record.owner != owner:
+            # One that is not there would have been looked for in the store: neither its failure tells them apart.
+            await self._house.journal.within_time(self._house.store.session(session_id))
+            return None
+        return session
 
     async def load(self, session_id: SessionId) -> Session | None:
         """The session as the store has it at this moment."""
@@ -125,13 +140,7 @@ class Sessions:
     async def _read(self, session_id: SessionId) -> Session | None:
         store, within = self._house.store, self._house.journal.within_time
         stamp = store.stamp()
-        try:
-            record = await within(store.session(session_id))
-        except StoreUnavailable:
-            # Live traffic goes on (promise 7) with what is known here.
-            if (session := self._by_id.get(session_id)) is not None:
-                return session
-            raise
+        record = await within(store.session(session_id))
         session = self._by_id.get(session_id)
         if record is None or record.state is SessionState.ENDED:
             return await self._gone(session, record)
@@ -142,9 +151,10 @@ class Sessions:
             return None  # another node's handshake, which its client has not heard of yet
         if self._house.clock() - record.active >= self._house.settings.replay_window:
             reason = SessionStep.WINDOW_PASSED.value
-            self._house.journal.put(Steps((EndSession(session=record.id, time=record.active, reason=reason),)))
+            await self._house.journal.write(EndSession(session=record.id, time=record.active, reason=reason))
             return None
-        return await self._build(record, stamp)
+        with spans.load(record.id[:8]):
+            return await self._build(record, stamp)
 
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
         if session is None or self._house.journal.state is LogState.DEGRADED:
@@ -271,6 +281,19 @@ class Sessions:
                 )
                 for stream in streams
             ),
+        )
+
+    def numbers(self) -> Snapshot:
+        """What this node has to tell of itself at this moment."""
+        house, held = self._house, self._by_id.values()
+        states = Counter(session.state.value for session in held)
+        return metrics.snapshot(
+            house.node,
+            house.counters,
+            sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
+            streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
+            readers=len(house.hub.readers),
+            degraded=house.journal.state is LogState.DEGRADED,
         )
 
     def ids(self) -> Sequence[str]:

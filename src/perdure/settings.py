@@ -128,7 +128,7 @@ class Settings:
         CONNECTIONS, 300.0, "how long a connection may hold unread bytes without any progress"
     )
     drain_timeout: float = _duration(
-        CONNECTIONS, 30.0, "how long running calls may take to finish once the server is told to stop", low=0.0
+        CONNECTIONS, 30.0, "how long running calls may take to finish when the server stops; 0 ends them", low=0
     )
     json_response: bool = _flag(CONNECTIONS, False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _choice(  # noqa: RUF009
@@ -169,6 +169,8 @@ class Settings:
     )
     allowed_origins: tuple[str, ...] = _names(SECURITY, "Origin headers accepted beside those of this machine")
     cors_origins: tuple[str, ...] = _names(SECURITY, "origins whose pages may read the answers; `*` for all")
+
+    metrics: bool = _flag(SECURITY, True, "serve `GET /metrics`, to whomever the endpoint lets in")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
+from perdure import spans
 from perdure._core import mail, settling
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
@@ -165,7 +166,8 @@ class Settler:
         row = call.row
         params = None if call.request is None else call.request.params
         payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
-        stream.append(payload, end=_end(row, CallStep.SETTLE))
+        with spans.settle(row.session[:8], row.stream, outcome="unknown"):
+            stream.append(payload, end=_end(row, CallStep.SETTLE))
         self._house.counters.calls_settled += 1
         note(logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream)
 
@@ -182,10 +184,11 @@ class Settler:
             attempt=row.attempt + 1,
             progress=progress,
         )
-        await self._house.journal.write(again)
-        [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
-        running.progress, running.attempt = progress, row.attempt + 1
-        session.exchange.start(running, http)
+        with spans.settle(session.name, stream.id, outcome="rerun"):
+            await self._house.journal.write(again)
+            [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
+            running.progress, running.attempt = progress, row.attempt + 1
+            session.exchange.start(running, http)
         self._house.counters.calls_rerun += 1
         note(logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream)
 
@@ -287,8 +290,10 @@ class Settler:
         def answer(call: _Left, stream: Stream) -> None:
             if call.row.request_id == row.request_id:
                 payload = error_payload(row.request_id, REQUEST_CANCELLED, "Request cancelled")
-                stream.append(payload, end=_end(call.row, CallStep.CANCEL))
+                with spans.settle(row.session[:8], row.stream, outcome="cancelled"):
+                    stream.append(payload, end=_end(call.row, CallStep.CANCEL))
                 self._house.counters.calls_cancelled += 1
+                self._house.counters.settles_cancelled += 1
 
         await self._answer_all(record, answer)
 

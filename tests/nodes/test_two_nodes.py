@@ -162,4 +162,5 @@ async def test_a_session_moves_when_its_home_rests(start: Start) -> None:
     assert await at_b.result("announce", n=2) == "announced 2"
     assert [m["params"]["uri"] for m in await standalone.messages(2)] == ["notice://1", "notice://2"]
     record = await pair.b.site.store.session(SessionId(at_a.session))
-    assert record is not None and record.incarnation == 1
+    assert record is not None
+    assert record.incarnation == 1

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from perdure._core.ids import Fence
 from perdure.errors import StoreUnavailable
-from perdure.store.base import Event, OpenStream
+from perdure.store.base import Event, OpenStream, PutSession
 from perdure.store.sqlite import SqliteStore
-from perdure.testing._values import NODE, a_stream, an_append, numbers, put
+from perdure.testing._values import NODE, a_session, a_stream, an_append, numbers, put
 
 ROOM = 1 << 20
 
@@ -54,7 +54,7 @@ async def check(folder: Path, make_room: Callable[[], None]) -> None:
     store = SqliteStore(str(path))
     await store.open()
     fence = await store.join(NODE)
-    await put(store, OpenStream(record=a_stream(fence)))
+    await put(store, PutSession(record=a_session()), OpenStream(record=a_stream(fence)))
     last = await append_until_full(store, fence, patient=False)
     assert last > 10
     assert await append_until_full(store, fence, patient=True, last=last) == last, "still full"

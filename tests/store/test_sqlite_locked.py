@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure._core.ids import NodeId
 from perdure.errors import StoreUnavailable
 from perdure.store.base import OpenStream, PutSession
 from perdure.store.sqlite import SqliteStore
@@ -80,7 +81,7 @@ async def test_a_commit_fails_within_the_busy_timeout_and_works_when_the_file_is
 async def test_everybody_who_waits_is_told(tmp_path: Path) -> None:
     async with SqliteStore(str(tmp_path / "log.db"), busy_timeout=0.1) as store:
         fence = await store.join(NODE)
-        await put(store, OpenStream(record=a_stream(fence)))
+        await put(store, PutSession(record=a_session()), OpenStream(record=a_stream(fence)))
         with held(tmp_path / "log.db") as holder:
             steps = [an_append(fence, some_events(seq, seq)) for seq in range(1, 21)]
             told = await asyncio.gather(*(store.commit([step]) for step in steps), return_exceptions=True)
@@ -93,7 +94,7 @@ async def test_everybody_who_waits_is_told(tmp_path: Path) -> None:
 async def test_a_commit_waits_for_a_file_that_is_soon_free_and_keeps_its_place(tmp_path: Path) -> None:
     async with SqliteStore(str(tmp_path / "log.db"), busy_timeout=60.0) as store:
         fence = await store.join(NODE)
-        await put(store, OpenStream(record=a_stream(fence)))
+        await put(store, PutSession(record=a_session()), OpenStream(record=a_stream(fence)))
         with held(tmp_path / "log.db") as holder:
             first = asyncio.create_task(store.commit([an_append(fence, some_events(1, 1))]))
             await asyncio.sleep(0)
@@ -119,6 +120,7 @@ async def test_a_new_file_that_another_program_holds_is_refused_in_time(tmp_path
 async def test_two_open_the_same_new_file_at_once_and_both_work(tmp_path: Path) -> None:
     stores = [SqliteStore(str(tmp_path / "log.db"), busy_timeout=30.0) for _ in range(4)]
     await asyncio.gather(*(store.open() for store in stores))
-    fences = await asyncio.gather(*(store.join(NODE) for store in stores))
+    joining = (store.join(NodeId(f"node-{number}")) for number, store in enumerate(stores))
+    fences = await asyncio.gather(*joining)
     assert len(set(fences)) == 4
     await asyncio.gather(*(store.aclose() for store in stores))

@@ -93,7 +93,7 @@ async def test_what_is_large_is_left_to_the_thread(tmp_path: Path) -> None:
             [heavy],
             [Trim(stream=stream, through=1_500)],
             [DropStream(stream=stream)],
-            [EndSession(session=SESSION, time=1.0)],
+            [EndSession(session=SESSION, time=1.0, reason="client deleted")],
         ):
             assert store.commit_now(steps) is None
         assert store.commit_now([small]) == [None]

@@ -89,8 +89,8 @@ async def test_of_a_commit_that_cannot_be_stored_nothing_is_there(tmp_path: Path
     """Promise 1: SQLite has no NaN, so the second step fails after the first was applied."""
     async with SqliteStore(str(tmp_path / "log.db")) as store:
         fence = await store.join(NODE)
-        await put(store, OpenStream(record=a_stream(fence)))
-        bad: list[Step] = [PutSession(record=a_session()), an_append(fence, [Event(1, float("nan"), b"")])]
+        await put(store, PutSession(record=a_session()), OpenStream(record=a_stream(fence)))
+        bad: list[Step] = [PutSession(record=a_session("other")), an_append(fence, [Event(1, float("nan"), b"")])]
         with pytest.raises(StoreError) as inline:
             store.commit_now(bad)
         with pytest.raises(StoreError) as threaded:
@@ -98,13 +98,13 @@ async def test_of_a_commit_that_cannot_be_stored_nothing_is_there(tmp_path: Path
         for caught in (inline, threaded):
             assert not isinstance(caught.value, StoreUnavailable), "trying again does not help"
             assert isinstance(caught.value.__cause__, sqlite3.IntegrityError)
-        assert (await all_sessions(store), await numbers(store)) == ([], [])
+        assert (await all_sessions(store), await numbers(store)) == ([a_session()], [])
 
 
 async def test_a_commit_that_cannot_be_stored_does_not_take_its_neighbours_along(tmp_path: Path) -> None:
     async with SqliteStore(str(tmp_path / "log.db")) as store:
         fence = await store.join(NODE)
-        await put(store, OpenStream(record=a_stream(fence)))
+        await put(store, PutSession(record=a_session()), OpenStream(record=a_stream(fence)))
         steps = [an_append(fence, some_events(seq, seq)) for seq in range(1, 31)]
         steps.insert(15, an_append(fence, [Event(16, float("nan"), b"")]))
         told = await asyncio.gather(*(store.commit([step]) for step in steps), return_exceptions=True)
@@ -116,6 +116,7 @@ async def test_after_a_failure_the_next_commit_goes_through(tmp_path: Path) -> N
     """A stream that was opened in a commit that failed is not remembered as open."""
     async with SqliteStore(str(tmp_path / "log.db")) as store:
         fence = await store.join(NODE)
+        await put(store, PutSession(record=a_session()))
         with pytest.raises(StoreError):
             store.commit_now([OpenStream(record=a_stream(fence)), an_append(fence, [Event(1, float("nan"), b"")])])
         refusals = await put(store, an_append(fence, some_events(1, 1)))

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.support.serving import PATH, READY, ROOT
+from tests.support.serving import READY, ROOT, python_path
 from tests.support.site import until
 
 #: A kill that does not come is a point that was not reached.
@@ -128,7 +128,7 @@ async def nursery() -> AsyncIterator[Nursery]:
         "-m",
         "tests.support.crash_child",
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": PATH, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

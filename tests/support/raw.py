@@ -143,6 +143,12 @@ class Exchange:
         self._writer.write(data)
         await self._writer.drain()
 
+    async def again(self, data: bytes) -> None:
+        """Another request on the same connection, once the response before it is complete."""
+        assert self.parser.complete
+        self.parser, self.sse, self.events, self._body = Parser(), Decoder(), [], bytearray()
+        await self.send(data)
+
     async def read(self, most: int = CHUNK) -> bool:
         """Take some bytes from the socket; tells whether the response goes on."""
         if self.ended or self.parser.complete:
@@ -270,7 +276,8 @@ class Peer:
 
     async def session(self, version: str = VERSION, **headers: str) -> SessionPeer:
         """A session of one's own, initialized."""
-        answer = await self.initialize(version, **headers)
+        stranger = Peer(port=self.port, headers={k: v for k, v in self.headers.items() if not k.startswith("mcp-")})
+        answer = await stranger.initialize(version, **headers)
         assert answer.status == 200, answer
         known = answer.header("mcp-session-id")
         assert known is not None

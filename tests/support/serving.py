@@ -16,8 +16,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TOOLBOX = "tests.support.toolbox:server"
-#: Targets are found from here; what the tests themselves import, the server imports as well.
-PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 #: How to start a server. The variable lets the same tests run against another one that prints the same ready line.
 SERVE = tuple(
@@ -28,7 +26,7 @@ SERVE = tuple(
 
 READY = re.compile(r"perdure: serving on (http://127\.0\.0\.1:(\d+)/\S*)")
 #: A process that only imports and binds; generous because several start at once on a small machine.
-START_SECONDS = 30
+START_SECONDS = 60
 #: Longer than any drain time the tests set.
 STOP_SECONDS = 15
 
@@ -51,14 +49,27 @@ class Served:
         """Ask it to stop (SIGTERM), insist if it does not (SIGKILL); returns its exit status."""
         return await self._end(signal.SIGTERM)
 
+    async def end(self) -> int:
+        """Stop it at once, whatever it does: a second signal does not wait for its calls."""
+        self.send(signal.SIGTERM)
+        self.send(signal.SIGINT)  # another one, because two of a kind may arrive as one
+        return await self.wait()
+
     async def kill(self) -> int:
         """Kill it as a crash would (SIGKILL)."""
         return await self._end(signal.SIGKILL)
 
     async def _end(self, how: signal.Signals) -> int:
+        self.send(how)
+        return await self.wait()
+
+    def send(self, how: signal.Signals) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(how)
+
+    async def wait(self) -> int:
+        """Its exit status, once it has ended by itself; it is killed if it takes too long."""
         try:
             return await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
         except TimeoutError:
@@ -68,7 +79,7 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    target: str = TOOLBOX, *options: str, argv: Sequence[str] = SERVE, port: int = 0
+    target: str = TOOLBOX, *options: str, argv: Sequence[str] = SERVE, port: int = 0, cwd: Path | None = None
 ) -> AsyncIterator[Served]:
     """A running server. It stops when the block ends; a test may stop or kill it before."""
     process = await asyncio.create_subprocess_exec(
@@ -77,7 +88,8 @@ async def serving(
         "--port",
         str(port),
         *options,
-        env={**os.environ, "PYTHONPATH": PATH, "PYTHONUNBUFFERED": "1"},
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -91,10 +103,14 @@ async def serving(
         drain = asyncio.create_task(_drain(process.stdout, served.output))
         yield served
     finally:
-        await served.stop()
+        await served.end()
         if drain is not None:
             await drain
         print(*served.output, sep="\n")  # shown by pytest when the test fails
+
+
+def python_path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 async def _ready(stdout: asyncio.StreamReader, output: list[str]) -> tuple[str, int]:

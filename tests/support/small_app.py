@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import time
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +20,16 @@ class SmallApp:
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
+
+    async def drain(self) -> None:
+        self.draining.set()
+        match self.mode:
+            case "drains-for-ever":
+                await asyncio.Event().wait()
+            case "drain-raises":
+                raise ValueError("no plug")
 
     def begin_stop(self) -> None:
         self.stopping.set()
@@ -38,6 +49,8 @@ class SmallApp:
                 raise ExceptionGroup("two", [ExceptionGroup("one", [StoreTooNew("log.db is too new")])])
             case "start-fails":
                 return await send({"type": "lifespan.startup.failed", "message": "no wind\nno water"})
+        if self.mode == "stuck-thread":
+            threading.Thread(target=time.sleep, args=(3600,)).start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self.mode == "stop-raises":
@@ -47,6 +60,9 @@ class SmallApp:
     async def stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        if self.mode == "drains-for-ever":
+            await self.draining.wait()
+            await send({"type": "http.response.body", "body": b"draining", "more_body": True})
         await self.stopping.wait()
         if self.mode == "hangs":
             await send({"type": "http.response.body", "body": b"hanging", "more_body": True})

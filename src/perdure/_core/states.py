@@ -54,6 +54,7 @@ class SessionStep(enum.Enum):
     CLIENT_CAME_BACK = "client came back"
     WINDOW_PASSED = "replay window passed"
     CLIENT_DELETED = "client deleted"
+    OPERATOR_ENDED = "operator ended"
 
 
 class CallState(enum.Enum):
@@ -113,11 +114,13 @@ SESSION: Mapping[SessionState, Mapping[SessionStep, SessionState]] = {
         SessionStep.GRACE_PASSED: SessionState.DORMANT,
         SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
         SessionStep.CLIENT_DELETED: SessionState.ENDED,
+        SessionStep.OPERATOR_ENDED: SessionState.ENDED,
         SessionStep.WINDOW_PASSED: SessionState.ENDED,
     },
     SessionState.DORMANT: {
         SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
         SessionStep.CLIENT_DELETED: SessionState.ENDED,
+        SessionStep.OPERATOR_ENDED: SessionState.ENDED,
         SessionStep.WINDOW_PASSED: SessionState.ENDED,
     },
     SessionState.ENDED: {},

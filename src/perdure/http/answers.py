@@ -19,6 +19,7 @@ SESSION_NOT_FOUND = -31003
 LIMIT_REACHED = -31004
 STORE_UNAVAILABLE = -31005
 STOPPING = -31006
+REISSUE_FAILED = -31008
 
 
 class Refusal(enum.Enum):
@@ -52,6 +53,7 @@ class Refusal(enum.Enum):
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
     STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")
 
     def __init__(self, status: int, code: int, sentence: str) -> None:
@@ -106,11 +108,12 @@ class Answer:
     status: int
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
 
     async def send(self, _: Receive, send: Send) -> None:
         headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
         if self.body:
-            headers.append((b"content-type", b"application/json"))
+            headers.append((b"content-type", self.content_type))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 

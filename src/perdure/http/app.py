@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import itertools
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -27,15 +28,17 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure._core.ids import new_node_id
+from perdure import metrics, spans
+from perdure._core.ids import NodeId, new_node_id
 from perdure._core.retention import Limits
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.errors import Misuse
+from perdure.errors import Misuse, StoreError
 from perdure.house import House
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
+from perdure.http.metrics import METRICS, SCRAPE, scrape
 from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.hub import Hub
@@ -44,7 +47,7 @@ from perdure.letters import Letters
 from perdure.listener import BREAK_OFF
 from perdure.neighbours import Neighbours
 from perdure.node import Node
-from perdure.observe import Counters
+from perdure.observe import Counters, note
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
 from perdure.sessions import SessionInfo, Sessions
 from perdure.settings import Settings
@@ -54,6 +57,8 @@ from perdure.store.base import Liveness, Store
 
 HEALTH = "/healthz"
 """Beside the endpoint, for balancers and people."""
+
+BESIDE = {HEALTH: "the health check stands", METRICS: "the metrics stand"}
 
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
@@ -70,8 +75,8 @@ class App:
     ) -> None:
         self.counters = Counters()
         self.path = "/" + path.strip("/")
-        if self.path == HEALTH:
-            raise Misuse(f"path is {path!r}, where the health check stands")
+        if self.path in BESIDE:
+            raise Misuse(f"path is {path!r}, where {BESIDE[self.path]}")
         self._settings = settings
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._hosted = host(server, path=self.path)
@@ -81,6 +86,8 @@ class App:
         self._sessions: Sessions | None = None
         self._journal: Journal | None = None
         self._hub: Hub | None = None
+        self._house: House | None = None
+        self._liveness: Liveness | None = None
         self._sessionless: StreamableHTTPSessionManager | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settler: Settler | None = None
@@ -119,7 +126,7 @@ class App:
             stack.push_async_callback(self._store.aclose)
             server, state = await stack.enter_async_context(self._hosted.start())
             house, neighbours, liveness = await self._furnish(server, state)
-            stack.push_async_callback(self._store.leave, house.node)
+            stack.push_async_callback(self._leave, house.node)
             stack.push_async_callback(house.journal.aclose)
             sessions = Sessions(house)
             stack.push_async_callback(sessions.aclose)
@@ -137,13 +144,14 @@ class App:
             self._endpoint = Endpoint(house, sessions, settler)
             self._sessions, self._journal, self._hub, self._settler = sessions, house.journal, house.hub, settler
             self._neighbours = neighbours
+            self._house, self._liveness = house, liveness
             self._loop = asyncio.get_running_loop()
             node = Node(
                 liveness=liveness,
                 neighbours=neighbours,
                 settler=settler,
                 lease=self._settings.lease,
-                facts=lambda: b"{}",
+                facts=lambda: metrics.facts(sessions.numbers()),
                 lapsed=self._stop,
                 monotonic=time.monotonic,
             )
@@ -155,6 +163,13 @@ class App:
                 yield
             finally:
                 self._stop()
+
+    async def _leave(self, node: NodeId) -> None:
+        try:
+            async with asyncio.timeout(self._settings.store_timeout):
+                await self._store.leave(node)
+        except (StoreError, TimeoutError) as failure:
+            note(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
 
     async def _furnish(self, server: Server[Any], state: object) -> tuple[House, Neighbours, Liveness]:
         """Everything that the sessions share, for one life of the process."""
@@ -199,7 +214,7 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_timeout):
                 await self._settler.learn_tools()
-                while self._sessions.running_calls():
+                while self._sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
                     await asyncio.sleep(_DRAIN_LOOK)
 
     def begin_stop(self) -> None:
@@ -231,21 +246,36 @@ class App:
             return self._entry
         if path == HEALTH:
             return self._health
+        if path == METRICS and self._settings.metrics:
+            return self._scrape
         return self._hosted.web or _not_found
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
-        try:
-            response = await self._respond(scope, receive, send)
-            if isinstance(response, Streamed):
-                response.breaks = scope.get(BREAK_OFF)
-            if response is not None:
-                await response.send(receive, send)
-        except Refused as refused:
-            self.counters.requests_refused += 1
-            await refused.answer.send(receive, send)
-        except ClientGone:
-            pass
+        if SCRAPE in scope:
+            ages = {} if self._liveness is None else self._liveness.ages()
+            answer = await scrape(scope["method"], self._house, self._sessions, ages=ages)
+            return await answer.send(receive, send)
+        with spans.request(scope["method"], scope["headers"]) as span:
+            try:
+                response = await self._respond(scope, receive, send)
+                if isinstance(response, Streamed):
+                    response.breaks = scope.get(BREAK_OFF)
+                    response.watch(span, scope, self.counters.replay_seconds)
+                if response is not None:
+                    await response.send(receive, send)
+            except Refused as refused:
+                self.counters.requests_refused += 1
+                span.refused(refused.refusal.name.lower(), refused.refusal.status, refused.sentence)
+                await refused.answer.send(receive, send)
+            except ClientGone:
+                pass
+
+    async def _scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By the endpoint's own door: whoever must say there who they are, must say it here."""
+        path = scope["path"].rstrip("/").removesuffix(METRICS) + self.path
+        inside = {**scope, "path": path, "raw_path": path.encode(), _ENTERED: True, SCRAPE: True}
+        await self._entry(inside, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | Streamed | None:
         scope = _trimmed(scope)
@@ -275,6 +305,8 @@ class App:
         # A version that nobody knows, without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             self._started()
+            if self._draining:
+                raise Refused(Refusal.STOPPING)
             return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
+from perdure import spans
 from perdure._core import sse
 from perdure._core.ids import Kind
 from perdure._core.states import SessionState
 from perdure.errors import StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
+from perdure.http.recovery import Recovery
 from perdure.http.streamed import Streamed
 from perdure.hub import Reader
 from perdure.session import Session
@@ -31,6 +33,7 @@ class Desk:
         self.house = house
         self.sessions = sessions
         self.settler = settler
+        self.recovery = Recovery(house, sessions, monotonic=house.hub.monotonic)
         self.draining = False
         self.settings = house.settings
         self._retry_ms = round(house.settings.retry * 1000)
@@ -43,7 +46,8 @@ class Desk:
         try:
             session = await self.sessions.find(text.decode("latin-1"), owner)
             if session is None or session.state is SessionState.OPENING:
-                raise self.gone()
+                raise await self.recovery.gone(headers, owner, scope)
+            spans.tell(session=session.name)
             session.touch()
             if session.waits:
                 await self.settler.resume(session, HttpRequest(scope))
@@ -57,6 +61,7 @@ class Desk:
             raise Refused(Refusal.STOPPING, id=request_id)
 
     def gone(self) -> Refused:
+        """The session ended while a request for it was on its way."""
         self.house.counters.sessions_not_found += 1
         return Refused(Refusal.SESSION_GONE, data=RECOVERY)
 

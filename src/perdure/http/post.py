@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
+from perdure import spans
 from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, parse_body
 from perdure._core.states import SessionState, SessionStep
@@ -50,6 +51,7 @@ class Post:
             await self._pass_on(session, messages, (), http)
             return Answer(status=202, headers=_session_header(session))
         calls = await self._accept(session, requests, body)
+        spans.tell(stream=calls[0].stream.id)
         await self._pass_on(session, messages, calls, http)
         if self._settings.json_response:
             return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
@@ -93,7 +95,6 @@ class Post:
 
     async def _accept(self, session: Session, requests: Sequence[Request], body: bytes) -> list[Call]:
         first = requests[0].id
-        self._desk.refuse_if_draining(first)
         self._check_room(first)
         if session.exchange.calls.load + len(requests) > self._settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls)
@@ -116,6 +117,7 @@ class Post:
             raise self._desk.gone() from None
 
     def _check_room(self, request_id: int | str) -> None:
+        self._desk.refuse_if_draining(request_id)
         if self._house.journal.refuses:
             raise Refused(Refusal.STORE_FAILS, id=request_id)
         if self._house.hub.full and not self._settings.json_response:
@@ -136,7 +138,6 @@ class Post:
         """Go on with the session that the client names, or open one."""
         if len(body) > MAX_HANDSHAKE:
             raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
-        self._desk.refuse_if_draining(request.id)
         self._check_room(request.id)
         reattached = await self._reattach(request, body, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from perdure.hub import Reader
+from perdure.observe import Histogram
 from perdure.session import Session
+from perdure.spans import Request
 
 _HEADERS = (
     (b"content-type", b"text/event-stream"),
@@ -28,6 +30,11 @@ class Streamed:
         self._send: Send
         self.breaks: Callable[[], None] | None = None
         """Breaks the connection off, where the server that runs us can do that."""
+
+    def watch(self, span: Request, scope: Scope, timed: Histogram) -> None:
+        """Let a span know what this response is, and time what it missed."""
+        headers, resumes = scope["headers"], scope["method"] == "GET"
+        span.reads(self._reader, session=self._session.name, headers=headers, resumes=resumes, timed=timed)
 
     async def send(self, receive: Receive, send: Send) -> None:
         """Serve until the stream is over, another reader takes it, or the client leaves."""

@@ -5,28 +5,43 @@ from __future__ import annotations
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting
+from perdure.store._sqlite_existing import ExistingSqlite, SqliteView
 from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
 
-__all__ = ["MemoryStore", "SqliteStore", "Store", "open_store"]
+__all__ = ["MemoryStore", "SqliteStore", "Store", "existing_store", "open_store"]
 
 _FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full"
 
 
 def open_store(url: str, *, busy_timeout: float = 1.0) -> Store:
     """The store that an address names: `memory:`, `sqlite:PATH`, `sqlite:PATH?sync=normal|full`. Not opened yet."""
+    scheme, rest = _parts(url)
+    return MemoryStore() if scheme == "memory" else _sqlite(SqliteStore, url, rest, busy_timeout)
+
+
+def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Store:
+    """The same for whoever is no server: the store must be there, in this release's version, and is left as it is.
+
+    Without `writes` it only reads, and is in nobody's way.
+    """
+    scheme, rest = _parts(url)
+    if scheme == "memory":
+        raise BadSetting(f"store is {url!r}; that one lives in its server's memory only, and nobody else can read it")
+    return _sqlite(ExistingSqlite if writes else SqliteView, url, rest, busy_timeout)
+
+
+def _parts(url: str) -> tuple[str, str]:
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in ("memory", "sqlite"):
         raise BadSetting(f"store is {url!r}; allowed: {_FORMS}")
-    if scheme == "memory":
-        if rest:
-            raise BadSetting(f"store is {url!r}; a store in memory takes nothing behind the colon")
-        return MemoryStore()
-    return _sqlite(url, rest, busy_timeout)
+    if scheme == "memory" and rest:
+        raise BadSetting(f"store is {url!r}; a store in memory takes nothing behind the colon")
+    return scheme, rest
 
 
-def _sqlite(url: str, rest: str, busy_timeout: float) -> SqliteStore:
+def _sqlite(kind: type[SqliteStore], url: str, rest: str, busy_timeout: float) -> SqliteStore:
     path, _, query = rest.partition("?")
     if path == ":memory:":
         raise BadSetting(f"store is {url!r}; for a store in memory say memory:")
@@ -38,5 +53,5 @@ def _sqlite(url: str, rest: str, busy_timeout: float) -> SqliteStore:
         raise BadSetting(f"store is {url!r}; unknown option {next(iter(options))!r}, only sync is known")
     match sync:
         case "normal" | "full":
-            return SqliteStore(path, sync=sync, busy_timeout=busy_timeout)
+            return kind(path, sync=sync, busy_timeout=busy_timeout)
     raise BadSetting(f"store is {url!r}; sync is {sync!r}, allowed: normal or full")

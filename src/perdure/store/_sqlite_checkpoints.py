@@ -57,7 +57,7 @@ class Checkpoints:
             self._checkpoint()
         except NAMED as error:
             # Put off, not lost; the commits themselves tell if the file is in trouble.
-            _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "checkpoint_put_off"})
+            _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "store.checkpoint"})
         finally:
             self._running = False
 

@@ -154,7 +154,6 @@ class Writer:
             self._undo()
             raise
         try:
-            self._observe()
             refusals = self._steps.apply(steps)
             execute("COMMIT")
         except BaseException:
@@ -190,7 +189,12 @@ class Writer:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except NAMED as error:
             # Nothing is lost: the next one to open the file finds it in the log.
-            _log.warning("the log of %s could not be moved into the file at close: %s", self._path, error)
+            _log.warning(
+                "the log of %s could not be moved into the file at close: %s",
+                self._path,
+                error,
+                extra={"action": "store.checkpoint"},
+            )
         self._connection.close()
 
     def _work_off(self) -> None:

@@ -28,7 +28,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 11. **Dead is dead.** `Liveness.dead` names only nodes that write nothing more under any claim that they held, or whose
     claims the fences take away before anybody else acts on them.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
-    (`IdTaken`), in whatever process it is made. A stream of a session that has ended is not opened (`SessionEnded`).
+    (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not
+    opened (`SessionEnded`).
 """
 
 from __future__ import annotations

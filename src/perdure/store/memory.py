@@ -129,7 +129,7 @@ class MemoryStore(MemoryNodes):
         record = step.record
         if record.id in self._streams:
             return None
-        if record.session in self._sessions and not self._going_on(record.session):
+        if not self._going_on(record.session):
             return SessionEnded(f"session {record.session} has ended")
         names = [_name(call) for call in step.calls]
         if len(set(names)) < len(names) or not self._open_calls.keys().isdisjoint(names):

@@ -78,8 +78,9 @@ async def promise_12_an_id_is_free_again_once_its_call_has_ended_and_not_while_i
 async def promise_12_a_session_that_has_ended_opens_no_stream(case: Case) -> None:
     await put(case.store, PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
     await put(case.store, EndSession(session=SESSION, time=1.0, reason="why"))
-    opened = (_opening(case, "late", 1), _opening(case, "fine", 1, session="neighbour"))
-    refused(await put(case.store, *opened), 0, why=SessionEnded)
+    late, unknown = _opening(case, "late", 1), _opening(case, "unknown", 1, session="unknown")
+    refused(await put(case.store, late, _opening(case, "fine", 1, session="neighbour")), 0, why=SessionEnded)
+    refused(await put(case.store, unknown), 0, why=SessionEnded)
     same("streams", list(await case.store.streams(SESSION)), [])
     same("calls", list(await case.store.calls(SESSION)), [])
     same("its neighbour's", [stream.id for stream in await case.store.streams(SessionId("neighbour"))], ["fine"])

@@ -1,0 +1,40 @@
+"""`GET /metrics`, beside the endpoint: the numbers of all nodes of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perdure import metrics
+from perdure._core.ids import NodeId
+from perdure._core.states import LogState
+from perdure.errors import StoreError
+from perdure.house import House
+from perdure.http.answers import Answer
+from perdure.sessions import Sessions
+from perdure.store.base import NodeRecord
+
+METRICS = "/metrics"
+
+SCRAPE = "perdure.scrape"
+"""In the scope of a request for the metrics that came in by the endpoint's door."""
+
+
+async def scrape(
+    method: str, house: House | None, sessions: Sessions | None, *, ages: Mapping[NodeId, float]
+) -> Answer:
+    """This node's numbers in any case; the others', and how many sessions are stored, while the store answers."""
+    if method not in ("GET", "HEAD"):
+        return Answer(status=405, headers=((b"allow", b"GET, HEAD"),))
+    if house is None or sessions is None:
+        return Answer(status=503, body=b'{"status":"starting"}')
+    others: tuple[NodeRecord, ...] = ()
+    stored: int | None = None
+    journal, store = house.journal, house.store
+    if journal.state is LogState.HEALTHY:
+        try:
+            others = tuple(await journal.within_time(store.nodes()))
+            stored = await journal.within_time(store.count_sessions())
+        except StoreError:
+            pass  # a scrape is not what finds out that the store fails, and must not fail with it
+    text = metrics.render(sessions.numbers(), others, ages, stored=stored)
+    return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

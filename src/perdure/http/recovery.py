@@ -1,0 +1,149 @@
+"""When a session is gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
+
+With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
+at once finds a session whose handshake is done. Nobody gets to share such a session: each 404 has one of its own, so an
+id that leaked is worth nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Scope
+
+from perdure._core.ids import parse_session_id
+from perdure._core.jsonrpc import Notification, Request
+from perdure._core.revisions import REVISIONS
+from perdure._core.states import SessionState, SessionStep
+from perdure.errors import SessionEnded, StoreError
+from perdure.house import House
+from perdure.http.answers import Refusal, Refused
+from perdure.observe import note
+from perdure.session import Session
+from perdure.sessions import Sessions
+from perdure.store.base import SessionRecord
+
+Headers = dict[bytes, bytes]
+
+REISSUES = 30
+REISSUE_SECONDS = 60.0
+"""New sessions in place of lost ones that one caller gets in this time, callers without a name together. A client in a
+loop would otherwise make one with each round; whoever loses more has restarted a whole fleet, which may initialize."""
+
+_MOST_CALLERS = 10_000
+"""Callers that are counted; beyond, the one counted for longest begins anew."""
+
+_HANDSHAKE_SECONDS = 10.0
+"""How long the server's own part of a handshake may take."""
+
+_OLDEST = next(iter(REVISIONS))
+
+
+class Recovery:
+    """Says that a session is gone, and may give another."""
+
+    def __init__(self, house: House, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
+        self._house = house
+        self._sessions = sessions
+        self._reissues = house.settings.recover == "reissue"
+        self._monotonic = monotonic
+        self._tried: dict[str, list[float]] = {}
+
+    async def gone(self, headers: Headers, owner: str, scope: Scope) -> Refused:
+        """The answer for a session that is not there, or is not the caller's: the two look alike (promise 5)."""
+        self._house.counters.sessions_not_found += 1
+        record = await self._ended(headers.get(b"mcp-session-id", b"").decode("latin-1"), owner)
+        why = None if record is None else record.ended
+        wanted = self._reissues and scope["method"] != "DELETE" and why != SessionStep.CLIENT_DELETED.value
+        if not wanted or not self._may(owner) or await self._full(owner):
+            return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
+        session = await self._reissue(headers, owner, record, scope)
+        header = (b"mcp-session-id", session.id.encode())
+        return Refused(Refusal.SESSION_GONE, data=_recovery("continue", why), headers=(header,))
+
+    async def _ended(self, text: str, owner: str) -> SessionRecord | None:
+        """The record of a session of the caller's own that has ended, while it is kept."""
+        session_id = parse_session_id(text)
+        if session_id is None:
+            return None
+        try:
+            record = await self._house.journal.within_time(self._house.store.session(session_id))
+        except StoreError:
+            return None
+        return record if record is not None and record.owner == owner and record.ended else None
+
+    def _may(self, owner: str) -> bool:
+        """Whether the caller may have another one; counted if so."""
+        now = self._monotonic()
+        tried = [then for then in self._tried.pop(owner, ()) if now - then < REISSUE_SECONDS]
+        may = len(tried) < REISSUES
+        self._tried[owner] = [*tried, now] if may else tried
+        if len(self._tried) > _MOST_CALLERS:
+            del self._tried[next(iter(self._tried))]
+        if not may:
+            self._house.counters.recoveries_refused += 1
+            note(logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one")
+        return may
+
+    async def _full(self, owner: str) -> bool:
+        try:
+            return await self._sessions.full() or await self._sessions.full_for(owner)
+        except StoreError:
+            return True
+
+    async def _reissue(self, headers: Headers, owner: str, record: SessionRecord | None, scope: Scope) -> Session:
+        counters = self._house.counters
+        counters.recoveries_tried += 1
+        session: Session | None = None
+        try:
+            async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                session = await self._open(owner, _params(headers, record), HttpRequest(scope))
+        except (StoreError, SessionEnded, TimeoutError) as failure:
+            note(logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}")
+        if session is None:
+            counters.recoveries_failed += 1
+            raise Refused(Refusal.REISSUE_FAILED)
+        counters.recoveries_succeeded += 1
+        note(logging.INFO, "session.reissued", "a lost session was replaced by a new one", session=session.name)
+        return session
+
+    async def _open(self, owner: str, params: dict[str, Any], http: HttpRequest) -> Session | None:
+        raw = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+        request = Request(id=0, method="initialize", params=params, raw=raw)
+        session, call = await self._sessions.open(owner, request, json.dumps(raw).encode())
+        try:
+            with call.stream.kept_whole():
+                session.exchange.start(call, http)
+                await call.stream.wait_over()
+        finally:
+            if session.state is not SessionState.ACTIVE:
+                await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
+        if session.state is not SessionState.ACTIVE:
+            return None
+        session.exchange.notify(Notification(method="notifications/initialized", params=None, raw={}), http)
+        return session
+
+
+def _params(headers: Headers, record: SessionRecord | None) -> dict[str, Any]:
+    """What the client said in its handshake, as far as it is known: at least its version."""
+    if record is not None:
+        params: dict[str, Any] = json.loads(record.client_params)
+        return params
+    version = headers.get(b"mcp-protocol-version", b"").decode("latin-1")
+    client = {"name": "unknown", "version": "unknown"}
+    return {"protocolVersion": version or _OLDEST, "capabilities": {}, "clientInfo": client}
+
+
+def _recovery(action: str, why: str | None) -> dict[str, object]:
+    """What a client does about it; why it is so is for its owner alone."""
+    details = {
+        "initialize": "Send initialize without Mcp-Session-Id, then go on.",
+        "continue": "Go on with the session in Mcp-Session-Id: its handshake is done.",
+    }
+    recovery = {"action": action, "detail": details[action]}
+    return {"recovery": recovery} if why is None else {"recovery": recovery, "reason": why}

@@ -1,0 +1,126 @@
+"""A session that is gone: 404 everywhere, what to do about it, and a new one where that is wanted (H2, H3, H6)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from mcp.server.lowlevel.server import Server
+
+from perdure.http.recovery import REISSUES
+from tests.support.site import serve, until
+from tests.support.wire import Peer, text_of
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN = "x" * 43
+
+
+async def ask_all(peer: Peer) -> list[Any]:
+    post = await peer.send(peer.request("ping"))
+    return [post, await peer.try_get(), await peer.delete()]
+
+
+async def test_every_method_answers_404_with_what_to_do(shop: Workshop) -> None:
+    """H2: never 400 or 500."""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        peer.session = UNKNOWN
+        for response in await ask_all(peer):
+            assert response.status_code == 404
+            assert response.json()["error"]["code"] == -31003
+            assert response.json()["error"]["data"]["recovery"]["action"] == "initialize"
+            assert "mcp-session-id" not in response.headers
+
+
+async def test_only_its_owner_learns_why(shop: Workshop) -> None:
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        await peer.delete()
+        for response in await ask_all(peer):
+            assert (response.status_code, response.json()["error"]["data"]["reason"]) == (404, "client deleted")
+
+
+async def test_a_reissued_session_can_be_used_at_once(shop: Workshop) -> None:
+    """H3: the new session's runtime is started before the 404 with its id leaves."""
+    async with serve(shop.server, recover="reissue") as site:
+        peer = Peer(site)
+        peer.session = UNKNOWN
+        response = await peer.send(peer.request("ping"))
+        assert response.status_code == 404
+        assert response.json()["error"]["data"]["recovery"]["action"] == "continue"
+        peer.session = response.headers["mcp-session-id"]
+        assert await peer.result("count", n=2) == "counted to 2"
+        assert (site.app.counters.recoveries_tried, site.app.counters.recoveries_succeeded) == (1, 1)
+
+
+async def test_the_handshake_comes_from_the_owners_expired_record(shop: Workshop) -> None:
+    async with serve(shop.server, recover="reissue", session_grace=0.2, replay_window=0.4) as site:
+        peer = await site.join()
+        await until(lambda: site.app.session_info(peer.session) is None)
+        await asyncio.sleep(0.4)  # the window is a time
+        response = await peer.send(peer.request("ping"))
+        assert (response.status_code, response.json()["error"]["data"]["reason"]) == (404, "replay window passed")
+        peer.session = response.headers["mcp-session-id"]
+        wire = await peer.call("ask", question="?")  # needs the capability of the first handshake
+        await peer.answer(await wire.message(), {"action": "accept", "content": {"answer": "yes"}})
+        assert text_of((await wire.rest())[-1]) == "yes"
+
+
+async def test_a_session_that_its_own_client_deleted_is_not_replaced(shop: Workshop) -> None:
+    async with serve(shop.server, recover="reissue") as site:
+        peer = await site.join()
+        await peer.delete()
+        response = await peer.send(peer.request("ping"))
+        assert response.json()["error"]["data"]["recovery"]["action"] == "initialize"
+        assert site.app.session_ids() == []
+
+
+async def test_deleting_an_unknown_session_makes_none(shop: Workshop) -> None:
+    async with serve(shop.server, recover="reissue") as site:
+        peer = Peer(site)
+        peer.session = UNKNOWN
+        assert (await peer.delete()).headers.get("mcp-session-id") is None
+        assert site.app.session_ids() == []
+
+
+async def test_nobody_shares_a_reissued_session(shop: Workshop) -> None:
+    """Whoever knows a lost id gets a session of its own, not that of another who knows it."""
+    async with serve(shop.server, recover="reissue") as site:
+        peer = Peer(site)
+        peer.session = UNKNOWN
+        answers = await asyncio.gather(*(peer.send(peer.request("ping")) for _ in range(5)))
+        assert len({answer.headers["mcp-session-id"] for answer in answers}) == 5
+
+
+async def test_a_loop_is_limited(shop: Workshop) -> None:
+    """H6: both sides of the limit; callers without a name together."""
+    async with serve(shop.server, recover="reissue") as site:
+        peer = Peer(site)
+        peer.session = UNKNOWN
+        actions = []
+        for _ in range(REISSUES + 2):
+            response = await peer.send(peer.request("ping"))
+            actions.append(response.json()["error"]["data"]["recovery"]["action"])
+        assert actions == ["continue"] * REISSUES + ["initialize"] * 2
+        assert len(site.app.session_ids()) == REISSUES
+        assert site.app.counters.recoveries_refused == 2
+
+
+async def test_a_start_that_fails_is_told_and_leaves_nothing() -> None:
+    """H3: 500 with a JSON-RPC error, and the half-made session is gone."""
+    server: Server[Any] = Server("broken")
+
+    async def refuse(ctx: Any, call_next: Any) -> Any:
+        raise RuntimeError("no")
+
+    server.middleware.append(refuse)
+    async with serve(server, recover="reissue", complaint="no") as site:
+        peer = Peer(site)
+        peer.session = UNKNOWN
+        response = await peer.send(peer.request("ping"))
+        assert (response.status_code, response.json()["error"]["code"]) == (500, -31008)
+        assert site.app.session_ids() == []
+        assert site.app.counters.recoveries_failed == 1

@@ -1,0 +1,78 @@
+"""Tools that take their time, or do not stop at all; and which process answers. For tests of ending processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import anyio
+from mcp.server.mcpserver import Context, MCPServer
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+# A folder for the test to act on processes that it did not start itself.
+_folder = Path(os.environ.get("STUBBORN_FOLDER", "."))
+if (_folder / "dies").exists():
+    os.kill(os.getpid(), signal.SIGKILL)
+if (_folder / "broken").exists():
+    raise RuntimeError("broken on purpose")
+
+server = MCPServer("stubborn", version="1", log_level="WARNING")
+
+
+class Answer(BaseModel):
+    """What `ask` asks for."""
+
+    answer: str
+
+
+@server.tool()
+async def until_there(name: str, ctx: Context) -> str:
+    """Wait until a file is there; tells when the wait has begun."""
+    await ctx.report_progress(0)
+    while not (_folder / name).exists():  # noqa: ASYNC110 - what is waited for is made by another process
+        await anyio.sleep(0.01)
+    return f"{name} is there"
+
+
+@server.tool()
+async def ask(ctx: Context) -> str:
+    """Wait for the answer of the client's user."""
+    result = await ctx.elicit("Well?", Answer)
+    return result.data.answer if result.action == "accept" else result.action
+
+
+@server.tool()
+async def block(ctx: Context) -> str:
+    """Block the event loop."""
+    await ctx.report_progress(0)
+    time.sleep(3600)  # noqa: ASYNC251
+    return "never"
+
+
+@server.tool()
+async def thread(ctx: Context) -> str:
+    """Hold a thread that cannot be stopped."""
+    await ctx.report_progress(0)
+    await anyio.to_thread.run_sync(time.sleep, 3600)
+    return "never"
+
+
+@server.tool()
+async def die() -> str:
+    """Kill the process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+@server.custom_route("/pid", methods=["GET"])  # type: ignore[untyped-decorator]
+async def pid(_: Request) -> Response:
+    return PlainTextResponse(str(os.getpid()))
+
+
+@server.custom_route("/environment", methods=["GET"])  # type: ignore[untyped-decorator]
+async def environment(_: Request) -> Response:
+    return PlainTextResponse("\n".join(os.environ))

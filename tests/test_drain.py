@@ -1,0 +1,220 @@
+"""Stopping gently: what runs may finish, what is new goes elsewhere, what does not stop is left behind.
+
+Each test sends real signals to a real process that serves `tests.support.stubborn`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.raw import VERSION, Answer, Exchange, Peer, SessionPeer, message
+from tests.support.serving import Served, serving
+
+pytestmark = pytest.mark.anyio
+
+STUBBORN = "tests.support.stubborn:server"
+CUT = "perdure: ended without waiting for what does not stop"
+#: What a second signal may take, on a machine that does other things as well; the process itself allows 1.9 seconds.
+PROMPT_SECONDS = 5
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STUBBORN_FOLDER", str(tmp_path))
+    return tmp_path
+
+
+@asynccontextmanager
+async def started(*options: str) -> AsyncIterator[tuple[Served, Peer]]:
+    async with serving(STUBBORN, "--store", "memory:", *options) as served:
+        yield served, Peer(port=served.port)
+
+
+async def drain(served: Served, peer: Peer, how: signal.Signals = signal.SIGTERM) -> None:
+    """Send the first signal, and wait until it is heard."""
+    served.send(how)
+    while (answer := await peer.ask("GET", path="/healthz")).status == 200:
+        pass
+    assert (answer.status, answer.json) == (503, {"status": "stopping"})
+
+
+async def running(session: SessionPeer, tool: str, **arguments: Any) -> Exchange:
+    """A call whose tool has begun."""
+    call = await session.begin_call(tool, **arguments)
+    await call.until_messages(1)
+    return call
+
+
+def result_of(answer: Answer) -> str:
+    text: str = answer.messages[-1]["result"]["content"][0]["text"]
+    return text
+
+
+async def test_a_running_call_finishes_and_its_reader_gets_the_answer(folder: Path) -> None:
+    async with (
+        started() as (served, peer),
+        await running(await peer.session(), "until_there", name="bread") as call,
+    ):
+        await drain(served, peer)
+        (folder / "bread").touch()
+        assert result_of(await call.answer()) == "bread is there"
+        assert await served.wait() == 0
+
+
+async def test_new_sessions_and_calls_are_refused_while_it_drains(folder: Path) -> None:
+    async with started() as (served, peer):
+        session = await peer.session()
+        async with await running(session, "until_there", name="bread"):
+            await drain(served, peer)
+            standalone = await session.ask("GET")
+            for answer in [await peer.initialize(), await session.call("until_there", name="cake"), standalone]:
+                assert (answer.status, answer.header("retry-after")) == (503, "1")
+                assert answer.error["code"] == -31006
+            (folder / "bread").touch()
+            assert await served.wait() == 0
+
+
+async def test_an_idle_reader_is_told_when_to_come_back_and_ended(folder: Path) -> None:
+    async with started("--retry", "1500ms") as (served, peer):
+        session = await peer.session()
+        async with (
+            await running(session, "until_there", name="bread") as call,
+            await session.begin("GET") as idle,
+        ):
+            assert await idle.head() == 200
+            await drain(served, peer)
+            assert (await idle.answer()).body.endswith(b"retry: 1500\n\n")
+            assert not call.parser.complete
+            (folder / "bread").touch()
+            assert await served.wait() == 0
+
+
+async def test_a_reader_of_a_running_call_may_come_back_while_it_drains(folder: Path) -> None:
+    async with started() as (served, peer):
+        session = await peer.session()
+        async with await running(session, "until_there", name="bread") as call:
+            await drain(served, peer)
+            call.cut()
+            async with await session.resume(call.position) as again:
+                assert await again.head() == 200
+                (folder / "bread").touch()
+                assert result_of(await again.answer()) == "bread is there"
+                assert await served.wait() == 0
+
+
+async def test_an_ask_may_be_answered_while_it_drains() -> None:
+    async with started() as (served, peer):
+        session = await opened(peer, {"elicitation": {}})
+        async with await session.begin_call("ask") as call:
+            [ask] = await call.until_messages(1)
+            await drain(served, peer)
+            result = {"action": "accept", "content": {"answer": "Yes."}}
+            answer = json.dumps({"jsonrpc": "2.0", "id": ask["id"], "result": result}).encode()
+            assert (await session.ask("POST", answer)).status == 202
+            assert result_of(await call.answer()) == "Yes."
+            assert await served.wait() == 0
+
+
+async def test_a_call_may_be_cancelled_while_it_drains() -> None:
+    async with started() as (served, peer):
+        session = await peer.session()
+        async with await running(session, "until_there", id=7, name="bread") as call:
+            await drain(served, peer)
+            cancelled = message("notifications/cancelled", {"requestId": 7})
+            assert (await session.ask("POST", cancelled)).status == 202
+            assert (await call.answer()).messages[-1]["error"]["code"] == -32800
+            assert await served.wait() == 0
+
+
+@pytest.mark.parametrize("timeout", ["0", "300ms"])
+async def test_what_still_runs_after_the_drain_time_is_settled(timeout: str) -> None:
+    async with (
+        started("--drain-timeout", timeout) as (served, peer),
+        await running(await peer.session(), "until_there", name="bread") as call,
+    ):
+        served.send(signal.SIGTERM)
+        assert (await call.answer()).messages[-1]["error"]["code"] == -31001
+        assert await served.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [
+        ((signal.SIGTERM, signal.SIGTERM), 0),
+        ((signal.SIGINT, signal.SIGTERM), 0),
+        ((signal.SIGINT, signal.SIGINT), 1),
+    ],
+)
+async def test_a_second_signal_settles_at_once(signals: tuple[signal.Signals, signal.Signals], status: int) -> None:
+    async with (
+        started() as (served, peer),
+        await running(await peer.session(), "until_there", name="bread") as call,
+    ):
+        await drain(served, peer, signals[0])
+        told = time.monotonic()
+        served.send(signals[1])
+        assert (await call.answer()).messages[-1]["error"]["code"] == -31001
+        ended = await served.wait()
+        assert time.monotonic() - told < PROMPT_SECONDS
+    # On a machine that is too busy to end in time it is cut off, and says so.
+    assert ended == status or (ended, served.output[-1]) == (1, CUT)
+
+
+async def test_a_second_signal_ends_a_process_whose_event_loop_is_blocked() -> None:
+    async with (
+        started() as (served, peer),
+        await (await peer.session()).begin_call("block") as call,
+    ):
+        await blocked(peer)
+        served.send(signal.SIGTERM)
+        served.send(signal.SIGINT)
+        told = time.monotonic()
+        assert await served.wait() == 1
+        assert time.monotonic() - told < PROMPT_SECONDS
+        call.cut()
+    assert served.output[-1] == CUT
+
+
+async def test_a_thread_that_does_not_stop_does_not_hold_the_process() -> None:
+    async with (
+        started("--drain-timeout", "0") as (served, peer),
+        await running(await peer.session(), "thread") as call,
+    ):
+        served.send(signal.SIGTERM)
+        assert (await call.answer()).messages[-1]["error"]["code"] == -31001
+        assert await served.wait() == 0
+    assert served.output[-1] == CUT
+
+
+async def opened(peer: Peer, capabilities: dict[str, object]) -> SessionPeer:
+    """A session of a client that has these abilities."""
+    params = {
+        "protocolVersion": VERSION,
+        "capabilities": capabilities,
+        "clientInfo": {"name": "peer", "version": "1"},
+    }
+    answer = await peer.ask("POST", message("initialize", params, id=0))
+    known = answer.header("mcp-session-id")
+    assert known
+    session = SessionPeer(port=peer.port, headers={"mcp-session-id": known, "mcp-protocol-version": VERSION}, id=known)
+    assert (await session.ask("POST", message("notifications/initialized"))).status == 202
+    return session
+
+
+async def blocked(peer: Peer) -> None:
+    """Wait until nothing is answered any more."""
+    while True:
+        try:
+            async with asyncio.timeout(0.5):
+                await peer.health()
+        except TimeoutError:
+            return
