@@ -270,7 +270,8 @@ class Bakery:
     def start(self) -> None:
         """Start it, and take its URL from the line that says it is ready."""
         command = [sys.executable, "-m", "perdure", "serve", f"{BAKERY}:server", "--port", str(self.port)]
-        options = ["--store", self._store, "--retry", RETRY]
+        # It would warn that its predecessor died, in the middle of the scene.
+        options = ["--store", self._store, "--retry", RETRY, "--log-level", "error"]
         self._process = subprocess.Popen(command + options, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()

@@ -31,7 +31,7 @@ CLIENTS = 10
 BETWEEN_KILLS = (0.5, 4.0)
 #: One death in so many is a SIGTERM, which lets calls finish first.
 GENTLE = 4
-OPTIONS = ("--retry", "100ms", "--max-sessions", "100000")
+OPTIONS = ("--retry", "100ms", "--drain-timeout", "3s", "--max-sessions", "100000")
 #: Tools that may be run a second time.
 MAY_RUN_AGAIN = ("count", "put")
 #: After the time is up: until every call has its answer.
@@ -39,7 +39,7 @@ TO_FINISH = 90.0
 
 COUNTED = (
     "sessions", "calls made", "calls accepted", "unheard of", "turned away", "answers", "events", "cuts", "resumes",
-    "asks answered", "cancelled", "unknown outcomes told", "kills", "stops", "runs again",
+    "asks answered", "cancelled", "orphans", "unknown outcomes told", "kills", "stops", "runs again",
 )  # fmt: skip
 FAULTS = ("lost", "twice", "out of order", "without answer", "refused", "ran twice", "file")
 

@@ -6,6 +6,7 @@ run again and arrives whole; what may not is told to have an unknown outcome (pr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -15,10 +16,11 @@ import pytest
 
 from tests.clients.node_clients import HERE, node_client
 from tests.clients.python_clients import python_client
-from tests.clients.stock import USER_SAYS, Call, StockClient
-from tests.support.cluster import Cluster, cluster, refuses
+from tests.clients.stock import PATIENCE, USER_SAYS, Call, StockClient
+from tests.support.cluster import Cluster, cluster
 from tests.support.crashbox import diary, open_gate
 from tests.support.node import node_modules
+from tests.support.raw import Peer
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -173,7 +175,9 @@ async def test_a_restart_by_sigterm_lets_the_running_call_finish_where_it_runs(
     old, new = site.server, await site.start()
     site.proxy.upstreams = (new.port,)
     site.ask_to_stop(old)
-    await until(partial(refuses, old.port))
+    async with asyncio.timeout(PATIENCE):
+        while await Peer(port=old.port).health() != "stopping":
+            pass
     open_gate(f"{gate}.4")
     assert await client.answer(call) == "counted to 8"
     assert call.progress == numbers(8)

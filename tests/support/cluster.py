@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import sqlite3
@@ -73,16 +72,6 @@ class Cluster:
         count = found[0][0]
         assert isinstance(count, int)
         return count
-
-
-async def refuses(port: int) -> bool:
-    """Nobody listens there."""
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionError:
-        return True
-    writer.close()
-    return False
 
 
 @asynccontextmanager

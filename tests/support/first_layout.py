@@ -1,4 +1,4 @@
-"""A file as the first release left it: version 1 of the layout, with a session, a call that is over and one that ran."""
+"""A file as the first release left it (version 1 of the layout), with a call that is over and one that is not."""
 
 from __future__ import annotations
 

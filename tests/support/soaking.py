@@ -128,6 +128,8 @@ class Visit:
         self.announced: set[int] = set()
         self.certain: set[int] = set()
         """Notices of calls that said they sent them."""
+        self.elsewhere_told: set[tuple[int, int]] = set()
+        """Progress, by token and number, that did not come on its call's stream: it is on this one then (R5)."""
 
     def peer(self, port: int) -> SessionPeer:
         return SessionPeer(port=port, headers=self.session.headers, id=self.session.id)
@@ -186,12 +188,19 @@ class Visit:
     async def hear_the_rest(self) -> None:
         """Wait for the notices that were announced for certain."""
         for _ in range(ATTEMPTS):
-            if self.certain <= set(self.standalone.notices):
+            if self.certain <= set(self.standalone.notices) and self.elsewhere_told <= self.orphans():
                 return
             await asyncio.sleep(PAUSE)
 
+    def orphans(self) -> set[tuple[int, int]]:
+        told = [m["params"] for m in self.standalone.messages if m.get("method") == "notifications/progress"]
+        return {(int(params["progressToken"]), int(params["progress"])) for params in told}
+
     def judge_the_standalone_stream(self) -> None:
         heard = self.standalone.notices
+        for token, number in self.elsewhere_told - self.orphans():
+            self.report.fault("lost", f"progress {number} of request {token}, {self.standalone.name}")
+        self.counts["orphans"] += len(self.elsewhere_told)
         for number, times in Counter(heard).items():
             if times > 1 or number not in self.announced:
                 self.report.fault("twice", f"notice {number} of {self.standalone.name}, {times} times")
@@ -332,8 +341,9 @@ class Call:
         elif self.tool == "ask":
             if text != self.key:
                 self.report.fault("out of order", f"{self.key} was answered {text}")
-        elif self.told.progress != list(range(1, self.last + 1)):
-            self.report.fault("lost", f"progress of {self.key}: {self.told.progress} of {self.last}")
+        else:
+            missing = set(range(1, self.last + 1)) - set(self.told.progress)
+            self.visit.elsewhere_told |= {(self.id, number) for number in missing}
 
 
 def judge_order(told: Told, report: Report, *, skipped: int = 0) -> None:
