@@ -38,6 +38,10 @@ from perdure.store.base import (
     StreamRecord,
     Trim,
 )
+from tests.test_cli_process import exchange, hello, open_session, port_of
+from tests.test_cli_process import start as serve
+
+__all__ = ["hello"]
 
 pytestmark = pytest.mark.anyio
 
@@ -312,6 +316,26 @@ async def test_a_session_that_is_opening_is_not_ended(server: Server) -> None:
     sentence = f"session {record.id} is opening; it can be ended once its handshake is done"
     assert await refusal(server.folder, "sessions", "end", record.id) == sentence
     assert await server.store.session(record.id) == record
+
+
+async def test_a_server_lets_go_of_a_session_that_an_operator_ended(hello: Path) -> None:
+    process = serve(hello, "--log-level", "error")
+    try:
+        port = port_of(process)
+        session = open_session(port)
+        header = f"mcp-session-id: {session}\r\nconnection: close\r\n"
+        with exchange(port, "GET", more=header) as stream:
+            assert stream.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+            assert await lines(hello, "sessions", "end", session) == [f"session {session} has ended: operator ended"]
+            while await asyncio.to_thread(stream.recv, 65_536):
+                pass  # The server closes it.
+        with exchange(port, "GET", more=header) as refused:
+            answer = refused.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 404")
+        assert b"operator ended" in answer
+    finally:
+        process.kill()
+        process.communicate()
 
 
 # The store

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -23,7 +24,7 @@ from perdure._core.ids import NodeId
 from perdure.errors import Misuse
 from perdure.families import COUNTED, RECOVERIES, SETTLES, Snapshot
 from perdure.observe import BUCKETS, Counters, Histogram
-from perdure.store import MemoryStore
+from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import NodeRecord
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.site import Site, serve, until
@@ -235,6 +236,28 @@ async def test_a_scrape_shows_the_other_nodes_of_the_store() -> None:
         page = numbers((await scraped(site)).text)
         assert of(page, "perdure_resumes_total", node=OTHER[:8]) == 42
         assert sum(name == "perdure_resumes_total" for name, _ in page) == 2
+
+
+@pytest.mark.anyio
+async def test_whichever_of_two_nodes_is_scraped_it_shows_both(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.db")
+    async with (
+        serve(Workshop().server, store=SqliteStore(path), lease=1.0) as one,
+        serve(Workshop().server, store=SqliteStore(path), lease=1.0) as other,
+    ):
+        peers = [await one.join() for _ in range(3)]
+        page: Numbers = {}
+
+        async def told() -> bool:
+            """The first node has told the store of its sessions, and the second one shows it."""
+            page.update(numbers((await scraped(other)).text))
+            opened = sorted(value for (name, _), value in page.items() if name == "perdure_sessions_opened_total")
+            return opened == [0, len(peers)]
+
+        await until(told)
+        ages = [value for (name, _), value in page.items() if name == "perdure_node_lease_age_seconds"]
+        assert (len(ages), max(ages) < 60) == (2, True)
+        assert of(page, "perdure_store_sessions") == len(peers)
 
 
 @pytest.mark.anyio

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from perdure import spans
+from perdure.store import SqliteStore
 from tests.support.site import Site, serve, until
 from tests.support.tracing import Traced, traced
 from tests.support.wire import Peer
@@ -169,10 +170,22 @@ async def test_a_settled_call_has_a_span(shop: Workshop, trace: Traced, site: Si
     assert told(settle) == {"perdure.session": peer.session[:8], "perdure.outcome": "unknown"}
 
 
-async def test_loading_a_session_has_a_span(trace: Traced, peer: Peer) -> None:
-    """S8."""
-    load = await last(trace, "perdure.load", 1)
-    assert told(load) == {"perdure.session": peer.session[:8]}
+async def test_loading_a_session_has_a_span(trace: Traced, tmp_path: Path) -> None:
+    """S8: another node on the same file loads it."""
+    path = str(tmp_path / "log.db")
+    async with (
+        serve(Workshop().server, store=SqliteStore(path)) as one,
+        serve(Workshop().server, store=SqliteStore(path)) as other,
+    ):
+        peer = await one.join()
+        assert trace.named("perdure.load") == []
+        await peer.through(other).result("count", n=1)
+        [load] = trace.named("perdure.load")
+        assert told(load) == {"perdure.session": peer.session[:8]}
+        post = await last(trace, "perdure.post", 3)
+        assert post.context is not None
+        assert load.parent is not None
+        assert load.parent.span_id == post.context.span_id
 
 
 async def test_json_answers_have_their_session_and_stream(shop: Workshop, trace: Traced) -> None:

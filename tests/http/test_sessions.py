@@ -168,15 +168,15 @@ async def test_an_unused_session_turns_dormant_and_comes_back(shop: Workshop) ->
         done = await peer.call("count", n=2, token=1)
         await done.rest()
 
-        async def state() -> SessionState | None:
+        async def is_in(state: SessionState) -> bool:
             record = await site.store.session(SessionId(peer.session))
-            return record.state if record else None
+            return record is not None and record.state is state
 
-        await until(lambda: site.app.session_info(peer.session) is None)
-        assert await state() is SessionState.DORMANT
+        await until(lambda: is_in(SessionState.DORMANT))
+        assert site.app.session_info(peer.session) is None
         again = await peer.get(done.seen[1].id)
         assert text_of((await again.rest())[-1]) == "counted to 2"
-        assert await state() is SessionState.ACTIVE
+        await until(lambda: is_in(SessionState.ACTIVE))
         assert await peer.result("remember") == "wire speaks 2025-11-25"
 
 

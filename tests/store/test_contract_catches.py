@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.ids import Fence, NodeId, StreamId
-from perdure._core.states import CallState
+from perdure._core.states import CallState, SessionState
 from perdure.store.base import (
     Append,
     DropStream,
@@ -168,11 +168,13 @@ class ForgetsWhoWaits(MemoryStore):
 
 class OpensStreamsOfEndedSessions(MemoryStore):
     def _apply(self, step: Step) -> Refused | None:
-        if isinstance(step, OpenStream) and (record := self._sessions.pop(step.record.session, None)) is not None:
-            refusal = super()._apply(step)
+        record = self._sessions.get(step.record.session) if isinstance(step, OpenStream) else None
+        if record is not None:
+            self._sessions[record.id] = replace(record, state=SessionState.ACTIVE)
+        refusal = super()._apply(step)
+        if record is not None:
             self._sessions[record.id] = record
-            return refusal
-        return super()._apply(step)
+        return refusal
 
 
 class KeepsTheStamp(MemoryStore):

@@ -77,6 +77,7 @@ def test_every_query_fits_the_schema_and_none_of_the_serving_ones_scans_a_table(
         "count_sessions",
         "longest_dormant",
         "all_nodes",
+        "streams_of_node",
         "leave_node",
         "streams_read_from",
         "drop_readers",

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.store.base import DropStream, LeaveReader, OpenAsk, OpenStream, PutReader, PutSession, Received, Trim
+from perdure._core.states import CallState
+from perdure.store.base import (
+    CallEnd,
+    DropStream,
+    LeaveReader,
+    OpenAsk,
+    OpenStream,
+    PutReader,
+    PutSession,
+    Received,
+    Trim,
+)
 from perdure.store.sqlite import SqliteStore
 from perdure.testing._values import (
     NODE,
@@ -114,6 +125,32 @@ async def test_what_another_process_dropped_is_not_written_by_its_old_key(store:
         for table in ("event", "call", "ask", "reader"):
             orphans = f"SELECT count(*) FROM {table} WHERE stream NOT IN (SELECT key FROM stream)"
             assert connection.execute(orphans).fetchone() == (0,), table
+
+
+async def test_a_key_that_comes_back_to_the_same_process_is_not_taken_for_the_old_stream(
+    store: SqliteStore, path: Path
+) -> None:
+    """Both streams would be written under the same fence."""
+    fence = await store.join(NODE)
+    await put(store, OpenStream(record=a_stream(fence)), an_append(fence, some_events(1, 1)))
+    with process(path, "other") as other:
+        other.does("drop", STREAM)
+        await put(store, OpenStream(record=a_stream(fence, "new")), an_append(fence, some_events(1, 1), stream="new"))
+        refusals = await put(store, an_append(fence, some_events(2, 2)))
+        assert [type(refusal).__name__ for refusal in refusals] == ["StaleFence"]
+    assert await numbers(store, "new") == [1]
+
+
+async def test_a_stream_of_which_all_calls_have_ended_is_still_written_by_its_node(store: SqliteStore) -> None:
+    fence = await store.join(NODE)
+    await put(store, OpenStream(record=a_stream(fence), calls=(a_call(1), a_call(2))))
+    for seq in (1, 2):
+        assert [stream.id for stream in await store.written_by(NODE)] == [STREAM]
+        end = CallEnd(incarnation=1, request_id=seq, state=CallState.ANSWERED)
+        await put(store, an_append(fence, some_events(seq, seq, final=True), ends=(end,)))
+    assert [stream.id for stream in await store.written_by(NODE)] == [STREAM]
+    await put(store, an_append(fence, (), seal=True))
+    assert list(await store.written_by(NODE)) == []
 
 
 async def test_mail_of_another_process_stays_until_it_is_received(store: SqliteStore, path: Path) -> None:

@@ -6,14 +6,7 @@ custom routes and OAuth routes that the served server brings along keep working:
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import contextvars
-import itertools
 import json
-import logging
-import secrets
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -21,47 +14,35 @@ from typing import Any
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import TokenVerifier, principal_components
-from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure import metrics, spans
-from perdure._core.ids import NodeId, new_node_id
-from perdure._core.retention import Limits
+from perdure import spans
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.errors import Misuse, StoreError
-from perdure.house import House
+from perdure.errors import Misuse
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.metrics import METRICS, SCRAPE, scrape
 from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
-from perdure.hub import Hub
-from perdure.journal import Journal
-from perdure.letters import Letters
+from perdure.life import Life, living
 from perdure.listener import BREAK_OFF
-from perdure.neighbours import Neighbours
-from perdure.node import Node
-from perdure.observe import Counters, note
+from perdure.observe import Counters
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
-from perdure.sessions import SessionInfo, Sessions
+from perdure.sessions import SessionInfo
 from perdure.settings import Settings
-from perdure.settling import Settler
 from perdure.store import open_store
-from perdure.store.base import Liveness, Store
+from perdure.store.base import Store
 
 HEALTH = "/healthz"
 """Beside the endpoint, for balancers and people."""
 
 BESIDE = {HEALTH: "the health check stands", METRICS: "the metrics stand"}
-
-_DRAIN_LOOK = 0.05
-"""Seconds between two looks whether calls still run, while a stop waits for them."""
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that came in by the entry."""
@@ -82,16 +63,9 @@ class App:
         self._hosted = host(server, path=self.path)
         self._gate = Gate(settings)
         self._shell = Starlette(lifespan=self.lifespan)
+        self._life: Life | None = None
         self._endpoint: Endpoint | None = None
-        self._sessions: Sessions | None = None
-        self._journal: Journal | None = None
-        self._hub: Hub | None = None
-        self._house: House | None = None
-        self._liveness: Liveness | None = None
         self._sessionless: StreamableHTTPSessionManager | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._settler: Settler | None = None
-        self._neighbours: Neighbours | None = None
         self._stopping = False
         self._draining = False
         self._entry = self._make_entry(auth)
@@ -125,110 +99,50 @@ class App:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
             server, state = await stack.enter_async_context(self._hosted.start())
-            house, neighbours, liveness = await self._furnish(server, state)
-            stack.push_async_callback(self._leave, house.node)
-            stack.push_async_callback(house.journal.aclose)
-            sessions = Sessions(house)
-            stack.push_async_callback(sessions.aclose)
-            settler = Settler(house, sessions, monotonic=time.monotonic)
-            stack.push_async_callback(neighbours.aclose)
-            stack.callback(neighbours.begin(Letters(house, sessions, settler, neighbours)))
-            as_json, max_body = self._settings.json_response, self._settings.max_body
-            self._sessionless = sessionless(server, state, json_response=as_json, max_body=max_body)
+            settings = self._settings
+            life = await stack.enter_async_context(
+                living(
+                    server,
+                    state,
+                    store=self._store,
+                    settings=settings,
+                    counters=self.counters,
+                    lapsed=self._stop,
+                )
+            )
+            self._sessionless = sessionless(
+                server, state, json_response=settings.json_response, max_body=settings.max_body
+            )
             await stack.enter_async_context(self._sessionless.run())
             if self._hosted.web is not None:
                 own = endpoint_of(self._hosted.web)
                 # FastMCP looks at its own manager once more when it stops.
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _Stand(self._serve)
-            self._endpoint = Endpoint(house, sessions, settler)
-            self._sessions, self._journal, self._hub, self._settler = sessions, house.journal, house.hub, settler
-            self._neighbours = neighbours
-            self._house, self._liveness = house, liveness
-            self._loop = asyncio.get_running_loop()
-            node = Node(
-                liveness=liveness,
-                neighbours=neighbours,
-                settler=settler,
-                lease=self._settings.lease,
-                facts=lambda: metrics.facts(sessions.numbers()),
-                lapsed=self._stop,
-                monotonic=time.monotonic,
-            )
-            chores = [
-                asyncio.create_task(chore()) for chore in (house.hub.watch, sessions.tend, sessions.sweep, node.run)
-            ]
-            stack.push_async_callback(_cancel, chores)
+            self._life, self._endpoint = life, Endpoint(life.house, life.sessions, life.settler)
             try:
                 yield
             finally:
                 self._stop()
 
-    async def _leave(self, node: NodeId) -> None:
-        try:
-            async with asyncio.timeout(self._settings.store_timeout):
-                await self._store.leave(node)
-        except (StoreError, TimeoutError) as failure:
-            note(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
-
-    async def _furnish(self, server: Server[Any], state: object) -> tuple[House, Neighbours, Liveness]:
-        """Everything that the sessions share, for one life of the process."""
-        settings, counters, random, store = self._settings, self.counters, secrets.token_bytes, self._store
-        node = new_node_id(random)
-        fence = await store.join(node)
-        liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
-        journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
-        hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
-        lag = settings.max_stream_events
-        neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
-        house = House(
-            server=server,
-            lifespan_state=state,
-            store=store,
-            journal=journal,
-            hub=hub,
-            settings=settings,
-            counters=counters,
-            node=node,
-            fence=fence,
-            neighbours=neighbours,
-            clock=time.time,
-            random=random,
-            ask_ids=itertools.count(1),
-            context=contextvars.copy_context(),
-            limits=Limits(
-                streams=settings.max_streams,
-                session_events=settings.max_session_events,
-                answers=settings.max_answers,
-            ),
-        )
-        return house, neighbours, liveness
-
     async def drain(self) -> None:
         """Take no new work, send idle clients elsewhere, and wait for running calls, for `drain_timeout` at most."""
         self._draining = True
-        if self._endpoint is None or self._sessions is None or self._hub is None or self._settler is None:
-            return
-        self._endpoint.drain()
-        self._hub.end_idle()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_timeout):
-                await self._settler.learn_tools()
-                while self._sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
-                    await asyncio.sleep(_DRAIN_LOOK)
+        if self._endpoint is not None and self._life is not None:
+            self._endpoint.drain()
+            await self._life.drain()
 
     def begin_stop(self) -> None:
         """The process stops now: refuse what is new, end what runs. May be called from a signal handler."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop)
+        if self._life is not None:
+            self._life.loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         if self._stopping:
             return
         self._stopping = True
-        if self._settler is not None and self._hub is not None:
-            self._settler.hand_over("the server is stopping")
-            self._hub.end_all()
+        if self._life is not None:
+            self._life.stop()
 
     # Requests
 
@@ -253,8 +167,7 @@ class App:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
         if SCRAPE in scope:
-            ages = {} if self._liveness is None else self._liveness.ages()
-            answer = await scrape(scope["method"], self._house, self._sessions, ages=ages)
+            answer = await scrape(scope["method"], self._life)
             return await answer.send(receive, send)
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
@@ -312,7 +225,7 @@ class App:
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
-        journal = self._journal
+        journal = None if self._life is None else self._life.house.journal
         stopping = self._stopping or self._draining
         if stopping or journal is None:
             status, word = 503, "stopping" if stopping else "starting"
@@ -325,15 +238,16 @@ class App:
     # What can be asked
 
     def session_info(self, session_id: str) -> SessionInfo | None:
-        """What there is to know of a session of this process (S6)."""
-        return None if self._sessions is None else self._sessions.info(session_id)
+        """What there is to know of a session that this process holds (S6)."""
+        return None if self._life is None else self._life.sessions.info(session_id)
+
+    def session_ids(self) -> list[str]:
+        """The sessions that this process holds; others may rest in the store."""
+        return [] if self._life is None else list(self._life.sessions.ids())
 
     def other_nodes(self) -> list[str]:
         """The nodes that share the store with this one, as far as it knows."""
-        return [] if self._neighbours is None else list(self._neighbours.others)
-
-    def session_ids(self) -> list[str]:
-        return [] if self._sessions is None else list(self._sessions.ids())
+        return [] if self._life is None else list(self._life.house.neighbours.others)
 
 
 class _Stand:
@@ -382,9 +296,3 @@ def _headers(scope: Scope) -> dict[bytes, bytes]:
     if len(accept) > 1:
         headers[b"accept"] = b", ".join(accept)
     return headers
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from perdure import metrics
-from perdure._core.ids import NodeId
 from perdure._core.states import LogState
 from perdure.errors import StoreError
-from perdure.house import House
 from perdure.http.answers import Answer
-from perdure.sessions import Sessions
+from perdure.life import Life
 from perdure.store.base import NodeRecord
 
 METRICS = "/metrics"
@@ -19,22 +15,20 @@ SCRAPE = "perdure.scrape"
 """In the scope of a request for the metrics that came in by the endpoint's door."""
 
 
-async def scrape(
-    method: str, house: House | None, sessions: Sessions | None, *, ages: Mapping[NodeId, float]
-) -> Answer:
+async def scrape(method: str, life: Life | None) -> Answer:
     """This node's numbers in any case; the others', and how many sessions are stored, while the store answers."""
     if method not in ("GET", "HEAD"):
         return Answer(status=405, headers=((b"allow", b"GET, HEAD"),))
-    if house is None or sessions is None:
+    if life is None:
         return Answer(status=503, body=b'{"status":"starting"}')
     others: tuple[NodeRecord, ...] = ()
     stored: int | None = None
-    journal, store = house.journal, house.store
+    journal, store = life.house.journal, life.house.store
     if journal.state is LogState.HEALTHY:
         try:
             others = tuple(await journal.within_time(store.nodes()))
             stored = await journal.within_time(store.count_sessions())
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
-    text = metrics.render(sessions.numbers(), others, ages, stored=stored)
+    text = metrics.render(life.sessions.numbers(), others, life.liveness.ages(), stored=stored)
     return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

@@ -22,7 +22,7 @@ STEP = 4 << 20
 MAX_LOG = 64 << 20
 """Bytes in the log before its start is reused by force: rare enough to stay out of the 99th percentile."""
 
-COMMIT = 8 << 10
+COMMIT = 4 << 10
 """What a commit adds to the log beside its own bytes: it writes whole pages, two at least."""
 
 _log = logging.getLogger(__name__)

@@ -22,6 +22,10 @@ APPLICATION_ID = 0x50455244
 OLDEST_SQLITE = (3, 24, 0)
 """The first release with `ON CONFLICT … DO`."""
 
+PAGE = 2_048
+"""Bytes in a page of a new file. Most commits change a few rows in several places, and each place costs a page: half of
+SQLite's default makes them a tenth cheaper (19.6 instead of 21.5 µs for an event), very large events a tenth dearer."""
+
 RETRY = 0.0007
 """Seconds between two tries to become the writer. SQLite's own handler waits up to 100 ms: too long here."""
 
@@ -121,6 +125,7 @@ def _make_file(path: str) -> None:
 
 def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
     _refuse_foreign(connection, path)
+    connection.execute(f"PRAGMA page_size = {PAGE}")  # no effect on a file that has pages
     _use_wal(connection, path)
     if _value(connection, "user_version") < _sql.schema_version():
         connection.execute("BEGIN IMMEDIATE")

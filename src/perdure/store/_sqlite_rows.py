@@ -85,7 +85,7 @@ def sticky_requests(text: str) -> tuple[bytes, ...]:
     return tuple(request.encode("latin-1") for request in json.loads(text))
 
 
-def stream_row(record: StreamRecord) -> Row:
+def stream_row(record: StreamRecord, *, listed: bool) -> Row:
     """With the session once more, at the end: it is looked up, too."""
     return (
         record.id,
@@ -98,6 +98,7 @@ def stream_row(record: StreamRecord) -> Row:
         record.generation,
         record.last,
         record.sealed,
+        listed,
         record.session,
     )
 

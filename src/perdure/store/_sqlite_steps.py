@@ -1,7 +1,8 @@
 """Steps, applied to the writing connection within a transaction that the caller holds.
 
-The key of a stream is remembered although another process may drop the stream: keys are never used again, so what is
-written under such a key finds no row.
+The key of a stream is remembered although another process may drop the stream, and SQLite may then give the key to
+another one. So a remembered key serves only steps that show a fence: no stream of another process has a fence of ours.
+And if the key comes back to this process it is not higher than one that was seen before, which ends all remembering.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from perdure._core import sticky
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.states import CallState
 from perdure.errors import IdTaken, NodeGone, SessionEnded, StaleFence
 from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
@@ -50,6 +52,8 @@ _END_CALL = _SQL["end_call"]
 _OPEN_STREAM = _SQL["open_stream"]
 _OPEN_CALL = _SQL["open_call"]
 
+_OPEN = (CallState.RUNNING, CallState.WAITING)
+
 MAX_KEYS = 20_000
 """Streams whose keys are remembered: about 3 MiB, and more than are written at a time."""
 
@@ -60,6 +64,7 @@ class Steps:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._cursor = connection.cursor()
         self._keys: OrderedDict[StreamId, int] = OrderedDict()
+        self._newest = 0
         self._apply: dict[type[Any], Callable[[Any], Refused | None]] = {
             Append: self._append,
             OpenStream: self._open_stream,
@@ -108,11 +113,15 @@ class Steps:
 
     def _open_stream(self, step: OpenStream) -> IdTaken | SessionEnded | None:
         cursor, record = self._cursor, step.record
-        cursor.execute(_OPEN_STREAM, rows.stream_row(record))
+        listed = not any(call.state in _OPEN for call in step.calls)
+        cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed))
         if cursor.rowcount != 1:
             there = self._look_up(record.id) is not None
             return None if there else SessionEnded(f"session {record.session} has ended")
         key = cursor.lastrowid or 0
+        if key <= self._newest:
+            self.forget()
+        self._newest = key
         for place, call in enumerate(step.calls):
             cursor.execute(_OPEN_CALL, rows.call_row(key, place, call))
             if cursor.rowcount != 1:
@@ -132,6 +141,8 @@ class Steps:
         for end in step.ends:
             request_id = rows.request_id_text(end.request_id)
             self._cursor.execute(_END_CALL, (end.state.value, key, end.incarnation, request_id))
+        if step.ends and not step.seal:
+            self._cursor.execute(_SQL["list_stream"], {"stream": key})
         return None
 
     def _append_next(self, key: int, step: Append) -> bool:
@@ -197,8 +208,7 @@ class Steps:
         return None if node or isinstance(step, Release) else _stale(step, "was let go of")
 
     def _trim(self, step: Trim) -> None:
-        if (key := self._key(step.stream)) is not None:
-            self._cursor.execute(_SQL["trim"], (key, step.through))
+        self._cursor.execute(_SQL["trim"], (step.stream, step.through))
 
     def _drop_stream(self, step: DropStream) -> None:
         self._keys.pop(step.stream, None)
@@ -233,8 +243,7 @@ class Steps:
         self._cursor.execute(_SQL["put_reader"], rows.reader_row(step.record))
 
     def _leave_reader(self, step: LeaveReader) -> None:
-        if (key := self._key(step.stream)) is not None:
-            self._cursor.execute(_SQL["leave_reader"], (key, step.reader))
+        self._cursor.execute(_SQL["leave_reader"], (step.stream, step.reader))
 
     # Mail
 
@@ -273,7 +282,7 @@ class Steps:
 
     def _forgets(self, step: Trim | DropStream) -> int:
         """How many events a step forgets, at most."""
-        key = self._key(step.stream)
+        key = self._look_up(step.stream)
         oldest = None if key is None else self._cursor.execute(_SQL["oldest_event"], (key,)).fetchone()
         if oldest is None:
             return 0

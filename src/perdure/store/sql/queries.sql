@@ -29,8 +29,8 @@ UPDATE session SET state = 'ended', active = ?, ended = ? WHERE id = ? AND state
 DELETE FROM stream WHERE session = ?;
 
 -- open_stream: a new stream of a session that has not ended; nothing if it is there already
-INSERT INTO stream (id, record, session, kind, node, fence, opened, generation, last, sealed)
-SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+INSERT INTO stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
+SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended')
 ON CONFLICT (id) DO NOTHING;
 
@@ -73,7 +73,7 @@ WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running',
 UPDATE stream SET node = '' WHERE key = ?;
 
 -- trim: forget events up to a number, final answers excepted
-DELETE FROM event WHERE stream = ? AND seq <= ? AND final = 0;
+DELETE FROM event WHERE stream = (SELECT key FROM stream WHERE id = ?) AND seq <= ? AND final = 0;
 
 -- oldest_event: where a stream's retained events begin
 SELECT seq FROM event WHERE stream = ? ORDER BY seq LIMIT 1;
@@ -93,7 +93,7 @@ DELETE FROM ask WHERE session = ? AND id = ?;
 INSERT OR REPLACE INTO reader (stream, record, reader, node, seq) SELECT key, ?, ?, ?, ? FROM stream WHERE id = ?;
 
 -- leave_reader: a reader left, unless another one has taken its place
-DELETE FROM reader WHERE stream = ? AND reader = ?;
+DELETE FROM reader WHERE stream = (SELECT key FROM stream WHERE id = ?) AND reader = ?;
 
 -- read_events: the retained events of a stream after a sequence number
 SELECT e.seq, e.time, e.payload, e.final
@@ -108,9 +108,17 @@ SELECT record, id, session, kind, node, fence, opened, generation, last, sealed 
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
 FROM stream WHERE session = ? ORDER BY key;
 
--- streams_of_node: the streams that a node writes, the oldest first
+-- streams_of_node: the streams that a node writes, the oldest first: what is listed, and what has open calls
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
-FROM stream WHERE node = ? AND sealed = 0 ORDER BY key;
+FROM stream WHERE sealed = 0 AND key IN (
+    SELECT key FROM stream WHERE node = :node AND listed = 1
+    UNION SELECT s.key FROM call AS c INDEXED BY call_open JOIN stream AS s ON s.key = c.stream
+    WHERE c.state IN ('running', 'waiting') AND s.node = :node)
+ORDER BY key;
+
+-- list_stream: a stream of which all calls have ended, although it has not
+UPDATE stream SET listed = 1 WHERE key = :stream AND NOT EXISTS (
+    SELECT 1 FROM call WHERE stream = :stream AND state IN ('running', 'waiting'));
 
 -- kept_of_session: what is retained of a session's sealed streams, the oldest first
 SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END)
@@ -210,7 +218,10 @@ DELETE FROM node WHERE id = ?;
 -- leave_node: a node that leaves nothing behind needs no burial
 DELETE FROM node
 WHERE id = :node
-  AND NOT EXISTS (SELECT 1 FROM stream WHERE node = :node AND sealed = 0)
+  AND NOT EXISTS (SELECT 1 FROM stream WHERE node = :node AND listed = 1 AND sealed = 0)
+  AND NOT EXISTS (
+    SELECT 1 FROM call AS c INDEXED BY call_open JOIN stream AS s ON s.key = c.stream
+    WHERE c.state IN ('running', 'waiting') AND s.node = :node AND s.sealed = 0)
   AND NOT EXISTS (SELECT 1 FROM mail WHERE node = :node)
   AND NOT EXISTS (SELECT 1 FROM reader WHERE node = :node);
 

@@ -2,8 +2,7 @@
 --
 -- Streams have small integer keys, because every event carries one. A stream takes everything in it along when it
 -- goes: the trigger at the end does that, so that no event, call, ask or reader is ever left without its stream.
--- The columns named "record" hold the version of the record's layout. Keys of streams and of mail are never used again
--- (AUTOINCREMENT): processes remember them while others forget what they stood for.
+-- The columns named "record" hold the version of the record's layout.
 
 CREATE TABLE session (
     id            TEXT PRIMARY KEY NOT NULL,
@@ -27,7 +26,7 @@ CREATE INDEX session_of_owner ON session (owner) WHERE state <> 'ended';
 CREATE INDEX session_dormant ON session (active) WHERE state = 'dormant';
 
 CREATE TABLE stream (
-    key        INTEGER PRIMARY KEY AUTOINCREMENT,
+    key        INTEGER PRIMARY KEY,
     id         TEXT NOT NULL UNIQUE,
     record     INTEGER NOT NULL,
     session    TEXT NOT NULL,
@@ -37,12 +36,15 @@ CREATE TABLE stream (
     opened     REAL NOT NULL,
     generation INTEGER NOT NULL CHECK (generation >= 1),
     last       INTEGER NOT NULL CHECK (last >= 0),
-    sealed     INTEGER NOT NULL CHECK (sealed IN (0, 1))
+    sealed     INTEGER NOT NULL CHECK (sealed IN (0, 1)),
+    listed     INTEGER NOT NULL CHECK (listed IN (0, 1))
 );
 
 CREATE INDEX stream_of_session ON stream (session);
 
-CREATE INDEX stream_of_node ON stream (node) WHERE sealed = 0;
+-- What a node writes is found by its calls that have not ended ("call_open"); only a stream without such calls is listed
+-- here. An index of all would have each call write a page more when it begins, and one when it ends.
+CREATE INDEX stream_of_node ON stream (node) WHERE listed = 1;
 
 CREATE TABLE event (
     stream  INTEGER NOT NULL,
@@ -112,6 +114,7 @@ CREATE TABLE node (
     facts  BLOB NOT NULL
 );
 
+-- Keys are never used again: a node may say twice how far it has got.
 CREATE TABLE mail (
     key     INTEGER PRIMARY KEY AUTOINCREMENT,
     node    TEXT NOT NULL,

@@ -39,7 +39,7 @@ DROP TABLE session_1;
 ALTER TABLE stream RENAME TO stream_1;
 
 CREATE TABLE stream (
-    key        INTEGER PRIMARY KEY AUTOINCREMENT,
+    key        INTEGER PRIMARY KEY,
     id         TEXT NOT NULL UNIQUE,
     record     INTEGER NOT NULL,
     session    TEXT NOT NULL,
@@ -49,20 +49,22 @@ CREATE TABLE stream (
     opened     REAL NOT NULL,
     generation INTEGER NOT NULL CHECK (generation >= 1),
     last       INTEGER NOT NULL CHECK (last >= 0),
-    sealed     INTEGER NOT NULL CHECK (sealed IN (0, 1))
+    sealed     INTEGER NOT NULL CHECK (sealed IN (0, 1)),
+    listed     INTEGER NOT NULL CHECK (listed IN (0, 1))
 );
 
-INSERT INTO stream (key, id, record, session, kind, node, fence, opened, generation, last, sealed)
+INSERT INTO stream (key, id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
 SELECT s.key, s.id, 2, s.session, s.kind,
        coalesce((SELECT c.node FROM call AS c WHERE c.stream = s.key LIMIT 1), ''),
-       s.fence, s.opened, s.generation, s.last, s.sealed
+       s.fence, s.opened, s.generation, s.last, s.sealed,
+       s.sealed = 0 AND NOT EXISTS (SELECT 1 FROM call AS c WHERE c.stream = s.key AND c.state = 'running')
 FROM stream_1 AS s ORDER BY s.key;
 
 DROP TABLE stream_1;
 
 CREATE INDEX stream_of_session ON stream (session);
 
-CREATE INDEX stream_of_node ON stream (node) WHERE sealed = 0;
+CREATE INDEX stream_of_node ON stream (node) WHERE listed = 1;
 
 ALTER TABLE call RENAME TO call_1;
 

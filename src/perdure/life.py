@@ -1,0 +1,153 @@
+"""One life of the serving process: its parts put together, its chores, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mcp.server.lowlevel.server import Server
+
+from perdure import metrics
+from perdure._core.ids import NodeId, new_node_id
+from perdure._core.retention import Limits
+from perdure.errors import StoreError
+from perdure.house import House
+from perdure.hub import Hub
+from perdure.journal import Journal
+from perdure.letters import Letters
+from perdure.neighbours import Neighbours
+from perdure.node import Node
+from perdure.observe import Counters, note
+from perdure.sessions import Sessions
+from perdure.settings import Settings
+from perdure.settling import Settler
+from perdure.store.base import Liveness, Store
+
+_DRAIN_LOOK = 0.05
+"""Seconds between two looks whether calls still run, while a stop waits for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """The parts of a process that serves."""
+
+    house: House
+    sessions: Sessions
+    settler: Settler
+    liveness: Liveness
+    loop: asyncio.AbstractEventLoop
+
+    async def drain(self) -> None:
+        """Send idle clients elsewhere and wait for running calls, for `drain_timeout` at most."""
+        self.house.hub.end_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.house.settings.drain_timeout):
+                await self.settler.learn_tools()
+                while self.sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
+                    await asyncio.sleep(_DRAIN_LOOK)
+
+    def stop(self) -> None:
+        """End what runs: calls that may run again are left to the next process, the others get their answer."""
+        self.settler.hand_over("the server is stopping")
+        self.house.hub.end_all()
+
+
+@asynccontextmanager
+async def living(
+    server: Server[Any],
+    state: object,
+    *,
+    store: Store,
+    settings: Settings,
+    counters: Counters,
+    lapsed: Callable[[], None],
+) -> AsyncIterator[Life]:
+    """Join the store as a node, and do the chores until the end. `lapsed` is called if the node's claims do not hold
+    any more."""
+    async with AsyncExitStack() as stack:
+        house, neighbours, liveness = await _furnish(server, state, store, settings, counters)
+        stack.push_async_callback(_leave, house)
+        stack.push_async_callback(house.journal.aclose)
+        sessions = Sessions(house)
+        stack.push_async_callback(sessions.aclose)
+        settler = Settler(house, sessions, monotonic=time.monotonic)
+        stack.push_async_callback(neighbours.aclose)
+        stack.callback(neighbours.begin(Letters(house, sessions, settler, neighbours)))
+        life = Life(
+            house=house,
+            sessions=sessions,
+            settler=settler,
+            liveness=liveness,
+            loop=asyncio.get_running_loop(),
+        )
+        node = Node(
+            liveness=liveness,
+            neighbours=neighbours,
+            settler=settler,
+            lease=settings.lease,
+            facts=lambda: metrics.facts(sessions.numbers()),
+            lapsed=lapsed,
+            monotonic=time.monotonic,
+        )
+        chores = (house.hub.watch, sessions.tend, sessions.sweep, node.run)
+        stack.push_async_callback(_cancel, [asyncio.create_task(chore()) for chore in chores])
+        yield life
+
+
+async def _furnish(
+    server: Server[Any], state: object, store: Store, settings: Settings, counters: Counters
+) -> tuple[House, Neighbours, Liveness]:
+    """Everything that the sessions share."""
+    random = secrets.token_bytes
+    node: NodeId = new_node_id(random)
+    fence = await store.join(node)
+    liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
+    journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
+    hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
+    lag = settings.max_stream_events
+    neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
+    house = House(
+        server=server,
+        lifespan_state=state,
+        store=store,
+        journal=journal,
+        hub=hub,
+        settings=settings,
+        counters=counters,
+        node=node,
+        fence=fence,
+        neighbours=neighbours,
+        clock=time.time,
+        random=random,
+        ask_ids=itertools.count(1),
+        context=contextvars.copy_context(),
+        limits=Limits(
+            streams=settings.max_streams,
+            session_events=settings.max_session_events,
+            answers=settings.max_answers,
+        ),
+    )
+    return house, neighbours, liveness
+
+
+async def _leave(house: House) -> None:
+    try:
+        async with asyncio.timeout(house.settings.store_timeout):
+            await house.store.leave(house.node)
+    except (StoreError, TimeoutError) as failure:
+        note(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
