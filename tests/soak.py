@@ -31,6 +31,8 @@ CLIENTS = 10
 BETWEEN_KILLS = (0.5, 4.0)
 #: One death in so many is a SIGTERM, which lets calls finish first.
 GENTLE = 4
+#: One time in so many nobody is left to settle what the dead leave, until one of them is started again.
+ALL_AT_ONCE = 5
 OPTIONS = ("--retry", "100ms", "--drain-timeout", "3s", "--max-sessions", "100000")
 #: Tools that may be run a second time.
 MAY_RUN_AGAIN = ("count", "put")
@@ -99,14 +101,17 @@ class Soak:
         while not self._over():
             await asyncio.sleep(self._choice.uniform(*BETWEEN_KILLS))
             place = self._choice.randrange(SERVERS)
-            if self._choice.randrange(GENTLE):
-                self.report.counts["kills"] += 1
-                await servers[place].kill()
-            else:
-                self.report.counts["stops"] += 1
-                if status := await servers[place].stop():
-                    self.report.fault("refused", f"a server asked to stop ended with {status}")
-            servers[place] = await self._start(stack, place)
+            places = [place] if self._choice.randrange(ALL_AT_ONCE) else list(range(SERVERS))
+            gentle = not self._choice.randrange(GENTLE)
+            await asyncio.gather(*(self._end(servers[place], gentle=gentle) for place in places))
+            for place in places:
+                servers[place] = await self._start(stack, place)
+
+    async def _end(self, server: Served, *, gentle: bool) -> None:
+        self.report.counts["stops" if gentle else "kills"] += 1
+        status = await (server.stop() if gentle else server.kill())
+        if gentle and status != 0:
+            self.report.fault("refused", f"a server asked to stop ended with {status}")
 
     async def _judge_the_file(self) -> None:
         try:

@@ -318,3 +318,37 @@ async def test_a_server_that_dies_while_it_brings_an_old_file_up_to_date(world: 
     await the_session_goes_on(world)
     assert_answered_once(world.path)
     assert_sound(world.path)
+
+
+async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_yet(world: World, tmp_path: Path) -> None:
+    """R2: what a tool sent before its answer is in the log before the answer is, also through another node."""
+    server = await world.start()
+    await world.open_session(server)
+    listening = asyncio.create_task(world.listen())
+    async with nursery() as other:
+        # It is not the session's home, so it sends notices to the one that is. It dies when it is about to.
+        neighbour = await other.start(
+            CRASHBOX,
+            "--store",
+            f"sqlite:{world.path}",
+            folder=tmp_path,
+            point=at("perdure._core.mail", "encode", "enter"),
+        )
+        peer, home = world.peer, server.port
+        world.move_to(neighbour)
+        await world.call("before", "count", 1)
+        await neighbour.arm()
+        await world.call("announce", "announce", 3)
+        assert await neighbour.gone() == KILLED, "the point was not reached"
+    world.peer = SessionPeer(port=home, headers=peer.headers, id=peer.id, calls=100)
+    await settled(world.path)
+    await world.come_back()
+    (answer,) = world.told["announce"].answers
+    if "result" in answer:
+        async with asyncio.timeout(5):
+            await until(lambda: world.told["standalone"].notices == [1, 2, 3])
+    else:
+        assert answer["error"]["code"] == OUTCOME_UNKNOWN
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    world.judge()
