@@ -22,7 +22,8 @@ from pathlib import Path
 from tests.support.cluster import CRASHBOX
 from tests.support.crashbox import diary
 from tests.support.serving import Served, serving
-from tests.support.soaking import Ports, Report, Visitor
+from tests.support.soaked_call import Report
+from tests.support.soaking import Ports, Visitor
 from tests.support.witness import assert_answered_once, assert_sound, settled
 
 SERVERS = 2
@@ -55,7 +56,6 @@ class Soak:
         self._choice = random.Random(f"{seed}/killer")
         self._ports = Ports([0] * SERVERS)
         self._deadline = time.monotonic() + seconds
-        self._down: list[AsyncExitStack] = []
 
     @property
     def _path(self) -> Path:

@@ -9,91 +9,26 @@ answer, and one that was not never ran; what may not run twice did not; the file
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import CRASHBOX
-from tests.support.crashbox import diary, open_gate
+from tests.support.crash_points import GROUP_POINTS, MIGRATION_POINTS, POINTS, SECOND_POINTS, at
+from tests.support.crashbox import open_gate
 from tests.support.first_layout import layout, write_first_layout
-from tests.support.nursery import Nursery, Nursling, Point, nursery
-from tests.support.raw import Peer, SessionPeer
+from tests.support.nursery import Nursery, Nursling, nursery
+from tests.support.raw import SessionPeer
 from tests.support.site import until
-from tests.support.witness import (
-    Told,
-    assert_answered_once,
-    assert_logged,
-    assert_sound,
-    is_accepted,
-    settled,
-)
+from tests.support.witness import Told, assert_answered_once, assert_sound, settled
+from tests.support.world import World
 
 pytestmark = pytest.mark.anyio
 
 OUTCOME_UNKNOWN = -31001
 KILLED = -9
-
-STEPS = "perdure.store._sqlite_steps"
-WRITER = "perdure.store._sqlite_writer"
-FILE = "perdure.store._sqlite_file"
-NODES = "perdure.store._sqlite_nodes"
-
-
-def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = False) -> Point:
-    return Point(module=module, qualname=qualname, edge=edge, nth=nth, armed=armed)
-
-
-#: Met while calls run. The name says where the process dies.
-POINTS = {
-    "before the row of a call": at("perdure.session", "Session.accept", "enter"),
-    "before the row of the second call": at("perdure.session", "Session.accept", "enter", 2),
-    "in the transaction of the row": at(STEPS, "Steps._open_stream", "leave"),
-    "between the row and the runtime": at("perdure.exchange", "Exchange.start", "enter"),
-    "between the second row and the runtime": at("perdure.exchange", "Exchange.start", "enter", 2),
-    "before the first append": at("perdure.streams", "Stream.append", "enter"),
-    "in the transaction of the first events": at(STEPS, "Steps._append", "leave"),
-    "between an append and its send": at("perdure.streams", "Stream.accepted", "enter"),
-    "between a later append and its send": at("perdure.streams", "Stream.accepted", "enter", 4),
-    "before anything is sent": at("perdure.hub", "Reader._send", "enter"),
-    "after something was sent": at("perdure.hub", "Reader._send", "enter", 4),
-    # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
-    "between the answer and the end of its row": at(STEPS, "Steps._append", "within"),
-    "behind the last statement, before the commit": at(STEPS, "Steps.apply", "leave", 5),
-}
-
-#: Met in the thread that groups commits, which does all of them where each waits for the disk (`sync=full`).
-GROUP_POINTS = {
-    "at the beginning of a group": at(WRITER, "Writer._do", "enter"),
-    "in the middle of a group": at(STEPS, "Steps.apply", "leave", 3),
-    "just before a group is committed": at(WRITER, "Writer._do", "within", 3),
-    "when a group is committed and nobody knows": at(WRITER, "Writer._do", "leave", 4),
-}
-
-#: Met by a server that starts on the file of one that was killed while calls ran.
-SECOND_POINTS = {
-    "before a stream is claimed": at("perdure.settling", "Settler._settle_stream", "enter"),
-    "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
-    "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
-    "before a session is loaded": at("perdure.sessions", "Sessions._build", "enter"),
-    "before a session's runtime is loaded": at("perdure.exchange", "Exchange._load", "enter"),
-    "before it is noted that a call runs again": at("perdure.settling", "Settler._run_again", "enter"),
-    "between that note and the runtime": at("perdure.exchange", "Exchange.start", "enter"),
-    "before an unknown outcome is told": at("perdure.settling", "Settler._answer_unknown", "enter"),
-    "in the transaction of a settled answer": at(STEPS, "Steps._append", "within"),
-    "before the dead are buried": at(NODES, "bury", "enter"),
-    "in the middle of a burial": at(NODES, "bury", "within", 3),
-}
-
-#: Met by a server that brings a file of the first layout up to date.
-MIGRATION_POINTS = {
-    "before the first statement": at(FILE, "bring_up_to_date", "enter"),
-    "between two statements": at(FILE, "bring_up_to_date", "within", 12),
-    "before the commit": at(FILE, "bring_up_to_date", "leave"),
-    "after the commit": at(FILE, "open_writer", "leave"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -106,71 +41,6 @@ def anyio_backend() -> str:
 async def cradle() -> AsyncIterator[Nursery]:
     async with nursery() as it:
         yield it
-
-
-@dataclass
-class World:
-    """A file, the servers that come and go on it, and a client."""
-
-    folder: Path
-    cradle: Nursery
-    told: dict[str, Told] = field(default_factory=dict)
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "log.db"
-
-    @property
-    def diary(self) -> Path:
-        return self.folder / "diary"
-
-    def runs(self, key: str) -> int:
-        return sum(noted == key for noted, _ in diary(self.diary))
-
-    def heard(self, key: str) -> list[int]:
-        """The progress of a call that may not have begun yet."""
-        return self.told[key].progress if key in self.told else []
-
-    async def start(self, point: Point | None = None, *, sync: str = "normal") -> Nursling:
-        options = ("--store", f"sqlite:{self.path}?sync={sync}", "--retry", "100ms")
-        return await self.cradle.start(CRASHBOX, *options, folder=self.folder, point=point)
-
-    async def open_session(self, server: Nursling) -> None:
-        self.peer = await Peer(port=server.port).session()
-        self.requests: dict[str, int] = {}
-
-    def move_to(self, server: Nursling) -> None:
-        self.peer = SessionPeer(port=server.port, headers=self.peer.headers, id=self.peer.id, calls=self.peer.calls)
-
-    async def call(self, key: str, tool: str, n: int = 0, **more: object) -> None:
-        """Make a call, and read what comes until it is over or the server is dead."""
-        told = self.told[key] = Told(name=key)
-        arguments = {"n": n, **more} if n else more
-        body = self.peer.call_body(tool, log=str(self.diary), key=key, **arguments)
-        self.requests[key] = self.peer.calls
-        with contextlib.suppress(ConnectionError):  # nobody is there any more
-            await told.read_all(await self.peer.begin("POST", body))
-
-    async def listen(self) -> None:
-        """Read the standalone stream until the connection is lost."""
-        told = self.told.setdefault("standalone", Told(name="standalone"))
-        with contextlib.suppress(ConnectionError):
-            await told.read_all(await self.peer.resume(told.position))
-
-    async def come_back(self) -> None:
-        for told in self.told.values():
-            if told.name != "standalone" and told.position:
-                await told.come_back(self.peer)
-
-    def judge(self) -> None:
-        for told in self.told.values():
-            told.assert_whole()
-            assert_logged(self.path, told)
-        for key, request_id in self.requests.items():
-            if not is_accepted(self.path, request_id):
-                assert (self.told[key].events, self.told[key].position, self.runs(key)) == ([], "", 0), key
-        assert_answered_once(self.path)
-        assert_sound(self.path)
 
 
 @pytest.fixture

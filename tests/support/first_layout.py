@@ -73,8 +73,8 @@ def _fill(connection: sqlite3.Connection, diary: Path) -> None:
         _insert(connection, "stream", (key, stream, 1, SESSION, kind, 1, now, 1, last, sealed))
     for key, request_id, state in ((2, 1, "answered"), (3, 2, "running")):
         for seq in (1, 2):
-            params = {"progressToken": request_id, "progress": seq}
-            payload = _json({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+            progress = {"progressToken": request_id, "progress": seq}
+            payload = _json({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
             _insert(connection, "event", (key, seq, now, payload, 0))
         arguments = {"n": 6, "log": str(diary), "key": "old"}
         params = {"name": "pay", "arguments": arguments, "_meta": {"progressToken": request_id}}
