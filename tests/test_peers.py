@@ -302,11 +302,15 @@ async def test_a_position_is_honoured_by_whoever_has_the_store(shop: Workshop) -
 
 async def test_sessions_do_not_leak(shop: Workshop) -> None:
     """“10,593 made, 108 deleted” (mcp-proxy #79). Those that nobody deletes end by themselves."""
-    async with serve(shop.server, session_grace=0.6, replay_window=0.8) as site:
+    async with serve(shop.server, session_grace=0.6, replay_window=0.8, cleanup_interval=0.3) as site:
         await asyncio.gather(*(site.join() for _ in range(30)))
-        assert site.app.counters.sessions_opened == 30
-        await until(lambda: site.app.session_ids() == [])
-        assert site.app.counters.sessions_ended == 30
+        assert await site.store.count_sessions() == 30
+
+        async def all_gone() -> bool:
+            return not await site.store.sessions(after=None, limit=1)
+
+        await until(all_gone)
+        assert site.app.session_ids() == []
 
 
 class Broken(MemoryStore):
