@@ -29,8 +29,9 @@ OUTCOME_UNKNOWN = -31001
 
 #: Stock clients come back after this time, and once more after the same.
 RETRY = 0.1
-#: Where nobody holds the door, the restart must be over by then: a process starts in 0.8 s when the machine is idle.
-PATIENT_RETRY = 4.0
+#: Where nobody holds the door, the restart must be over by then: a process starts in 0.8 s when the machine is idle. It
+#: is the default of the setting.
+PATIENT_RETRY = 5.0
 
 Connect = Callable[[str], AbstractAsyncContextManager[StockClient]]
 
