@@ -130,7 +130,7 @@ async def test_a_foreign_session_gives_the_same_bytes_also_while_the_store_fails
         foreign = await of(bob, ann.id).ask("GET", headers={"last-event-id": position})
         unknown = await of(bob, UNKNOWN).ask("GET", headers={"last-event-id": position})
         assert as_seen(foreign) == as_seen(unknown)
-        assert foreign.status == (503 if degraded else 404)
+        assert foreign.status == (503 if degraded else 404)  # another node may have it: nobody can tell now
 
 
 async def test_a_foreign_call_cannot_be_read_cancelled_or_ended(

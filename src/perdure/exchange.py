@@ -68,7 +68,7 @@ _OWN_SECONDS = 10.0
 class Exchange:
     """One session's way to its runtime and back."""
 
-    __slots__ = ("_asks", "_closed", "_fed", "_private", "_runtime", "_session", "calls")
+    __slots__ = ("_asks", "_closed", "_fed", "_private", "_runtime", "_session", "_subscribed", "calls")
 
     def __init__(self, session: Session) -> None:
         self.calls = Calls()
@@ -78,6 +78,8 @@ class Exchange:
         self._private: dict[str, asyncio.Future[dict[str, Any] | None]] | None = None
         self._fed = session.record.active
         self._closed = False
+        self._subscribed: tuple[bytes, ...] = ()
+        """Subscriptions that are alive in this runtime, whatever the record says by now."""
 
     # Inwards
 
@@ -363,10 +365,20 @@ class Exchange:
         runtime.task.add_done_callback(lambda _: self._runtime_ended(runtime))
         self._runtime = runtime
         subscriptions = sticky.subscriptions(record.sticky)
+        self._subscribed = subscriptions if self._session.home else ()
         for request in record.sticky:
             if self._session.home or request not in subscriptions:
                 self._repeat(runtime, request)
         return runtime
+
+    def repeat(self, request: bytes) -> None:
+        """Another node has taken a sticky request that concerns every runtime."""
+        if self._runtime is not None:
+            self._repeat(self._runtime, request)
+
+    def stuck(self, request: bytes) -> None:
+        """The runtime has taken a sticky request."""
+        self._subscribed = sticky.subscriptions(sticky.after(self._subscribed, request))
 
     def _repeat(self, runtime: Runtime, request: bytes) -> None:
         """Feed a sticky request once more; nobody hears its answer."""
@@ -381,13 +393,15 @@ class Exchange:
             if subscriptions and not self._closed:
                 self._load()
             return
+        self._subscribed = subscriptions
         for request in subscriptions:
             self._repeat(self._runtime, request)
 
     def left_home(self) -> None:
         """Another node is the home now: no subscription may be alive twice."""
+        subscribed, self._subscribed = self._subscribed, ()
         if self._runtime is not None:
-            for request in sticky.subscriptions(self._session.record.sticky):
+            for request in subscribed:
                 self._repeat(self._runtime, sticky.unsubscribe(request))
 
     def mark_initialized(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mcp.server.lowlevel.server import Server
 
 from perdure._core import mail
-from perdure._core.ids import Fence, NodeId, RandomBytes
+from perdure._core.ids import Fence, NodeId, RandomBytes, StreamId
 from perdure._core.retention import Limits
 from perdure.hub import Hub
 from perdure.journal import Journal
@@ -33,6 +33,10 @@ class Neighbours(Protocol):
     def alone(self) -> bool: ...
 
     async def is_dead(self, node: NodeId) -> bool: ...
+
+    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+        """How far streams have grown; those that are there."""
+        ...
 
     def grown(self, stream: Stream) -> None:
         """A stream of this node's has grown, and its reader sits elsewhere."""

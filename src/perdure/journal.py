@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 
 from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
-from perdure.errors import PerdureError, StoreError, StoreUnavailable
+from perdure.errors import NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
@@ -188,7 +188,7 @@ class Journal:
         return [(source, steps) for source in sources if (steps := source.take())]
 
     def _at_once(self, steps: Sequence[Step]) -> Refusals | None:
-        if self.state is LogState.DEGRADED:
+        if self.state is LogState.DEGRADED or not self._claims_hold():
             return None
         try:
             return self._store.commit_now(steps)
@@ -220,6 +220,10 @@ class Journal:
 
     async def _commit(self, group: _Group) -> None:
         """Write a group, and tell its sources. Raises `StoreUnavailable` with nobody told."""
+        if not self._claims_hold():
+            for source, steps in group:
+                source.refused(steps, StaleFence("this node's lease has lapsed"))
+            return
         try:
             refusals = await self.within_time(self._store.commit(_flat(group)))
         except StoreUnavailable:
@@ -294,7 +298,8 @@ class Journal:
                 note(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
     async def _write_backlog(self) -> None:
-        await self._probe()
+        if self._claims_hold():  # else nothing of it is written
+            await self._probe()
         while self._backlog:
             group = [self._backlog[i] for i in range(min(len(self._backlog), _BACKLOG_CHUNK))]
             await self._commit(group)
@@ -330,7 +335,9 @@ class Steps:
         pass
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        note(logging.ERROR, "journal.refused", f"the store refused steps: {reason}")
+        # Mail to a node that is gone concerns nobody, and whoever lost a claim says so itself.
+        level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence) else logging.ERROR
+        note(level, "journal.refused", f"the store refused steps: {reason}")
 
 
 class _Waiter:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.states import CALL, CallState, CallStep, advance
 from perdure.store.base import CallEnd, CallRecord, SessionRecord, Step
@@ -167,13 +168,13 @@ class Calls:
 
 
 def rows(
-    requests: Sequence[Request], bodies: Sequence[bytes], *, session: SessionRecord, stream: Any
+    requests: Sequence[Request], bodies: Sequence[bytes], *, session: SessionRecord, incarnation: int, stream: StreamId
 ) -> tuple[CallRecord, ...]:
     """The ledger rows of new requests."""
     return tuple(
         CallRecord(
             session=session.id,
-            incarnation=session.incarnation,
+            incarnation=incarnation,
             request_id=request.id,
             stream=stream,
             method=request.method,

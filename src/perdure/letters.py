@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from perdure._core import mail
+from perdure._core.ids import Kind
 from perdure._core.jsonrpc import Notification, Response
 from perdure.errors import SessionEnded
 from perdure.house import House
@@ -14,7 +15,7 @@ from perdure.observe import note
 from perdure.session import Session
 from perdure.sessions import Sessions
 from perdure.settling import Settler
-from perdure.store.base import Received
+from perdure.store.base import Post, Received
 from perdure.streams import Stream
 
 _MOST_KNOWN = 1_000
@@ -42,10 +43,14 @@ class Letters:
             case mail.Attached():
                 await self._attached(message)
             case mail.Waiting():
-                if (session := self._sessions.held(message.session)) is not None:
-                    session.waits = True
+                self._settler.expect(message.session)
             case mail.Reading():
                 await self._reading(message)
+            case mail.Missed():
+                self._missed(message)
+            case mail.Here():
+                if (session := self._sessions.held(message.session)) is not None:
+                    session.touch()
             case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
                 await self._from_client(message)
         self._house.journal.put(Steps((received,)))
@@ -101,7 +106,21 @@ class Letters:
             return
         stream = session.standalone if session.standalone.id == message.stream else session.streams.get(message.stream)
         if stream is not None:
+            await self._look_who_writes(stream)
             await self._neighbours.look_who_reads(stream)
+
+    def _missed(self, message: mail.Missed) -> None:
+        session = self._sessions.held(message.session)
+        if session is not None and session.connected:
+            here = mail.encode(mail.Here(session=session.id))
+            self._house.journal.put(Steps((Post(node=message.node, message=here),)))
+
+    async def _look_who_writes(self, stream: Stream) -> None:
+        """Another node may have become the home."""
+        if stream.kind is Kind.STANDALONE and stream.writes:
+            record = await self._house.journal.within_time(self._house.store.stream(stream.id))
+            if record is not None:
+                stream.follow(record)
 
     async def _from_client(self, message: mail.AskAnswered | mail.Notified | mail.Cancelled) -> None:
         """What a client said to another node, and concerns this one."""

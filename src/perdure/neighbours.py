@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from perdure._core import mail
@@ -18,6 +18,7 @@ from perdure._core.ids import Kind, NodeId, StreamId
 from perdure.errors import PerdureError, StoreError
 from perdure.hub import Hub, Reader
 from perdure.journal import Journal, Steps
+from perdure.mailbox import Addressee, Mailbox
 from perdure.observe import note
 from perdure.store.base import (
     LeaveReader,
@@ -25,9 +26,9 @@ from perdure.store.base import (
     Post,
     PutReader,
     ReaderRecord,
-    Received,
     Step,
     Store,
+    StreamRecord,
 )
 from perdure.streams import Stream
 
@@ -35,12 +36,8 @@ _ENDS_AT_ONCE = 500
 """Streams looked at in one query."""
 
 
-class Inside(Protocol):
+class Inside(Addressee, Protocol):
     """Who acts on what comes from other nodes."""
-
-    async def deal(self, message: mail.Message, received: Received) -> None:
-        """Deal with a message, and have it received."""
-        ...
 
     async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
         """The client cancels a call that waits here to be run again or settled."""
@@ -56,6 +53,9 @@ class Neighbours:
 
     def __init__(self, *, node: NodeId, store: Store, journal: Journal, hub: Hub, liveness: Liveness, lag: int) -> None:
         self.others: Sequence[NodeId] = ()
+        """Those that live, as far as is known."""
+        self.alone = False
+        """Nobody else is there, not even somebody dead whose calls are to be settled. Not known at first."""
         self._node = node
         self._store = store
         self._journal = journal
@@ -70,38 +70,42 @@ class Neighbours:
         self._grown: dict[NodeId, set[StreamId]] = {}
         self._named: set[StreamId] = set()
         self._all = False
+        self._looked: object = None
+        """The store's stamp from before everything was last looked at."""
         self._looking: asyncio.Task[None] | None = None
-        self._dealt = 0
+        self._mailbox = Mailbox(node=node, store=store, journal=journal)
         self._inside: Inside | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         hub.registry = self
 
     def begin(self, inside: Inside) -> Callable[[], None]:
         """Listen from now on; gives the way to stop."""
-        self._inside = inside
+        self._inside = self._mailbox.addressee = inside
         return self._store.subscribe(self._node, self._hinted)
-
-    @property
-    def alone(self) -> bool:
-        return not self.others
 
     async def is_dead(self, node: NodeId) -> bool:
         """Whether a node certainly writes nothing more."""
         if node == self._node:
             return False
         known = {record.id for record in await self._journal.within_time(self._store.nodes())}
-        return node not in known or node in await self._liveness.dead()
+        return node not in known or node in await self._journal.within_time(self._liveness.dead())
 
-    async def meet(self) -> None:
-        """See who is there."""
-        nodes = await self._store.nodes()
-        self.others = tuple(record.id for record in nodes if record.id != self._node)
+    async def meet(self) -> Sequence[NodeId]:
+        """See who is there; gives the dead."""
+        dead = await self._journal.within_time(self._liveness.dead())
+        nodes = await self._journal.within_time(self._store.nodes())
+        known = [record.id for record in nodes if record.id != self._node]
+        self.alone = not known
+        self.others = tuple(node for node in known if node not in dead)
+        return dead
 
     async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
         if self._inside is not None:
             await self._inside.cancel_waiting(cancelled)
 
     async def aclose(self) -> None:
+        self._inside = None
+        await self._mailbox.aclose()
         tasks = [*self._tasks, *((self._looking,) if self._looking is not None else ())]
         for task in tasks:
             task.cancel()
@@ -146,7 +150,7 @@ class Neighbours:
 
     def _look_as_writer(self, stream: Stream, row: ReaderRecord | None) -> None:
         before = stream.foreign
-        if row is None:
+        if row is None or stream.over:
             self._lent.pop(stream.id, None)
         else:
             self._lent[stream.id] = stream
@@ -203,53 +207,73 @@ class Neighbours:
             self._named.update(streams)
         else:
             self._all = True
-        if self._looking is None:
+            self._mailbox.look()
+        if self._looking is None and self._inside is not None:
             self._looking = asyncio.create_task(self._look(), name="perdure-look")
 
+    @property
+    def news(self) -> bool:
+        """Others may have written something since everything was last looked at."""
+        return self._store.stamp() != self._looked
+
     def look(self) -> None:
-        """Look at everything."""
-        self._hinted(())
+        """Look at everything, if there may be something to see."""
+        if self.news:
+            self._hinted(())
+        else:
+            self._mailbox.look_if_owing()
 
     async def _look(self) -> None:
         try:
             while self._named or self._all:
-                everything, self._all = self._all, False
-                named, self._named = self._named, set()
-                if everything:
-                    await self._collect()
-                await self._look_at(list(self._followed) if everything else list(named))
-                for stream_id in list(self._lent) if everything else named:
-                    if (stream := self._lent.get(stream_id)) is not None:
-                        await self.look_who_reads(stream)
+                await self._look_once()
         except StoreError as failure:
             note(logging.DEBUG, "neighbours.look", f"what others wrote could not be read: {failure}")
+            self._looked = None  # the next round looks at everything
         except Exception as failure:
             note(logging.ERROR, "neighbours.look", f"what others wrote could not be dealt with: {failure!r}")
+            self._looked = None
         finally:
             self._looking = None
 
-    async def _look_at(self, streams: Sequence[StreamId]) -> None:
-        for start in range(0, len(streams), _ENDS_AT_ONCE):
-            some = streams[start : start + _ENDS_AT_ONCE]
-            for record in await self._journal.within_time(self._store.ends(some)):
-                if (stream := self._followed.get(record.id)) is not None:
-                    stream.follow(record)
-                    if not record.node and record.kind is Kind.STANDALONE and self._inside is not None:
-                        self._spawn(self._inside.come_home(stream))
+    async def _look_once(self) -> None:
+        everything, self._all = self._all, False
+        named, self._named = self._named, set()
+        stamp = self._store.stamp()
+        await self._look_at(self._followed if everything else self._followed.keys() & named)
+        for stream in list(self._lent.values()):
+            if stream.over:
+                del self._lent[stream.id]  # nothing comes that its reader would have to be told of
+            # Who comes and goes is told by mail; only progress is hinted at, and matters once somebody waits for it.
+            elif stream.id in named or (everything and stream.crowded):
+                await self.look_who_reads(stream)
+        if everything:
+            self._looked = stamp
 
-    async def _collect(self) -> None:
-        """Deal with the mail, in order."""
-        for key, raw in await self._journal.within_time(self._store.mail(self._node)):
-            if key <= self._dealt:
-                continue
-            received = Received(node=self._node, through=key)
-            message = mail.decode(raw)
-            if message is None:
-                note(logging.WARNING, "mail.unknown", "a newer release sent mail of a kind that this one does not know")
-                self._put(received)
-            elif self._inside is not None:
-                await self._inside.deal(message, received)
-            self._dealt = key
+    async def _look_at(self, streams: Iterable[StreamId]) -> None:
+        for record in await self.ends(list(streams)):
+            if (stream := self._followed.get(record.id)) is not None:
+                self._see(stream, record)
+
+    def _see(self, stream: Stream, record: StreamRecord) -> None:
+        before = stream.node
+        stream.follow(record)
+        if not record.node and record.kind is Kind.STANDALONE and self._inside is not None:
+            self._spawn(self._inside.come_home(stream))
+        elif record.node not in ("", before, self._node) and not stream.over:
+            # The new writer may have looked before our row was there, and whoever overtook us told the old one.
+            self._tell(record.node, stream)
+            self._spawn(self.look_who_reads(stream))
+
+    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+        """How far streams have grown. A reader of one that is gone is ended."""
+        found: list[StreamRecord] = []
+        for start in range(0, len(streams), _ENDS_AT_ONCE):
+            found += await self._journal.within_time(self._store.ends(streams[start : start + _ENDS_AT_ONCE]))
+        for stream_id in set(streams) - {record.id for record in found}:
+            if (stream := self._followed.pop(stream_id, None)) is not None and stream.reader is not None:
+                stream.reader.end()
+        return found
 
     def _put(self, *steps: Step, then: tuple[NodeId, StreamId] | None = None) -> None:
         self._journal.put(Steps(steps) if then is None else _Hinting(self._store, steps, then))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from perdure._core.ids import NodeId
 from perdure.neighbours import Neighbours
@@ -20,7 +20,7 @@ _BEATS = 5
 
 
 class Node:
-    """The rounds of one node."""
+    """The rounds of one node. Beats go on while somebody is settled, however long that takes."""
 
     def __init__(
         self,
@@ -39,36 +39,59 @@ class Node:
         self._every = min(lease / _BEATS, 3.0)
         self._facts = facts
         self._lapsed = lapsed
-        self._monotonic = monotonic
-        self._beaten = -self._every
-        self._failed = False
+        self._failing: set[str] = set()
+        self._settling: set[NodeId] = set()
 
     async def run(self) -> None:
         """Runs for ever."""
-        while self._liveness.holds:
-            try:
-                await self.go_round()
-                self._failed = False
-            except Exception as failure:
-                # The store fails, which is told elsewhere; or one node cannot be settled, which must not stop us.
-                level = logging.DEBUG if self._failed else logging.WARNING
-                note(level, "node.round", f"other nodes could not be looked after: {failure}")
-                self._failed = True
-            await asyncio.sleep(min(ROUND, self._every))
+        pause = min(ROUND, self._every)
+        tasks = [
+            asyncio.create_task(self._repeat(self._beat, self._every)),
+            asyncio.create_task(self._repeat(self.go_round, pause)),
+        ]
+        try:
+            while self._liveness.holds:  # noqa: ASYNC110 - it ends by a clock, nobody tells
+                await asyncio.sleep(pause)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         note(logging.ERROR, "node.lapsed", "this node's lease has lapsed: it may write nothing more, and stops")
         self._lapsed()
 
-    async def go_round(self) -> None:
-        if self._monotonic() - self._beaten >= self._every:
+    async def _repeat(self, work: Callable[[], Awaitable[None]], pause: float) -> None:
+        while True:
+            await self._attempt("node.round", "other nodes could not be looked after", work())
+            await asyncio.sleep(pause)
+
+    async def _attempt(self, action: str, what: str, work: Awaitable[None]) -> None:
+        """Do something that may fail and is tried again in the next round."""
+        try:
+            await work
+            self._failing.discard(action)
+        except Exception as failure:
+            # The store fails, which is told elsewhere; or one node cannot be settled, which must not stop us.
+            level = logging.DEBUG if action in self._failing else logging.WARNING
+            note(level, action, f"{what}: {failure!r}")
+            self._failing.add(action)
+
+    async def _beat(self) -> None:
+        # One that hangs must not be the last: the store may be back long before anybody notices.
+        async with asyncio.timeout(2 * self._every):
             await self._liveness.beat(self._facts())
-            self._beaten = self._monotonic()
-        await self._neighbours.meet()
-        for dead in await self._liveness.dead():
-            await self._settle(dead)
-        await self._settler.give_up()
+
+    async def go_round(self) -> None:
+        dead = await self._neighbours.meet()
+        self._settling &= set(dead)
+        for node in dead:
+            await self._attempt(f"node.settle.{node}", f"node {node[:8]} could not be settled", self._settle(node))
+        await self._settler.go_round()
         self._neighbours.look()
 
     async def _settle(self, dead: NodeId) -> None:
-        note(logging.WARNING, "node.dead", f"node {dead[:8]} has died; its calls are being settled", node=dead)
+        if dead not in self._settling:
+            self._settling.add(dead)
+            note(logging.WARNING, "node.dead", f"node {dead[:8]} has died; its calls are being settled", node=dead)
         await self._settler.settle(dead)
+        self._failing.discard(f"node.settle.{dead}")
         await self._neighbours.meet()

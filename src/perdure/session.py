@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from perdure._core import mail, sticky
-from perdure._core.ids import Kind, SessionId, StreamId, new_stream_id
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_stream_id
 from perdure._core.jsonrpc import Request
 from perdure._core.revisions import REVISIONS, Revision
 from perdure._core.states import SESSION, LogState, SessionState, SessionStep, StreamStep, advance
@@ -32,6 +32,7 @@ from perdure.store.base import (
     DropStream,
     EndSession,
     Event,
+    LeaveReader,
     OpenStream,
     Post,
     Release,
@@ -142,14 +143,24 @@ class Session:
         if self.state is SessionState.DORMANT:
             self.update(state=advance(SESSION, self.state, SessionStep.CLIENT_CAME_BACK))
 
+    async def come_back(self) -> None:
+        """The client is here; if it was away for so long that its home went, this node is the home now."""
+        rested = self.state is SessionState.DORMANT
+        self.touch()
+        if rested:
+            await self.come_home()
+
     # Accepting requests
 
-    async def accept(self, requests: Sequence[Request], bodies: Sequence[bytes], *steps: Step) -> list[Call]:
-        """Write the ledger rows and the stream that will carry the answers; their ids are reserved already.
+    async def accept(
+        self, requests: Sequence[Request], bodies: Sequence[bytes], *steps: Step, incarnation: int
+    ) -> list[Call]:
+        """Write the ledger rows and the stream that will carry the answers; their ids are reserved already, in that
+        incarnation (the session may have come further since).
 
         Only then may the runtime see them.
         """
-        house, calls, incarnation = self.house, self.exchange.calls, self.record.incarnation
+        house, calls = self.house, self.exchange.calls
         record = StreamRecord(
             id=new_stream_id(house.random),
             session=self.record.id,
@@ -159,7 +170,7 @@ class Session:
             opened=house.clock(),
         )
         try:
-            ledger = rows(requests, bodies, session=self.record, stream=record.id)
+            ledger = rows(requests, bodies, session=self.record, incarnation=incarnation, stream=record.id)
             await house.journal.write(*steps, OpenStream(record=record, calls=ledger))
             if self.state is SessionState.ENDED:
                 raise SessionEnded
@@ -179,10 +190,21 @@ class Session:
             stream = self.streams[record.id] = self.house.stream(record, writes=True, owed=owed)
         else:
             stream.claimed(record, owed=owed)
+        self._own(stream)
+        return stream
+
+    def _own(self, stream: Stream) -> None:
         stream.on_settled = self._settled
         stream.on_lost = self._call_lost
         stream.on_also = self._written
-        return stream
+
+    def adopt(self, stream: Stream) -> None:
+        """A call's stream that this node has claimed before it held the session."""
+        if self.streams.get(stream.id) is not stream:
+            if (before := self.streams.get(stream.id)) is not None and before.reader is not None:
+                before.reader.end()  # it came while the stream was being claimed, and comes again
+            self.streams[stream.id] = stream
+            self._own(stream)
 
     def take_over(self, record: StreamRecord, *, owed: int) -> Stream:
         """A call's stream of a node that died, claimed by this one."""
@@ -192,6 +214,7 @@ class Session:
 
     def _call_lost(self, stream: Stream, _: Sequence[Event]) -> None:
         """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
+        stream.on_settled = self._let_go  # it is retained by whoever writes it now
         self.exchange.stop_calls(stream)
 
     def consequence(self, call: Call, result: dict[str, Any]) -> Step | None:
@@ -200,7 +223,9 @@ class Session:
         if method == "initialize" and self.state is SessionState.OPENING:
             return self._handshake_done(result)
         if method in sticky.METHODS:
-            return self._change(Stick(session=self.id, request=sticky.encode(call.request)))
+            request = sticky.encode(call.request)
+            self.exchange.stuck(request)
+            return self._change(Stick(session=self.id, request=request))
         return None
 
     def _handshake_done(self, result: dict[str, Any]) -> Step | None:
@@ -241,6 +266,9 @@ class Session:
         for step in self._pending:
             stored = _changed(stored, step)
         self.record = stored
+        self.active = max(self.active, stored.active)
+        if level := sticky.news(before.sticky, stored.sticky):
+            self.exchange.repeat(level)
         if stored.incarnation > before.incarnation:
             self.begin_incarnation()
         if stored.initialized and not before.initialized:
@@ -251,7 +279,8 @@ class Session:
         if self.busy:
             self.active = self.house.clock()
         # Of a session in use it is enough to know the time roughly; the last one is written when it is left.
-        slack = self.house.settings.replay_window / 8 if self.busy else 0.0
+        settings = self.house.settings
+        slack = min(settings.replay_window / 8, settings.session_grace / 2) if self.busy else 0.0
         # While the store fails this would only add to what is held, round after round.
         if self.active - self._written_active > slack and self.house.journal.state is LogState.HEALTHY:
             self.update()
@@ -259,9 +288,14 @@ class Session:
     async def rest(self) -> None:
         """Nobody has used it for long: its runtime and its home go, record and answers stay (R8)."""
         if self.home:
+            steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
-                self.update(state=advance(SESSION, self.state, SessionStep.GRACE_PASSED))
-            self.put(Release(stream=self.standalone.id, fence=self.standalone.fence))
+                state = advance(SESSION, self.state, SessionStep.GRACE_PASSED)
+                steps.insert(0, ChangeSession(session=self.id, active=self.active, state=state))
+            try:
+                await self.house.journal.write(*steps)
+            except PerdureError as failure:  # another node is the home; or nobody will know that this one is not
+                note(logging.INFO, "session.rest", f"a home could not be let go of: {failure}", session=self.name)
         await self.exchange.drop_runtime()
 
     async def end(self, step: SessionStep, reason: str) -> None:
@@ -360,7 +394,8 @@ class Session:
         if claimed is not None:
             self.standalone.claimed(claimed)
             if record.node:
-                store.hint(record.node, [record.id])
+                told = mail.encode(mail.Reading(session=self.id, stream=record.id))
+                self.put(Post(node=record.node, message=told))  # so that its subscriptions end there
             neighbours.now_written_here(self.standalone)
             self.exchange.came_home()
         return True  # or another one was faster: look again
@@ -381,11 +416,22 @@ class Session:
 
     def begin_incarnation(self) -> None:
         """The client began anew: its readers of before are ended, and what still waits for it is asked again."""
-        self.attached()
         for stream in (self.standalone, *self.streams.values()):
-            if stream.reader is not None:
-                stream.reader.end()
+            if not stream.sealed:  # what is over ends by itself, with its answer
+                self._end_reader(stream)
+        self.attached()  # after its readers have left, so that they count as lost before
         self.exchange.ask_again()
+
+    def _end_reader(self, stream: Stream) -> None:
+        """End whoever reads a stream, here or elsewhere, as if it had left in this moment."""
+        if (reader := stream.reader) is not None:
+            reader.end()
+            self.house.hub.detach(reader)
+        if stream.writes and (elsewhere := stream.foreign) is not None:
+            stream.read_elsewhere(None, arrival=self.house.hub.arrive())
+            told = mail.encode(mail.Reading(session=self.id, stream=stream.id))
+            leave = LeaveReader(stream=stream.id, reader=elsewhere.reader)
+            self.put(leave, Post(node=elsewhere.node, message=told))
 
     def attached(self) -> None:
         """The client is here anew, without positions of calls whose readers it lost (R5)."""
@@ -394,6 +440,12 @@ class Session:
     def tell_attached(self) -> None:
         """Let the other nodes know of it: they may run such calls."""
         message = mail.encode(mail.Attached(session=self.id, incarnation=self.record.incarnation))
+        if posts := [Post(node=node, message=message) for node in self.house.neighbours.others]:
+            self.put(*posts)
+
+    def tell_missed(self) -> None:
+        """Somebody waits for the client's answer: the node that it is attached to shall say so."""
+        message = mail.encode(mail.Missed(session=self.id, node=self.house.node))
         if posts := [Post(node=node, message=message) for node in self.house.neighbours.others]:
             self.put(*posts)
 
@@ -432,6 +484,13 @@ class Session:
         self.streams[stream_id] = stream
         return stream
 
+    async def catch_up(self, stream: Stream) -> None:
+        """What another node writes may have grown since it was last read here."""
+        if not stream.writes:
+            record = await self.house.journal.within_time(self.house.store.stream(stream.id))
+            if record is not None:
+                stream.follow(record)
+
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         answered = {json.loads(event.payload).get("id") for event in await self._finals(stream)}
@@ -456,10 +515,13 @@ class Session:
         asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
         if not asked:
             return set()
-        living = {self.house.node, *self.house.neighbours.others}
         waiting = await self.house.journal.within_time(self.house.store.asks(self.id))
-        still = {ask.id for ask in waiting if ask.node in living} | self.exchange.open_asks
+        still = {ask.id for ask in waiting if await self._lives(ask.node)} | self.exchange.open_asks
         return {seq for seq, ask in asked.items() if ask not in still}
+
+    async def _lives(self, node: NodeId) -> bool:
+        neighbours = self.house.neighbours
+        return node in (self.house.node, *neighbours.others) or not await neighbours.is_dead(node)
 
 
 class _Change:

@@ -22,7 +22,7 @@ from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, pa
 from perdure._core.jsonrpc import Request
 from perdure._core.retention import cutoffs
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
-from perdure.errors import SessionEnded, StoreUnavailable
+from perdure.errors import SessionEnded, StoreError, StoreUnavailable
 from perdure.families import Snapshot
 from perdure.house import House
 from perdure.ledger import Call
@@ -75,6 +75,7 @@ class Sessions:
         self._house = house
         self._by_id: dict[SessionId, Session] = {}
         self._loading: dict[SessionId, asyncio.Task[Session | None]] = {}
+        self._resting: dict[SessionId, asyncio.Task[None]] = {}
         self._times_are_written = True
         """The store knows when each session was last used, as of the last round over all of them."""
 
@@ -129,6 +130,8 @@ class Sessions:
 
     async def load(self, session_id: SessionId) -> Session | None:
         """The session as the store has it at this moment."""
+        if (resting := self._resting.get(session_id)) is not None:
+            await asyncio.shield(resting)  # or its home would be let go of under whoever uses it
         session = self._by_id.get(session_id)
         if session is not None and session.stamp == self._house.store.stamp():
             return session
@@ -186,8 +189,11 @@ class Sessions:
         note(logging.DEBUG, "session.loaded", "a session was loaded from its record", session=session.name)
         return session
 
-    async def reattach(self, text: str, owner: str, params: dict[str, Any]) -> Session | None:
-        """Begin an incarnation of the caller's own session, if it is the same client by version and capabilities."""
+    async def reattach(self, text: str, owner: str, params: dict[str, Any]) -> tuple[Session, int] | None:
+        """Begin an incarnation of the caller's own session, if it is the same client by version and capabilities.
+
+        Gives its number as well: the session may be further already, if two come back at once.
+        """
         session = await self.find(text, owner)
         if session is None or session.state is SessionState.OPENING or not _same_client(session.record, params):
             return None
@@ -195,12 +201,12 @@ class Sessions:
         record = await self._house.journal.within_time(self._house.store.reattach(session.id))
         if record is None:
             return None
-        session.touch()
         session.refresh(record, stamp)
+        await session.come_back()
         session.tell_attached()
         self._house.counters.reattaches += 1
         note(logging.INFO, "session.reattached", "a client came back to its session", session=session.name)
-        return session
+        return session, record.incarnation
 
     def held(self, session_id: SessionId) -> Session | None:
         """The session, if it is in memory."""
@@ -237,7 +243,8 @@ class Sessions:
         self._by_id[session.id] = session
         try:
             session.exchange.calls.reserve((request,), incarnation=record.incarnation)
-            [call] = await session.accept((request,), (body,), PutSession(record=record), OpenStream(record=standalone))
+            steps = PutSession(record=record), OpenStream(record=standalone)
+            [call] = await session.accept((request,), (body,), *steps, incarnation=record.incarnation)
         except BaseException:
             self._by_id.pop(session.id, None)
             raise
@@ -331,17 +338,39 @@ class Sessions:
         session.enforce_limits()
         if away >= settings.session_grace:
             session.exchange.give_up_asks()
-        if not session.busy and now - session.active >= settings.replay_window:
+        elif away >= settings.session_grace / 4 and session.exchange.open_asks:
+            session.tell_missed()
+        if await self._is_unused(session, settings.replay_window):
             await self.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
-        elif not session.busy and now - session.active >= settings.session_grace and not session.waits:
+        elif not session.waits and await self._is_unused(session, settings.session_grace):
             await self._rest(session)
         elif session.exchange.runtime_may_go(settings.runtime_idle):
             await session.exchange.drop_runtime()
 
+    async def _is_unused(self, session: Session, seconds: float) -> bool:
+        """Nobody has used it for so long, here or at any other node."""
+        if session.busy or self._house.clock() - session.active < seconds:
+            return False
+        if not self._house.neighbours.alone:
+            try:
+                await self.load(session.id)  # with what the others have written
+            except StoreError:
+                return False
+        return not session.busy and self._house.clock() - session.active >= seconds
+
     async def _rest(self, session: Session) -> None:
         """From now on the store alone knows it; the next request loads it again."""
-        self._by_id.pop(session.id, None)
-        await session.rest()
+        if self._by_id.get(session.id) is not session:
+            return  # it has ended meanwhile
+        task = self._resting[session.id] = asyncio.create_task(self._let_go(session))
+        task.add_done_callback(lambda _: self._resting.pop(session.id, None))
+        await task
+
+    async def _let_go(self, session: Session) -> None:
+        try:
+            await session.rest()
+        finally:
+            self._by_id.pop(session.id, None)
 
     async def sweep(self) -> None:
         """Remove what has expired from the store, on a timer; runs for ever."""

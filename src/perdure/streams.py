@@ -143,8 +143,8 @@ class Stream:
             return
         lost, self.writes = self.writes, False
         self._show(record)
-        if lost and self.on_lost is not None:
-            self.on_lost(self, ())
+        if lost:
+            self._lose(())
         grown = record.last > self.visible
         self.last = self.visible = self.durable = max(self.visible, record.last)
         if record.sealed and not self.over:
@@ -153,10 +153,21 @@ class Stream:
             self.reader.wake()
         self.moved()
 
+    def _lose(self, unwritten: Sequence[Event]) -> None:
+        if self.kind is Kind.CALL:
+            self._fenced = True
+            if self.reader is not None:
+                self.reader.end()  # its client may resume, wherever it is written now
+        if self.on_lost is not None:
+            self.on_lost(self, unwritten)
+
     def claimed(self, record: StreamRecord, *, owed: int = 0) -> None:
         """This node has become the writer."""
         self._show(record)
         self.writes, self._fenced, self._seal = True, False, False
+        # What this node had under way under an earlier claim is refused.
+        self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
         self.owed = owed
         self._pace()
@@ -295,6 +306,8 @@ class Stream:
 
     def take(self) -> Sequence[Step]:
         self._queued = False
+        if not self.writes:
+            return ()  # lost since it was queued, and dealt with then
         append = Append(stream=self.id, fence=self.fence, events=tuple(self._pending), ends=self._ends, seal=self._seal)
         self._journal.counters.events_appended += len(append.events)
         steps: list[Step] = [append, *self._also]
@@ -339,12 +352,7 @@ class Stream:
         self.last = self.visible = self.durable
         self.writes = False
         note(logging.WARNING, "stream.refused", f"stream {self.id} is not written here any more: {reason}")
-        if self.kind is Kind.CALL:
-            self._fenced = True
-            if self.reader is not None:
-                self.reader.end()  # its client may resume, wherever it is written now
-        if self.on_lost is not None:
-            self.on_lost(self, lost)
+        self._lose(lost)
         self.moved()
 
     # Reading

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +42,12 @@ class Start:
         self._stack = stack
         self._path = path
 
-    async def __call__(self, **options: Any) -> Pair:
-        nodes = [await self._node(**options) for _ in range(2)]
+    async def __call__(self, shop: Callable[[], Workshop] = Workshop, **options: Any) -> Pair:
+        nodes = [await self._node(shop(), **options) for _ in range(2)]
         await until(lambda: all(len(node.site.app.other_nodes()) == 1 for node in nodes))
         return Pair(a=nodes[0], b=nodes[1])
 
-    async def _node(self, **options: Any) -> Node:
-        shop = Workshop()
+    async def _node(self, shop: Workshop, **options: Any) -> Node:
         store = SqliteStore(str(self._path / "log.db"))
         site = await self._stack.enter_async_context(serve(shop.server, store=store, **options))
         return Node(site=site, shop=shop)

@@ -190,6 +190,12 @@ class Peer:
         assert response.status_code == 202
         return self
 
+    async def reattach(self, site: Web | None = None) -> Peer:
+        """The client after a reload: all it knows is its session, and its ids begin at 0 again."""
+        twin = self.through(site or self.site)
+        twin._ids = itertools.count(0)
+        return await twin.initialize()
+
     def handshake(self) -> Message:
         params = {
             "protocolVersion": self.version,
@@ -209,7 +215,11 @@ class Peer:
 
     async def get(self, last_event_id: str | None = None) -> Wire:
         """Read the standalone stream, or resume where an event id says."""
-        return Wire(await self.site.open("GET", headers=self._get_headers(last_event_id)))
+        return Wire(await self.begin_get(last_event_id))
+
+    async def begin_get(self, last_event_id: str | None = None) -> httpx2.Response:
+        """The same, whatever the status; a stream is read later."""
+        return await self.site.open("GET", headers=self._get_headers(last_event_id))
 
     async def try_get(self, last_event_id: str | None = None) -> httpx2.Response:
         """The same where a refusal is expected."""

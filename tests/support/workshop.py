@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import mcp_types as types
+from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.context import ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.session import ServerSession
@@ -37,7 +38,7 @@ class Answer(BaseModel):
 class Workshop:
     """The server, its gates and what its tools saw."""
 
-    def __init__(self, *, logs: bool = False) -> None:
+    def __init__(self, *, logs: bool = False, subscribes: bool = False) -> None:
         self.server = MCPServer("workshop", version="1", log_level="WARNING")
         self.gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.thread_gate = threading.Event()
@@ -46,15 +47,20 @@ class Workshop:
         self.kept: ServerSession | None = None
         self.kept_token: str | int | None = None
         self.levels: list[str] = []
+        self.handshakes = 0
+        self.subscribing: list[str] = []
+        self.subscribers: defaultdict[str, list[ServerSession]] = defaultdict(list)
         tools = (
             self.count, self.flood, self.announce, self.wait, self.ask, self.sample, self.roots, self.close,
             self.close_standalone, self.boom, self.die, self.whoami, self.keep, self.log, self.stubborn, self.in_thread,
-            self.own_token, self.keep_token, self.guess_token, self.remember,
+            self.own_token, self.keep_token, self.guess_token, self.remember, self.credentials, self.quiz,
         )  # fmt: skip
         for tool in tools:
             self.server.add_tool(tool)
         if logs:
             self._declare_logging()
+        if subscribes:
+            self._declare_subscriptions()
 
     def open(self, gate: str) -> None:
         self.gates[gate].set()
@@ -66,6 +72,33 @@ class Workshop:
 
         self.server.streamable_http_app()
         self.server.session_manager.app.add_request_handler("logging/setLevel", types.SetLevelRequestParams, set_level)
+
+    def _declare_subscriptions(self) -> None:
+        async def subscribe(ctx: ServerRequestContext[Any], params: types.SubscribeRequestParams) -> types.EmptyResult:
+            self.subscribing.append(f"+{params.uri}")
+            self.subscribers[params.uri].append(ctx.session)
+            return types.EmptyResult()
+
+        async def unsubscribe(
+            ctx: ServerRequestContext[Any], params: types.UnsubscribeRequestParams
+        ) -> types.EmptyResult:
+            self.subscribing.append(f"-{params.uri}")
+            self.subscribers.pop(params.uri, None)
+            return types.EmptyResult()
+
+        async def initialized(_: ServerRequestContext[Any], __: types.NotificationParams | None) -> None:
+            self.handshakes += 1
+
+        self.server.streamable_http_app()
+        app = self.server.session_manager.app
+        app.add_request_handler("resources/subscribe", types.SubscribeRequestParams, subscribe)
+        app.add_request_handler("resources/unsubscribe", types.UnsubscribeRequestParams, unsubscribe)
+        app.add_notification_handler("notifications/initialized", types.NotificationParams, initialized)
+
+    async def update(self, uri: str) -> None:
+        """A resource has changed: whoever subscribed to it here is told."""
+        for session in self.subscribers[uri]:
+            await session.send_resource_updated(uri)
 
     # Tools
 
@@ -113,6 +146,13 @@ class Workshop:
         params = types.ElicitRequestFormParams(message=question, requested_schema=schema)
         answer = await ctx.session.send_request(types.ElicitRequest(params=params), types.ElicitResult)
         return str((answer.content or {}).get("answer"))
+
+    async def quiz(self, question: str, gate: str, ctx: Context) -> str:
+        """Say something, wait at the gate, then elicit."""
+        await ctx.report_progress(1)
+        await self.log("ready?", ctx)
+        await self.gates[gate].wait()
+        return await self.ask(question, ctx)
 
     async def sample(self, prompt: str, ctx: Context, alone: bool = False) -> str:
         message = types.SamplingMessage(role="user", content=types.TextContent(type="text", text=prompt))
@@ -225,6 +265,13 @@ class Workshop:
         for related in (None, ctx.request_id):
             await ctx.session.send_notification(types.ProgressNotification(params=params), related)
         return "guessed"
+
+    async def credentials(self, gate: str = "") -> str:
+        """The token with which this tool was called; with a gate, once that is open."""
+        if gate:
+            await self.gates[gate].wait()
+        token = get_access_token()
+        return "nobody" if token is None else token.token
 
     async def remember(self, ctx: Context) -> str:
         """What the runtime knows of the client."""

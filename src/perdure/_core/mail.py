@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from perdure._core.ids import SessionId, StreamId
+from perdure._core.ids import NodeId, SessionId, StreamId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +75,21 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Missed:
+    """To everybody: an ask waits at this node, whose client has not been seen there for a while."""
+
+    session: SessionId
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Here:
+    """To a node that misses a client: it is attached to another one."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
     """To everybody: the session has ended."""
 
@@ -82,7 +97,7 @@ class Ended:
     reason: str
 
 
-Message = Forward | AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Ended
+Message = Forward | AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Missed | Here | Ended
 
 _KINDS: dict[str, type[Message]] = {
     "forward": Forward,
@@ -92,6 +107,8 @@ _KINDS: dict[str, type[Message]] = {
     "attached": Attached,
     "waiting": Waiting,
     "reading": Reading,
+    "missed": Missed,
+    "here": Here,
     "ended": Ended,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}

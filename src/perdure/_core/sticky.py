@@ -41,6 +41,12 @@ def subscriptions(sticky: tuple[bytes, ...]) -> tuple[bytes, ...]:
     return tuple(request for request in sticky if _SUBSCRIBE in request)
 
 
+def news(before: tuple[bytes, ...], now: tuple[bytes, ...]) -> bytes | None:
+    """The log level, if it has changed: unlike a subscription it concerns every runtime."""
+    levels = [request for request in now if _SUBSCRIBE not in request and request not in before]
+    return levels[0] if levels else None
+
+
 def unsubscribe(subscription: bytes) -> bytes:
     """The request that undoes a subscription."""
     return json.dumps({**json.loads(subscription), "method": "resources/unsubscribe"}, separators=(",", ":")).encode()

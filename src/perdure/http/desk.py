@@ -11,7 +11,7 @@ from perdure import spans
 from perdure._core import sse
 from perdure._core.ids import Kind
 from perdure._core.states import SessionState
-from perdure.errors import StoreError
+from perdure.errors import SessionEnded, StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
 from perdure.http.recovery import Recovery
@@ -48,9 +48,11 @@ class Desk:
             if session is None or session.state is SessionState.OPENING:
                 raise await self.recovery.gone(headers, owner, scope)
             spans.tell(session=session.name)
-            session.touch()
+            await session.come_back()
             if session.waits:
                 await self.settler.resume(session, HttpRequest(scope))
+        except SessionEnded:
+            raise self.gone() from None
         except StoreError:
             raise Refused(Refusal.STORE_UNREADABLE) from None
         return session

@@ -134,6 +134,7 @@ class Get:
 
     async def _place(self, session: Session, stream: Stream, position: Position) -> _Start:
         """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost."""
+        await session.catch_up(stream)
         same = position.generation == stream.generation
         house = self._house
         ended = () if same else await house.journal.within_time(house.store.generations(stream.id))

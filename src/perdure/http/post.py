@@ -25,6 +25,8 @@ from perdure.streams import Stream
 MAX_HANDSHAKE = 64 << 10
 """Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
 
+_SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
+
 
 class Post:
     """Takes messages."""
@@ -101,20 +103,29 @@ class Post:
         if _is_full(session, requests):
             full = Refusal.TOO_MANY_SUBSCRIPTIONS
             raise Refused(full, id=first, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
-        taken = session.exchange.calls.reserve(requests, incarnation=session.record.incarnation)
+        incarnation = session.record.incarnation
+        taken = session.exchange.calls.reserve(requests, incarnation=incarnation)
         if taken is not None:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.id, seen=taken.id)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:
-            if any(request.method == "resources/subscribe" for request in requests):
-                await session.come_home(take=True)  # subscriptions live with the home
-            return await session.accept(requests, bodies)
+            await self._bring_home(session, requests, incarnation)
+            return await session.accept(requests, bodies, incarnation=incarnation)
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=first) from None
         except SessionEnded:
             raise self._desk.gone() from None
+
+    async def _bring_home(self, session: Session, requests: Sequence[Request], incarnation: int) -> None:
+        """Subscriptions live with the home: who changes them becomes it."""
+        if any(request.method in _SUBSCRIBING for request in requests):
+            try:
+                await session.come_home(take=True)
+            except BaseException:
+                session.exchange.calls.release(requests, incarnation=incarnation)
+                raise
 
     def _check_room(self, request_id: int | str) -> None:
         self._desk.refuse_if_draining(request_id)
@@ -139,27 +150,35 @@ class Post:
         if len(body) > MAX_HANDSHAKE:
             raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
         self._check_room(request.id)
-        reattached = await self._reattach(request, body, headers, owner)
+        reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
 
-    async def _reattach(self, request: Request, body: bytes, headers: Headers, owner: str) -> Answer | Streamed | None:
+    async def _reattach(
+        self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
+    ) -> Answer | Streamed | None:
         """A client that runs its handshake again on its own session gets the recorded result, and keeps everything
         (R10). With another version or other capabilities it is somebody else: `None`."""
         text = headers.get(b"x-mcp-reconnect-session") or headers.get(b"mcp-session-id")
         if not text:
             return None
         try:
-            session = await self._desk.sessions.reattach(text.decode("latin-1"), owner, request.params or {})
-            if session is None:
+            found = await self._desk.sessions.reattach(text.decode("latin-1"), owner, request.params or {})
+            if found is None:
                 return None
-            calls = await self._accept(session, [request], body)
+            session, incarnation = found
+            if session.waits:
+                await self._desk.settler.resume(session, http)
+            session.exchange.calls.reserve([request], incarnation=incarnation)
+            [call] = await session.accept([request], [body], incarnation=incarnation)
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
-        with calls[0].stream.kept_whole():
-            session.exchange.answer_recorded(calls[0])
+        except SessionEnded:
+            return None
+        with call.stream.kept_whole():
+            session.exchange.answer_recorded(call)
             if self._settings.json_response:
-                return await self._as_json(session, calls[0].stream)
-            return self._desk.read(session, calls[0].stream, cursor=0)
+                return await self._as_json(session, call.stream)
+            return self._desk.read(session, call.stream, cursor=0)
 
     async def _check_full(self, request_id: int | str, owner: str) -> None:
         sessions = self._desk.sessions

@@ -1,0 +1,82 @@
+"""The mail of this node: what others have posted is dealt with in order, one message at a time.
+
+Apart from following streams: a message may take its time (a session ends, a home is looked for), and readers must not
+wait for that. A message that cannot be dealt with must not stand in the way of those behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from perdure._core import mail
+from perdure._core.ids import NodeId
+from perdure.errors import StoreUnavailable
+from perdure.journal import Journal, Steps
+from perdure.observe import note
+from perdure.store.base import Received, Store
+
+
+class Addressee(Protocol):
+    """Who acts on mail."""
+
+    async def deal(self, message: mail.Message, received: Received) -> None:
+        """Deal with a message, and have it received."""
+        ...
+
+
+class Mailbox:
+    def __init__(self, *, node: NodeId, store: Store, journal: Journal) -> None:
+        self.addressee: Addressee | None = None
+        self._node = node
+        self._store = store
+        self._journal = journal
+        self._again = False
+        self._dealt = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        self._again = True
+        if self._task is None and self.addressee is not None:
+            self._task = asyncio.create_task(self._run(self.addressee), name="perdure-mail")
+
+    def look_if_owing(self) -> None:
+        """Look again, if the store failed the last time."""
+        if self._again:
+            self.look()
+
+    async def aclose(self) -> None:
+        self.addressee = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self, addressee: Addressee) -> None:
+        try:
+            while self._again:
+                self._again = False
+                await self._collect(addressee)
+        except StoreUnavailable as failure:
+            self._again = True
+            note(logging.DEBUG, "mail.unread", f"mail waits, the store fails: {failure}")
+        finally:
+            self._task = None
+
+    async def _collect(self, addressee: Addressee) -> None:
+        for key, raw in await self._journal.within_time(self._store.mail(self._node)):
+            if key > self._dealt:
+                await self._deal(addressee, raw, Received(node=self._node, through=key))
+                self._dealt = key
+
+    async def _deal(self, addressee: Addressee, raw: bytes, received: Received) -> None:
+        try:
+            if (message := mail.decode(raw)) is not None:
+                await addressee.deal(message, received)
+                return
+            note(logging.WARNING, "mail.unknown", "a newer release sent mail of a kind that this one does not know")
+        except StoreUnavailable:
+            raise
+        except Exception as failure:
+            note(logging.ERROR, "mail.failed", f"mail could not be dealt with: {failure!r}")
+        self._journal.put(Steps((received,)))

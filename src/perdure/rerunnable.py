@@ -1,0 +1,51 @@
+"""Which tools may run again, as the server tells whoever asks."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HttpRequest
+
+from perdure._core import settling
+from perdure._core.ids import SessionId
+from perdure.sessions import Sessions
+
+_TOOL_PAGES = 100
+"""Pages of `tools/list` that are read to find out which tools may run again."""
+
+
+class Rerunnable:
+    """What was learnt, for as long as one settles or stops."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._known: dict[str, bool | None] = {}
+        """As callers without a name see them."""
+
+    async def ask(self, session_id: SessionId, name: str, http: HttpRequest | None) -> bool | None:
+        """Whether a tool may run again; `None` if the server does not show it to whoever is asking."""
+        if http is None and name in self._known:
+            return self._known[name]
+        tools = await self._list(session_id, http)
+        if http is None:
+            # Also what is not there: a server that does not answer is not asked again for each call.
+            self._known[name] = None
+            self._known.update(tools)
+        return tools.get(name)
+
+    def known(self, name: str) -> bool:
+        """Whether it is known that a tool may run again."""
+        return self._known.get(name) or False
+
+    async def _list(self, session_id: SessionId, http: HttpRequest | None) -> dict[str, bool]:
+        session = await self._sessions.load(session_id)
+        tools: dict[str, bool] = {}
+        if session is None:
+            return tools
+        cursor: object = None
+        for _ in range(_TOOL_PAGES):
+            params = {} if cursor is None else {"cursor": cursor}
+            page = await session.exchange.ask_runtime("tools/list", params, http) or {}
+            tools |= {str(tool.get("name")): settling.may_run_again(tool) for tool in page.get("tools", ())}
+            cursor = page.get("nextCursor")
+            if cursor is None:
+                break
+        return tools

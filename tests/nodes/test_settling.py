@@ -1,0 +1,426 @@
+"""The calls of a node that died get their final answer, from one that lives (promise 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure._core import mail
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id, new_stream_id, parse_position
+from perdure._core.states import CallState
+from perdure.store import SqliteStore
+from perdure.store.base import OpenStream, Post, PutSession, Step, StreamRecord
+from perdure.tokens import FileTokens
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.ghost import Ghost, Left, Library, progress_of_call
+from tests.support.site import Site, serve, until
+from tests.support.wire import Message, Peer, progress_of, text_of
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN = -31001
+CANCELLED = -32800
+TOKENS = {"ann": "ann-0123456789abcdef", "bob": "bob-0123456789abcdef"}
+
+
+@dataclass(kw_only=True)
+class House:
+    """A living node on a file, and ghosts beside it."""
+
+    path: Path
+    stack: AsyncExitStack
+
+    async def node(self, *, store: Any = None, **options: Any) -> tuple[Site, Library]:
+        shop = Library()
+        store = store or SqliteStore(str(self.path))
+        return await self.stack.enter_async_context(serve(shop.server, store=store, **options)), shop
+
+    async def ghost(self) -> Ghost:
+        return await Ghost.on(self.path)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        yield House(path=tmp_path / "log.db", stack=stack)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> FileTokens:
+    path = tmp_path / "tokens"
+    path.write_text("".join(f"{who}:{token}\n" for who, token in TOKENS.items()))
+    path.chmod(0o600)
+    return FileTokens.read(path)
+
+
+async def read(peer: Peer, left: Left, seq: int | None = None) -> list[Message]:
+    return await (await peer.get(left.position(seq))).rest()
+
+
+async def finals(site: Site, left: Left) -> list[Message]:
+    """The final answers that the log has."""
+    events = await site.store.read(left.stream, after=0, limit=1_000)
+    return [json.loads(event.payload) for event in events if event.final]
+
+
+def assert_unknown(answer: Message, *, method: str = "tools/call", name: str | None = None) -> None:
+    error = answer["error"]
+    assert (error["code"], error["data"]["outcome"], error["data"]["method"]) == (UNKNOWN, "unknown", method)
+    assert "died" in error["data"]["reason"]
+    assert error["data"].get("name") == name
+
+
+async def test_a_tool_that_says_nothing_of_itself_is_answered_with_an_unknown_outcome(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
+    reader = await peer.get(left.position())
+    await ghost.die()
+    assert_unknown((await reader.rest())[-1], name="wait")
+    assert shop.seen == []
+    assert len(await finals(site, left)) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("ping", None), ("tools/list", {}), ("resources/list", {}), ("prompts/list", {}), ("logging/setLevel", None)],
+)
+async def test_what_the_specification_makes_a_read_runs_again(
+    house: House, method: str, params: Message | None
+) -> None:
+    """Also sticky requests: whatever the server says to them is the answer."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    params = {"level": "info"} if method == "logging/setLevel" else params
+    left = await ghost.take(peer.session, peer.request(method, params, id=5))
+    await ghost.die()
+    await until(lambda: site.app.counters.calls_rerun == 1)
+    (answer,) = await read(peer, left)
+    assert answer["id"] == 5
+    assert answer.get("error", {}).get("code") != UNKNOWN
+
+
+async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) -> None:
+    """A33: progress that was sent is not sent again; the generation is raised (Generations)."""
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    said = [progress_of_call("t", number) for number in (1, 2, 3)]
+    left = await ghost.take(peer.session, peer.tool("look_up", n=5, token="t"), said=said)
+    reader = await peer.get(left.position(1))
+    await ghost.die()
+    messages = await reader.rest()
+    assert progress_of(messages) == [2, 3, 4, 5]
+    assert text_of(messages[-1]) == "looked up 5"
+    assert shop.seen == ["looking up"]
+    positions = [position for event in reader.seen if event.data and (position := parse_position(event.id))]
+    assert [position.seq for position in positions] == [2, 3, 4, 5, 6]
+    assert [position.generation for position in positions][-3:] == [2, 2, 2]
+    [row] = await site.store.calls_on(left.stream)
+    assert (row.attempt, row.state) == (2, CallState.ANSWERED)
+
+
+async def test_an_idempotent_tool_runs_again(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("put", key="k"))
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert text_of((await read(peer, left))[-1]) == "put k"
+    assert shop.seen == ["put k"]
+
+
+async def test_what_died_twice_does_not_run_a_third_time(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("put", key="k"), attempt=2)
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert_unknown((await read(peer, left))[-1], name="put")
+    assert shop.seen == []
+
+
+async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join("2025-03-26"), await house.ghost()
+    batch = [peer.tool("wait", id=1, gate="g"), peer.tool("put", id=2, key="k"), peer.request("ping", id=3)]
+    left = await ghost.take(peer.session, *batch, said=[progress_of_call(1, 1)])
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    answers = {answer["id"]: answer for answer in await read(peer, left)}
+    assert_unknown(answers[1], name="wait")
+    assert text_of(answers[2]) == "put k"
+    assert answers[3]["result"] == {}
+    assert sorted(answer["id"] for answer in await finals(site, left)) == [1, 2, 3]
+    record = await site.store.stream(left.stream)
+    assert record is not None
+    assert record.sealed
+    assert shop.seen == ["put k"]
+
+
+async def test_an_ask_is_withdrawn_before_its_call_is_settled(house: House) -> None:
+    """Asks: nobody waits for that answer any more. The client hears so first."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    asks = [f"ask-{ghost.node}-{number}" for number in (1, 2)]
+    again = await ghost.take(peer.session, peer.tool("put", key="k"), asked=asks[:1])
+    never = await ghost.take(peer.session, peer.tool("wait", gate="g"), asked=asks[1:])
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    for left, ask in zip((again, never), asks, strict=True):
+        messages = await read(peer, left)
+        assert [m.get("method", "answer") for m in messages] == ["notifications/cancelled", "answer"]
+        assert messages[0]["params"]["requestId"] == ask
+    assert await site.store.asks(SessionId(peer.session)) == []
+
+
+async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: House) -> None:
+    """A cancelled call is not run again."""
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("put", id=9, key="k"))
+    await until(lambda: site.app.other_nodes() == [ghost.node])
+    assert (await peer.cancel(9)).status_code == 202
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
+    assert shop.seen == []
+
+
+async def test_whoever_starts_next_settles_what_was_left_where_nobody_lives(house: House) -> None:
+    async with serve(Library().server, store=SqliteStore(str(house.path))) as first:
+        peer = await first.join()
+        ghost = await house.ghost()
+        left = await ghost.take(peer.session, peer.tool("put", key="k"))
+    await ghost.die()
+    site, shop = await house.node()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert text_of((await read(peer.through(site), left))[-1]) == "put k"
+    assert shop.seen == ["put k"]
+
+
+async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
+    """Promise 3: of several who claim, one succeeds; the log has one answer for each call."""
+    (one, shop), (other, other_shop) = await house.node(), await house.node()
+    peer, ghost = await one.join(), await house.ghost()
+    lefts = [await ghost.take(peer.session, peer.tool("put", key=str(number))) for number in range(30)]
+    lefts += [await ghost.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
+    await ghost.die()
+    # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
+    settlers = [site.app._settler for site in (one, other)]
+    await asyncio.gather(*(settler.settle(ghost.node) for settler in settlers if settler is not None))
+
+    async def all_sealed() -> bool:
+        return all(record.sealed for record in await one.store.ends([left.stream for left in lefts]))
+
+    await until(all_sealed)
+    for left in lefts:
+        assert len(await finals(one, left)) == 1
+    assert sorted(shop.seen + other_shop.seen) == sorted(f"put {number}" for number in range(30))
+
+
+# With authentication
+
+
+async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(house: House, tokens: FileTokens) -> None:
+    """On whichever node the principal reaches; what may not run again is answered at once."""
+    (one, shop), (other, other_shop) = await house.node(auth=tokens), await house.node(auth=tokens)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    waits = await ghost.take(peer.session, peer.tool("who"))
+    never = await ghost.take(peer.session, peer.tool("wait", gate="g"))
+    await ghost.die()
+
+    async def is_waiting() -> bool:
+        [row] = await one.store.calls_on(waits.stream)
+        return row.state is CallState.WAITING
+
+    async def is_answered() -> object:
+        return await finals(one, never)
+
+    await until(is_waiting)
+    await until(is_answered)
+    assert shop.seen + other_shop.seen == []
+    messages = await read(peer.through(other), waits)
+    assert text_of(messages[-1]) == f"Bearer {TOKENS['ann']}"
+    assert other_shop.seen == ["who"]
+    assert shop.seen == []
+
+
+async def test_a_client_that_was_back_first_is_asked_to_come_again(house: House, tokens: FileTokens) -> None:
+    """It resumed before its call was settled: nothing waits for ever (promise 3)."""
+    (one, _), (other, _) = await house.node(auth=tokens), await house.node(auth=tokens)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    lefts = [await ghost.take(peer.session, peer.tool("who")) for _ in range(2)]
+    readers = [await peer.get(lefts[0].position()), await peer.through(other).get(lefts[1].position())]
+    await ghost.die()
+    for reader in readers:
+        assert await reader.rest() == []  # ended, with a hint when to come back
+        assert b"retry:" in reader.raw
+    for left in lefts:
+        assert text_of((await read(peer, left))[-1]) == f"Bearer {TOKENS['ann']}"
+
+
+async def test_a_call_that_waits_may_be_cancelled(house: House, tokens: FileTokens) -> None:
+    site, shop = await house.node(auth=tokens)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who", id=3))
+    settler = site.app._settler
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert settler is not None
+    await settler.cancel(
+        mail.Cancelled(session=SessionId(peer.session), incarnation=1, request_id=3, params={"requestId": 3})
+    )
+    assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
+    assert shop.seen == []
+
+
+async def test_a_principal_that_does_not_come_back_is_waited_for_in_vain(house: House, tokens: FileTokens) -> None:
+    site, shop = await house.node(auth=tokens, session_grace=0.5)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"))
+    await ghost.die()
+
+    async def is_answered() -> object:
+        return await finals(site, left)
+
+    await until(is_answered)
+    assert_unknown((await finals(site, left))[0], name="who")
+    assert shop.seen == []
+
+
+async def test_a_call_waits_on_where_the_node_that_had_it_wait_dies(house: House, tokens: FileTokens) -> None:
+    site, shop = await house.node(auth=tokens)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"), state=CallState.WAITING)
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert await finals(site, left) == []
+    assert text_of((await read(peer, left))[-1]) == f"Bearer {TOKENS['ann']}"
+    assert shop.seen == ["who"]
+
+
+async def test_nobody_else_wakes_a_call_that_waits(house: House, tokens: FileTokens) -> None:
+    """Promise 5: another principal, and nobody, get the answer of a session that does not exist."""
+    site, shop = await house.node(auth=tokens)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"))
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    thief = peer.through(site)
+    thief.token = TOKENS["bob"]
+    assert (await thief.try_get(left.position())).status_code == 404
+    assert shop.seen == []
+
+
+# A store in trouble
+
+
+class Tripping(FaultyStore):
+    """Fails once at a chosen call, in the middle of settling."""
+
+    def __init__(self, inner: Any, at: str, fault: Fault) -> None:
+        super().__init__(inner)
+        self.tripped = False
+        self.armed = False
+        method = getattr(self, at)
+
+        async def trip(*args: Any, **kwargs: Any) -> Any:
+            if self.armed and not self.tripped:
+                self.tripped = True
+                if fault is Fault.LATE:  # done, and nobody is told
+                    await method(*args, **kwargs)
+                    raise TimeoutError
+                raise ZeroDivisionError
+            return await method(*args, **kwargs)
+
+        setattr(self, at, trip)
+
+
+@pytest.mark.parametrize(
+    ("at", "fault"),
+    [
+        ("written_by", Fault.BREAKS),
+        ("session", Fault.BREAKS),
+        ("claim", Fault.BREAKS),
+        ("claim", Fault.LATE),
+        ("calls_on", Fault.BREAKS),
+        ("asks", Fault.BREAKS),
+        ("bury", Fault.BREAKS),
+        ("bury", Fault.LATE),
+        ("mail", Fault.BREAKS),
+        ("nodes", Fault.BREAKS),
+    ],
+)
+async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fault: Fault) -> None:
+    """Each call gets its one answer, whichever step of settling failed, also if it was done and nobody was told."""
+    store = Tripping(SqliteStore(str(house.path)), at, fault)
+    site, shop = await house.node(store=store)
+    peer, ghost = await site.join("2025-03-26"), await house.ghost()
+    batch = [peer.tool("put", id=1, key="a"), peer.tool("wait", id=2, gate="g"), peer.tool("put", id=3, key="b")]
+    lefts = [await ghost.take(peer.session, *batch), await ghost.take(peer.session, peer.tool("put", key="c"))]
+    store.armed = True
+    await ghost.die()
+
+    async def is_over() -> bool:
+        return all(record.sealed for record in await site.store.ends([left.stream for left in lefts]))
+
+    await until(is_over)
+    assert store.tripped
+    assert [len(await finals(site, left)) for left in lefts] == [3, 1]
+    assert sorted(shop.seen) == ["put a", "put b", "put c"]
+
+    async def is_buried() -> bool:
+        return len(await site.store.nodes()) == 1
+
+    await until(is_buried)
+
+
+async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: House) -> None:
+    """A message that makes its reader fail, a newer release's and one that is no message at all."""
+    site, _ = await house.node(complaint="mail could not be dealt with")
+    other, _ = await house.node(complaint="mail could not be dealt with")
+    peer = await site.join()
+    await until(lambda: other.app.other_nodes())
+    [node] = other.app.other_nodes()
+    bad = [b"no json", b'{"kind":"of a newer release"}', b'{"kind":"reading","session":1,"stream":[]}']
+    await other.store.commit([Post(node=NodeId(node), message=message) for message in bad])
+    standalone = await peer.get()
+    assert await peer.through(other).result("announce", n=1) == "announced 1"
+    assert (await standalone.message())["params"]["uri"] == "notice://1"
+
+
+async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_the_way(house: House) -> None:
+    """More than one commit's worth; whoever is served meanwhile hardly notices."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    streams = await _homes(ghost, SessionId(peer.session), 1_200)
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert {record.node for record in await site.store.ends(streams)} == {""}
+
+
+async def _homes(ghost: Ghost, pattern: SessionId, count: int) -> list[StreamId]:
+    """Sessions whose home is the ghost."""
+    record = await ghost.store.session(pattern)
+    assert record is not None
+    steps: list[Step] = []
+    streams = []
+    for _ in range(count):
+        session, stream = new_session_id(secrets.token_bytes), new_stream_id(secrets.token_bytes)
+        steps.append(PutSession(record=replace(record, id=session, standalone=stream)))
+        standalone = StreamRecord(
+            id=stream, session=session, kind=Kind.STANDALONE, node=ghost.node, fence=ghost.fence, opened=record.created
+        )
+        steps.append(OpenStream(record=standalone))
+        streams.append(stream)
+    for start in range(0, len(steps), 500):
+        assert not any(await ghost.store.commit(steps[start : start + 500]))
+    return streams
