@@ -1,4 +1,4 @@
-"""A call that survives a cut connection, played in the terminal: `make demo`.
+"""Calls that survive a cut connection and a killed server, played in the terminal: `make demo`.
 
 Starts `perdure serve examples/hello.py:server` and talks to it over real HTTP with nothing but an HTTP client and a
 decoder of server-sent events, so that each step is in sight. Then the server stays up for you to try.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from perdure.listener import listen
 
 BAKERY = Path(__file__).with_name("hello.py")
 LOAVES = 8
-SEEN_BEFORE_THE_CUT = 3
+SEEN_BEFORE_THE_LOSS = 3
 #: Longer than one loaf takes, so that some events are missed.
 RETRY = "1500ms"
 #: What comes this soon after the client is back was waiting for it.
@@ -43,12 +43,6 @@ INITIALIZE = {
     "params": {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "demo", "version": "1"}},
 }
 INITIALIZED = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-BAKE = {
-    "jsonrpc": "2.0",
-    "id": 2,
-    "method": "tools/call",
-    "params": {"name": "bake", "arguments": {"loaves": LOAVES}, "_meta": {"progressToken": "bread"}},
-}
 
 CURL = """\
 url={url}
@@ -119,6 +113,7 @@ class Client:
     position: str = ""
     retry: float = 0
     began: float = field(default_factory=time.monotonic)
+    request_id: int = 1
 
     def open_session(self) -> str:
         response = self.http.post(self.url, json=INITIALIZE, headers=JSON_AND_SSE).raise_for_status()
@@ -127,13 +122,15 @@ class Client:
         self.http.post(self.url, json=INITIALIZED, headers=JSON_AND_SSE | self.headers).raise_for_status()
         return str(session)
 
-    def call_and_be_cut(self) -> None:
-        self.began = time.monotonic()
-        with self.http.stream("POST", self.url, json=BAKE, headers=JSON_AND_SSE | self.headers) as response:
+    def call(self) -> Generator[None, None, None]:
+        """Call the tool, event by event. Leaving off closes the socket, although the answer has not ended."""
+        self.request_id += 1
+        self.events, self.began = [], time.monotonic()
+        headers = JSON_AND_SSE | self.headers
+        with self.http.stream("POST", self.url, json=bake(self.request_id), headers=headers) as response:
             for event in self.read(response):
                 self.tell(event, "live")
-                if len(self.events) == SEEN_BEFORE_THE_CUT:
-                    break  # leaving the block closes the socket, although the answer has not ended
+                yield
 
     def resume(self) -> None:
         headers = {"Accept": "text/event-stream", "Last-Event-ID": self.position}
@@ -161,18 +158,24 @@ class Client:
         self.terminal.line(f"{at}  {how:<10}  {said:<33}  {self.terminal.paint('2', event.id)}", mark="•")
 
 
+def bake(request_id: int) -> dict[str, Any]:
+    meta = {"progressToken": f"bread-{request_id}"}
+    params = {"name": "bake", "arguments": {"loaves": LOAVES}, "_meta": meta}
+    return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
+
+
 def text_of(response: dict[str, Any]) -> str:
     return str(response["result"]["content"][0]["text"]) if "result" in response else json.dumps(response)
 
 
-def losses(events: list[ServerSentEvent], loaves: int = LOAVES) -> list[str]:
+def losses(events: list[ServerSentEvent], request_id: int, loaves: int = LOAVES) -> list[str]:
     """What is wrong with the events of the whole call; nothing, if each came once and in order."""
     messages = [json.loads(event.data) for event in events]
     progress = [message["params"]["progress"] for message in messages if "method" in message]
     found = []
     if progress != list(range(1, loaves + 1)):
         found.append(f"progress came as {progress}, not as 1 to {loaves} once each")
-    if [message.get("id") for message in messages if "method" not in message] != [BAKE["id"]]:
+    if [message.get("id") for message in messages if "method" not in message] != [request_id]:
         found.append("the result did not come exactly once")
     if not messages or "result" not in messages[-1]:
         found.append("the last event was not the result")
@@ -181,25 +184,54 @@ def losses(events: list[ServerSentEvent], loaves: int = LOAVES) -> list[str]:
     return found
 
 
-def play(url: str, terminal: Terminal) -> list[str]:
-    """The scene; returns what was lost."""
-    client = Client(url=url, terminal=terminal)
+def play(bakery: Bakery, terminal: Terminal) -> list[str]:
+    """Both scenes; returns what was lost."""
+    client = Client(url=bakery.url, terminal=terminal)
     terminal.step("A client opens a session")
     terminal.line(f"Mcp-Session-Id: {client.open_session()}")
+    return cut_the_connection(client, terminal) + kill_the_server(bakery, client, terminal)
 
+
+def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:
     terminal.step(f"It calls a tool that takes a while: bake(loaves={LOAVES})")
-    client.call_and_be_cut()
+    reading = client.call()
+    for _ in range(SEEN_BEFORE_THE_LOSS):
+        next(reading)
 
     terminal.step("The connection is cut in the middle of the call")
+    reading.close()
     terminal.line(f"socket closed after {len(client.events)} events; the last position was {client.position}", mark="✂")
     terminal.line(f"the oven goes on; the client stays away for the {client.retry:g} s that the server asked for")
     time.sleep(client.retry)
 
     terminal.step("The client comes back with that position: GET, Last-Event-ID")
     client.resume()
+    return judge(client, terminal)
 
+
+def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal) -> list[str]:
+    terminal.step("It calls again, and in the middle of the call the server is killed: kill -9")
+    reading = client.call()
+    for _ in range(SEEN_BEFORE_THE_LOSS):
+        next(reading)
+    killed = bakery.kill()
+    with contextlib.suppress(httpx2.TransportError):
+        list(reading)  # what was still on its way, and then the end
+    terminal.line(f"process {killed} is dead after {len(client.events)} events", mark="✂")
+
+    terminal.step("The server is started again, on the same file")
+    bakery.start()
+    terminal.line(f"process {bakery.pid} is ready; the client makes no handshake")
+
+    terminal.step("The client comes back: same session, same position")
+    terminal.line("the tool may be run again, it says, so it was; what was sent before is not sent again")
+    client.resume()
+    return judge(client, terminal)
+
+
+def judge(client: Client, terminal: Terminal) -> list[str]:
     terminal.step("Was anything lost?")
-    lost = losses(client.events)
+    lost = losses(client.events, client.request_id)
     for loss in lost:
         terminal.line(loss, mark="✗")
     if not lost:
@@ -217,23 +249,47 @@ def invite(url: str, terminal: Terminal) -> None:
     terminal.block("the Python SDK", PYTHON.format(url=url))
 
 
-@contextlib.contextmanager
-def bakery(port: int, store: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The server in a process of its own, and its URL from the line that says it is ready."""
-    command = [sys.executable, "-m", "perdure", "serve", f"{BAKERY}:server", "--port", str(port)]
-    process = subprocess.Popen(
-        [*command, "--store", store, "--retry", RETRY], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
+class Bakery:
+    """The server in a process of its own, again and again on one port and one file."""
+
+    def __init__(self, port: int, store: str) -> None:
+        self.port = port
+        self.url = ""
+        self._store = store
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def start(self) -> None:
+        """Start it, and take its URL from the line that says it is ready."""
+        command = [sys.executable, "-m", "perdure", "serve", f"{BAKERY}:server", "--port", str(self.port)]
+        # It would warn that its predecessor died, in the middle of the scene.
+        options = ["--store", self._store, "--retry", RETRY, "--log-level", "error"]
+        self._process = subprocess.Popen(command + options, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        assert self._process.stdout is not None
+        ready = self._process.stdout.readline()
         if not ready:
-            raise SystemExit(process.wait())  # it has said why
-        yield process, ready.rpartition(" ")[2].strip()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
+            raise SystemExit(self._process.wait())  # it has said why
+        self.url = ready.rpartition(" ")[2].strip()
+        self.port = int(self.url.rpartition(":")[2].partition("/")[0])
+
+    def kill(self) -> int:
+        """As a crash does; gives the id of the process that is no more."""
+        self.process.kill()
+        self.process.communicate()
+        return self.pid
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.communicate()
 
 
 def run(port: int, *, once: bool, folder: str) -> int:
@@ -241,17 +297,21 @@ def run(port: int, *, once: bool, folder: str) -> int:
     store = f"sqlite:{folder}/demo.db"
     terminal.step("A server starts, with its log in a file")
     terminal.line(f"perdure serve examples/hello.py:server --port {port} --store {store}")
-    with bakery(port, store) as (process, url):
-        terminal.line(f"ready on {url}")
-        lost = play(url, terminal)
+    bakery = Bakery(port, store)
+    try:
+        bakery.start()
+        terminal.line(f"ready on {bakery.url}")
+        lost = play(bakery, terminal)
         if not once and not lost:
-            invite(url, terminal)
-            process.wait()
+            invite(bakery.url, terminal)
+            bakery.process.wait()
+    finally:
+        bakery.stop()
     return 1 if lost else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A call that survives a cut connection.")
+    parser = argparse.ArgumentParser(description="Calls that survive a cut connection and a killed server.")
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (8000); 0 picks a free one")
     parser.add_argument("--once", action="store_true", help="end after the scene")
     given = parser.parse_args()

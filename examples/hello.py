@@ -7,6 +7,7 @@ import random
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ToolAnnotations
 
 server = MCPServer("bakery", version="1", instructions="Ask for bread; it takes a while.")
 
@@ -17,7 +18,8 @@ async def greet(name: str) -> str:
     return f"Hello {name}, the oven is warm."
 
 
-@server.tool()
+# Baking again does no harm. Whoever serves this may repeat a call whose process died.
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
 async def bake(loaves: int, ctx: Context, seconds_each: float = 0.4) -> str:
     """Bake loaves one by one and tell about each of them."""
     for loaf in range(1, loaves + 1):

@@ -42,6 +42,7 @@ async function report(call, callTool, name, args) {
     const { content, isError } = await callTool({ name, arguments: args }, { onprogress, onresumptiontoken });
     print({ call, answer: (isError ? "error: " : "") + content[0].text });
   } catch (error) {
-    print({ call, answer: `error: ${error.message}` });
+    const { code, data } = error;
+    print({ call, answer: `error: ${error.message}`, code: typeof code === "number" ? code : undefined, data });
   }
 }

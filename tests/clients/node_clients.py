@@ -26,8 +26,6 @@ class NodeClient(StockClient):
         self._process = process
         self._calls: list[Call] = []
         self.ended = False
-        #: What the script's client reported through `onerror`; part of the message when a story fails.
-        self.errors: list[str] = []
 
     async def knows(self, call: Call, positions: int) -> None:
         """A reset throws away what fetch has received and nobody has read yet, so wait for the client's own word."""
@@ -58,6 +56,8 @@ class NodeClient(StockClient):
         progress: int | None = None,
         token: str | None = None,
         answer: str | None = None,
+        code: int | None = None,
+        data: Any = None,
         notice: str | None = None,
         asked: str | None = None,
         error: str | None = None,
@@ -75,7 +75,7 @@ class NodeClient(StockClient):
         if call is not None and token is not None:
             self._calls[call].tokens.append(token)
         if call is not None and answer is not None:
-            self._calls[call].answer = answer
+            self._calls[call].answer, self._calls[call].code, self._calls[call].data = answer, code, data
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import mcp_types as types
 from mcp import Client, ClientSession
 from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 
 from tests.clients.stock import MODEL_SAYS, USER_SAYS, Call, StockClient
 
@@ -46,6 +47,8 @@ class PythonClient(StockClient):
         try:
             result = await self.session.call_tool(tool, arguments, progress_callback=on_progress)
             call.answer = _text(result)
+        except MCPError as error:
+            call.code, call.data, call.answer = error.code, error.data, f"error: {error}"
         except Exception as error:  # whatever the client raises is what the story sees
             call.answer = f"error: {error}"
         self.changed()

@@ -26,6 +26,9 @@ class Call:
     progress: list[int] = field(default_factory=list)
     #: The text of the result, or `error: …` when the call failed.
     answer: str | None = None
+    #: Of a JSON-RPC error: its code and its data.
+    code: int | None = None
+    data: Any = None
     #: The positions that the client told its caller; only the TypeScript clients do, the Python ones stay at none.
     tokens: list[str] = field(default_factory=list)
 
@@ -37,6 +40,8 @@ class StockClient(ABC):
         self.protocol = ""
         self.notices: list[str] = []
         self.asked: list[str] = []
+        #: What the client reported through an error callback, where it has one.
+        self.errors: list[str] = []
         self._changed = asyncio.Event()
 
     @abstractmethod

@@ -76,10 +76,13 @@ class _Link:
 
 
 class CuttingProxy:
-    """Forwards connections to `127.0.0.1:upstream` until told otherwise; see the module for the ways to lose them."""
+    """Forwards connections to `127.0.0.1:upstream` until told otherwise; see the module for the ways to lose them.
 
-    def __init__(self, upstream: int) -> None:
-        self.upstream = upstream
+    With several upstreams each new connection goes to the next of them, as behind a balancer that knows no sessions.
+    """
+
+    def __init__(self, *upstreams: int) -> None:
+        self.upstreams = upstreams
         self.port = 0
         #: Connections accepted so far, and requests forwarded so far by method: a client's retries are seen here.
         self.accepted = 0
@@ -125,7 +128,8 @@ class CuttingProxy:
         return self._mark(what, times, only, None)
 
     def hold(self) -> None:
-        """Forward nothing more in either direction and close nothing; new connections are accepted and held as well."""
+        """Forward nothing more in either direction and close nothing; new connections are accepted and held as well,
+        so that they meet whatever server is there at the release."""
         self._flowing.clear()
 
     def release(self) -> None:
@@ -148,12 +152,15 @@ class CuttingProxy:
 
     async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One client's connection, from accept to its end."""
-        self.accepted += 1
+        number, self.accepted = self.accepted, self.accepted + 1
+        if not self._refusing:
+            await self._flowing.wait()
         if self._refusing:
             _reset(to_client)
             return
         try:
-            from_server, to_server = await asyncio.open_connection("127.0.0.1", self.upstream)
+            upstream = self.upstreams[number % len(self.upstreams)]
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", upstream)
         except ConnectionError:
             _reset(to_client)
             return
@@ -268,9 +275,9 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def cutting_proxy(upstream: int) -> AsyncIterator[CuttingProxy]:
-    """A proxy on a free port of the loopback, in front of the server on port `upstream`."""
-    proxy = CuttingProxy(upstream)
+async def cutting_proxy(*upstreams: int) -> AsyncIterator[CuttingProxy]:
+    """A proxy on a free port of the loopback, in front of the servers on these ports."""
+    proxy = CuttingProxy(*upstreams)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:

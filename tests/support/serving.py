@@ -89,7 +89,7 @@ async def serving(
         str(port),
         *options,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -109,7 +109,7 @@ async def serving(
         print(*served.output, sep="\n")  # shown by pytest when the test fails
 
 
-def _python_path() -> str:
+def python_path() -> str:
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 

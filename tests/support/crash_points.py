@@ -1,0 +1,64 @@
+"""Where servers die: functions of the product and edges of them, as data (`crash_child` says how they are met)."""
+
+from __future__ import annotations
+
+from tests.support.nursery import Point
+
+STEPS = "perdure.store._sqlite_steps"
+WRITER = "perdure.store._sqlite_writer"
+FILE = "perdure.store._sqlite_file"
+NODES = "perdure.store._sqlite_nodes"
+
+
+def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = False) -> Point:
+    return Point(module=module, qualname=qualname, edge=edge, nth=nth, armed=armed)
+
+
+#: Met while calls run. The name says where the process dies.
+POINTS = {
+    "before the row of a call": at("perdure.session", "Session.accept", "enter"),
+    "before the row of the second call": at("perdure.session", "Session.accept", "enter", 2),
+    "in the transaction of the row": at(STEPS, "Steps._open_stream", "leave"),
+    "between the row and the runtime": at("perdure.exchange", "Exchange.start", "enter"),
+    "between the second row and the runtime": at("perdure.exchange", "Exchange.start", "enter", 2),
+    "before the first append": at("perdure.streams", "Stream.append", "enter"),
+    "in the transaction of the first events": at(STEPS, "Steps._append", "leave"),
+    "between an append and its send": at("perdure.streams", "Stream.accepted", "enter"),
+    "between a later append and its send": at("perdure.streams", "Stream.accepted", "enter", 4),
+    "before anything is sent": at("perdure.hub", "Reader._send", "enter"),
+    "after something was sent": at("perdure.hub", "Reader._send", "enter", 4),
+    # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
+    "between the answer and the end of its row": at(STEPS, "Steps._append", "within"),
+    "behind the last statement, before the commit": at(STEPS, "Steps.apply", "leave", 5),
+}
+
+#: Met in the thread that groups commits, which does all of them where each waits for the disk (`sync=full`).
+GROUP_POINTS = {
+    "at the beginning of a group": at(WRITER, "Writer._do", "enter"),
+    "in the middle of a group": at(STEPS, "Steps.apply", "leave", 3),
+    "just before a group is committed": at(WRITER, "Writer._do", "within", 3),
+    "when a group is committed and nobody knows": at(WRITER, "Writer._do", "leave", 4),
+}
+
+#: Met by a server that starts on the file of one that was killed while calls ran.
+SECOND_POINTS = {
+    "before a stream is claimed": at("perdure.settling", "Settler._settle_stream", "enter"),
+    "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
+    "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
+    "before a session is loaded": at("perdure.sessions", "Sessions._build", "enter"),
+    "before a session's runtime is loaded": at("perdure.exchange", "Exchange._load", "enter"),
+    "before it is noted that a call runs again": at("perdure.settling", "Settler._run_again", "enter"),
+    "between that note and the runtime": at("perdure.exchange", "Exchange.start", "enter"),
+    "before an unknown outcome is told": at("perdure.settling", "Settler._answer_unknown", "enter"),
+    "in the transaction of a settled answer": at(STEPS, "Steps._append", "within"),
+    "before the dead are buried": at(NODES, "bury", "enter"),
+    "in the middle of a burial": at(NODES, "bury", "within", 3),
+}
+
+#: Met by a server that brings a file of the first layout up to date.
+MIGRATION_POINTS = {
+    "before the first statement": at(FILE, "bring_up_to_date", "enter"),
+    "between two statements": at(FILE, "bring_up_to_date", "within", 12),
+    "before the commit": at(FILE, "bring_up_to_date", "leave"),
+    "after the commit": at(FILE, "open_writer", "leave"),
+}
