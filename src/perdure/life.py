@@ -36,6 +36,10 @@ _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
 
 
+_LEARN_SECONDS = 1.0
+"""How long a stop takes to find out which of the running calls the next process may run again."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Life:
     """The parts of a process that serves."""
@@ -50,8 +54,10 @@ class Life:
         """Send idle clients elsewhere and wait for running calls, for `drain_timeout` at most."""
         self.house.hub.end_idle()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.house.settings.drain_timeout):
+            async with asyncio.timeout(_LEARN_SECONDS):
                 await self.settler.learn_tools()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.house.settings.drain_timeout):
                 while self.sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
                     await asyncio.sleep(_DRAIN_LOOK)
 

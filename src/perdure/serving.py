@@ -151,12 +151,17 @@ class _Server(uvicorn.Server):
         """Let others have the port, and the clients whose connections are idle."""
         for server in self.servers:
             server.close()
+        self.send_away()
+
+    def send_away(self) -> None:
+        """Close connections: the idle ones now, the others behind their response, so that clients go elsewhere."""
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
     def drain(self) -> None:
         if self.drainage is None and self.loop is not None:
             self.drainage = self.loop.create_task(self.run_drain())
+            self.send_away()
 
     async def run_drain(self) -> None:
         try:

@@ -305,15 +305,22 @@ class Session:
         state = advance(SESSION, self.state, step)
         self.record = replace(self.record, state=state, ended=step.value)
         await self._close(reason)
-        tell = mail.encode(mail.Ended(session=self.id, reason=step.value))
-        posts = [Post(node=node, message=tell) for node in self.house.neighbours.others]
-        self.put(EndSession(session=self.id, time=self.house.clock(), reason=step.value), *posts)
         self.house.counters.sessions_ended += 1
+        tell = mail.encode(mail.Ended(session=self.id, reason=step.value))
+        end = EndSession(session=self.id, time=self.house.clock(), reason=step.value)
+        try:
+            await self.house.journal.write(end)  # from then on every process answers 404
+        except StoreError:
+            self.put(end)  # it is written when the store is back
+        for node in self.house.neighbours.others:
+            self.put(Post(node=node, message=tell))
 
     async def was_ended(self, reason: str) -> None:
         """It was ended by another process: let go of it."""
         if self.state is not SessionState.ENDED:
             self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
+            for stream in self.streams.values():
+                stream.unlog()
             await self._close("The session has ended")
 
     async def _close(self, reason: str) -> None:
@@ -333,10 +340,18 @@ class Session:
         if self.home and not self._outgoing:
             self.standalone.append(payload, also=also)
             return self.standalone
-        self._outgoing.append((payload, also))
-        if self._forwarding is None:
-            self._forwarding = asyncio.create_task(self._forward(), name="perdure-forward")
+        if self.standalone.node and not self._outgoing:
+            # In the journal's order, so that nothing is answered before what was said is in the home's mail (R2).
+            self.house.journal.put(_Mailed(self, payload, also))
+        else:
+            self.say_later(payload, also)
         return None
+
+    def say_later(self, payload: bytes, also: Step | None) -> None:
+        """Send it when it is known who the home is."""
+        self._outgoing.append((payload, also))
+        if self._forwarding is None and self.state is not SessionState.ENDED:
+            self._forwarding = asyncio.create_task(self._forward(), name="perdure-forward")
 
     async def _forward(self) -> None:
         try:
@@ -365,11 +380,15 @@ class Session:
                 self.standalone.append(payload, also=also)
             return
         some = self._outgoing[:_FORWARD_AT_ONCE]
-        payloads = tuple(payload.decode() for payload, _ in some)
-        message = mail.encode(mail.Forward(id=new_stream_id(self.house.random), session=self.id, payloads=payloads))
         steps = [step for _, step in some if step is not None]
-        await self.house.journal.write(*steps, Post(node=self.standalone.node, message=message))
+        await self.house.journal.write(*steps, self.mailed(*(payload for payload, _ in some)))
         del self._outgoing[: len(some)]
+
+    def mailed(self, *payloads: bytes) -> Post:
+        """Messages for the standalone stream, in the mail of the home."""
+        texts = tuple(payload.decode() for payload in payloads)
+        message = mail.Forward(id=new_stream_id(self.house.random), session=self.id, payloads=texts)
+        return Post(node=self.standalone.node, message=mail.encode(message))
 
     async def come_home(self, *, take: bool = False) -> bool:
         """Become the session's home, if it has none that lives; with `take`, in any case. Tells whether it is."""
@@ -526,6 +545,30 @@ class Session:
     async def _lives(self, node: NodeId) -> bool:
         neighbours = self.house.neighbours
         return node in (self.house.node, *neighbours.others) or not await neighbours.is_dead(node)
+
+
+class _Mailed:
+    """A source for a message that the home appends; if that is gone, another one is looked for."""
+
+    __slots__ = ("_also", "_payload", "_session")
+
+    def __init__(self, session: Session, payload: bytes, also: Step | None) -> None:
+        self._session = session
+        self._payload = payload
+        self._also = also
+
+    def take(self) -> Sequence[Step]:
+        post = self._session.mailed(self._payload)
+        return (post,) if self._also is None else (self._also, post)
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        pass
+
+    def written(self, steps: Sequence[Step]) -> None:
+        pass
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        self._session.say_later(self._payload, self._also)
 
 
 class _Change:

@@ -105,7 +105,6 @@ class Sessions:
         session = None if record is None else await self.load(record.id)
         if session is not None and session.state is SessionState.DORMANT:
             await self.end(session, SessionStep.WINDOW_PASSED, "The session made room for others")
-            await self._house.journal.flushed()
 
     # Finding and loading
 

@@ -446,7 +446,8 @@ class Settler:
         for session, call in self._sessions.running_calls():
             verdict = settling.verdict(call.request.method, attempt=call.attempt)
             name = str((call.request.params or {}).get("name"))
-            if verdict is Verdict.UNKNOWN or (verdict is Verdict.ASK and not self._at_stop.known(name)):
+            again = verdict is Verdict.RERUN or (verdict is Verdict.ASK and self._at_stop.known(name))
+            if not (again and self._house.store.shared):  # nothing outlives the process otherwise
                 session.exchange.answer_unknown(call, reason)
 
     # Homes and readers

@@ -56,6 +56,7 @@ class Stream:
         "_tail",
         "_tail_bytes",
         "_trimmed",
+        "_unlogged",
         "_whole",
         "delivered",
         "durable",
@@ -123,6 +124,7 @@ class Stream:
         self._queued = False
         self._fenced = False
         self._whole = False
+        self._unlogged = False
         self._trimmed = 0
         self._tail: list[Event] = []
         self._tail_bytes = 0
@@ -232,9 +234,24 @@ class Stream:
             self._seal = self.owed == 0
         if also is not None:
             self._also += (also,)
-        if not self._queued:
+        if self._unlogged:
+            self._show_unlogged()
+        elif not self._queued:
             self._queued = True
             self._journal.put(self)
+
+    def unlog(self) -> None:
+        """The store has forgotten it, with its session: what still comes is for the reader that is there."""
+        self._unlogged = self.writes
+
+    def _show_unlogged(self) -> None:
+        self._pending, self._ends, self._also = [], (), ()
+        self.visible = self.durable = self.last
+        if self._seal and not self.over:
+            self.advance(StreamStep.LAST_RESPONSE)
+        if self.reader is not None:
+            self.reader.wake()
+        self.moved()
 
     @property
     def crowded(self) -> bool:
