@@ -257,8 +257,8 @@ class Session:
     def _written(self, step: Step) -> None:
         self._pending = tuple(pending for pending in self._pending if pending is not step)
 
-    def refresh(self, stored: SessionRecord, stamp: object) -> None:
-        """Take over what other processes have changed."""
+    def refresh(self, stored: SessionRecord, stamp: object, *, reattached: bool = False) -> None:
+        """Take over what other processes have changed; or that the client has begun anew, here and now."""
         before = self.record
         self.stamp = stamp
         if before.state is SessionState.OPENING or stored.incarnation < before.incarnation:
@@ -270,7 +270,7 @@ class Session:
         if level := sticky.news(before.sticky, stored.sticky):
             self.exchange.repeat(level)
         if stored.incarnation > before.incarnation:
-            self.begin_incarnation()
+            self._begin_incarnation(here=reattached)
         if stored.initialized and not before.initialized:
             self.exchange.mark_initialized()
 
@@ -433,19 +433,24 @@ class Session:
 
     # Incarnations
 
-    def begin_incarnation(self) -> None:
+    def _begin_incarnation(self, *, here: bool) -> None:
         """The client began anew: its readers of before are ended, and what still waits for it is asked again."""
         for stream in (self.standalone, *self.streams.values()):
             if not stream.sealed:  # what is over ends by itself, with its answer
                 self._end_reader(stream)
+                if here:  # otherwise one elsewhere may be of this incarnation already
+                    self._end_elsewhere(stream)
         self.attached()  # after its readers have left, so that they count as lost before
         self.exchange.ask_again()
 
     def _end_reader(self, stream: Stream) -> None:
-        """End whoever reads a stream, here or elsewhere, as if it had left in this moment."""
+        """End whoever reads a stream here, as if it had left in this moment."""
         if (reader := stream.reader) is not None:
             reader.end()
             self.house.hub.detach(reader)
+
+    def _end_elsewhere(self, stream: Stream) -> None:
+        """The same for whoever reads it at another node."""
         if stream.writes and (elsewhere := stream.foreign) is not None:
             stream.read_elsewhere(None, arrival=self.house.hub.arrive())
             told = mail.encode(mail.Reading(session=self.id, stream=stream.id))

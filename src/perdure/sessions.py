@@ -201,7 +201,7 @@ class Sessions:
         record = await self._house.journal.within_time(self._house.store.reattach(session.id))
         if record is None:
             return None
-        session.refresh(record, stamp)
+        session.refresh(record, stamp, reattached=True)
         await session.come_back()
         session.tell_attached()
         self._house.counters.reattaches += 1
