@@ -23,7 +23,7 @@ from perdure._core.ids import Fence, Kind, NodeId, Position, position_prefix
 from perdure._core.retention import Kept
 from perdure._core.states import STREAM, StreamState, StreamStep, advance
 from perdure.errors import PerdureError
-from perdure.journal import Journal
+from perdure.journal import Journal, Steps
 from perdure.observe import note
 from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, StreamRecord, Trim
 
@@ -365,6 +365,8 @@ class Stream:
         if append.fence != self.fence:
             return  # this node has claimed it anew meanwhile
         lost = [*append.events, *self._pending]
+        if self._also:
+            self._journal.put(Steps(self._also))  # they are no less so because their events go elsewhere
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
         self.last = self.visible = self.durable
         self.writes = False
