@@ -305,8 +305,8 @@ class Stream:
 
     def _look_settled(self) -> None:
         """Once it is over, written and unread, the store has all there is to know of it: this object may go."""
-        if self.on_settled is None or self._whole:
-            return
+        if self.on_settled is None or self._whole or not (self.writes or self._fenced):
+            return  # one that another node writes, or wrote, goes with its reader (`unread`), who may be about to come
         if self.over and self.reader is None and (self.durable >= self.last or self._fenced):
             settled, self.on_settled = self.on_settled, None
             settled(self)
