@@ -13,7 +13,6 @@ written. Steps are repeatable, so a commit that was given up and happened all th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
@@ -138,12 +137,6 @@ class Journal:
         except Exception as error:
             # A store must not raise this; but calls that wait for ever would be worse than a store in trouble.
             raise StoreUnavailable(f"the store broke: {error!r}") from error
-
-    async def flushed(self) -> None:
-        """Wait until everything that was put is written, or held for longer than the store's time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout):
-                await self._idle.wait()
 
     async def aclose(self) -> None:
         """Write what is queued; what the store does not take within its time is lost with the process."""

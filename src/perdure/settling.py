@@ -118,7 +118,6 @@ class Settler:
         await self._settle_homes(homes, round_)
         if failures:
             raise failures[0]
-        await house.journal.flushed()
         for stream in await self._ask(house.store.bury(dead, heir=house.node)):
             await self._tell_unread(stream)
         house.counters.nodes_settled += 1

@@ -45,11 +45,26 @@ async def test_a_node_that_lapsed_stays_so_and_its_beats_do_not_look_like_life()
     store, clock = MemoryStore(), Clock()
     await store.join(A)
     view = store.liveness(A, lease=LEASE, monotonic=clock)
+    await store.join(B)
     clock.now += LEASE
     before = list(await store.nodes())
     await view.beat(b'{"alive":true}')
     assert not view.holds
     assert list(await store.nodes()) == before
+
+
+async def test_a_node_that_is_alone_holds_its_claims_however_long_it_was_silent() -> None:
+    """A tool that blocks the event loop for a minute must not stop the only server for good."""
+    store, clock = MemoryStore(), Clock()
+    await store.join(A)
+    view = store.liveness(A, lease=LEASE, monotonic=clock)
+    clock.now += 10 * LEASE
+    assert view.holds
+    await store.join(B)
+    clock.now += 0.7 * LEASE
+    assert view.holds
+    clock.now += 0.1 * LEASE
+    assert not view.holds
 
 
 async def test_a_node_that_was_buried_holds_nothing_more() -> None:

@@ -51,6 +51,11 @@ class Leases:
         """The claim is gone: the store does not know this node any more, or it has left."""
         self._until = float("-inf")
 
+    def alone(self, *, now: float) -> None:
+        """No other node has joined, so nobody can have taken this one for dead, however long it was silent."""
+        if self._until > float("-inf"):
+            self._until = max(self._until, now + OWN_SHARE * self._lease)
+
     def beaten(self, *, sent: float, now: float) -> None:
         """A beat of this node's own went through."""
         if not self.holds(now=now):

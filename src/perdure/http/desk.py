@@ -38,8 +38,11 @@ class Desk:
         self.settings = house.settings
         self._retry_ms = round(house.settings.retry * 1000)
 
-    async def session(self, headers: Headers, owner: str, scope: Scope) -> Session:
-        """The session that a request names, if it is the caller's. A foreign one and none are answered alike."""
+    async def session(self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True) -> Session:
+        """The session that a request names, if it is the caller's. A foreign one and none are answered alike.
+
+        `resume`: calls that wait for their principal run again in the context of this request.
+        """
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
@@ -49,7 +52,7 @@ class Desk:
                 raise await self.recovery.gone(headers, owner, scope)
             spans.tell(session=session.name)
             await session.come_back()
-            if session.waits:
+            if session.waits and resume:
                 await self.settler.resume(session, HttpRequest(scope))
         except SessionEnded:
             raise self.gone() from None

@@ -46,7 +46,8 @@ class Post:
         http = HttpRequest(scope, replayed(body))
         if isinstance(parsed, Request) and parsed.method == "initialize":
             return await self._initialize(parsed, body, http, headers, owner)
-        session = await self._desk.session(headers, owner, scope)
+        # A word that is no request may be that a call shall not run again.
+        session = await self._desk.session(headers, owner, scope, resume=isinstance(parsed, Request | Batch))
         messages = self._messages(parsed, session)
         requests = [message for message in messages if isinstance(message, Request)]
         if not requests:

@@ -136,6 +136,9 @@ class MemoryNodes:
         row = self._nodes.get(node)
         return row is not None and not row.left
 
+    def _is_alone(self, node: NodeId) -> bool:
+        return len(self._nodes) == 1 and node in self._nodes
+
     def _beat(self, node: NodeId, facts: bytes) -> None:
         self._writes += 1
         row = self._nodes[node]
@@ -159,9 +162,12 @@ class MemoryLiveness:
 
     @property
     def holds(self) -> bool:
+        now = self._monotonic()
         if not self._store._has(self._node):
             self._leases.lapse()
-        return self._leases.holds(now=self._monotonic())
+        elif self._store._is_alone(self._node):
+            self._leases.alone(now=now)
+        return self._leases.holds(now=now)
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()
