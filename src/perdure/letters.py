@@ -43,7 +43,7 @@ class Letters:
             case mail.Attached():
                 await self._attached(message)
             case mail.Waiting():
-                self._settler.expect(message.session)
+                self._settler.waiting.expect(message.session)
             case mail.Reading():
                 await self._reading(message)
             case mail.Missed():
@@ -64,7 +64,7 @@ class Letters:
                 await self._sessions.load(stream.session)  # which lets go of it
 
     async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
-        await self._settler.cancel(cancelled)
+        await self._settler.waiting.cancel(cancelled)
 
     async def _forward(self, message: mail.Forward, received: Received) -> None:
         """Messages for the standalone stream: in one commit with their receipt, if this is the home."""
@@ -137,4 +137,4 @@ class Letters:
                     message.request_id, incarnation=message.incarnation, params=message.params
                 )
                 if not here:
-                    await self._settler.cancel(message)
+                    await self._settler.waiting.cancel(message)

@@ -20,6 +20,7 @@ from perdure import metrics
 from perdure._core.ids import NodeId, new_node_id
 from perdure._core.retention import Limits
 from perdure.errors import StoreError
+from perdure.handover import Handover
 from perdure.house import House
 from perdure.hub import Hub
 from perdure.journal import Journal
@@ -47,6 +48,7 @@ class Life:
     house: House
     sessions: Sessions
     settler: Settler
+    handover: Handover
     liveness: Liveness
     loop: asyncio.AbstractEventLoop
 
@@ -55,7 +57,7 @@ class Life:
         self.house.hub.end_idle()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEARN_SECONDS):
-                await self.settler.learn_tools()
+                await self.handover.learn_tools()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.house.settings.drain_timeout):
                 while self.sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
@@ -63,7 +65,7 @@ class Life:
 
     def stop(self) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer."""
-        self.settler.hand_over("the server is stopping")
+        self.handover("the server is stopping")
         self.house.hub.end_all()
 
 
@@ -92,6 +94,7 @@ async def living(
             house=house,
             sessions=sessions,
             settler=settler,
+            handover=Handover(sessions, outlived=store.shared),
             liveness=liveness,
             loop=asyncio.get_running_loop(),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from starlette.requests import Request as HttpRequest
 
 from perdure._core import settling
@@ -49,3 +51,15 @@ class Rerunnable:
             if cursor is None:
                 break
         return tools
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What is known, and was done, while one settles."""
+
+    tools: Rerunnable
+    http: HttpRequest | None = None
+    """The request of the principal whose calls are settled."""
+    cancelled: frozenset[tuple[SessionId, int, int | str]] = frozenset()
+    withdrawn: set[str] = field(default_factory=set)
+    """Asks of dead nodes."""

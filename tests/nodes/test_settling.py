@@ -272,9 +272,7 @@ async def test_a_call_that_waits_may_be_cancelled(house: House, tokens: FileToke
     left = await ghost.take(peer.session, peer.tool("who", id=3))
     await ghost.die()
     await until(lambda: site.app.counters.nodes_settled)
-    await life_of(site).settler.cancel(
-        mail.Cancelled(session=SessionId(peer.session), incarnation=1, request_id=3, params={"requestId": 3})
-    )
+    assert (await peer.cancel(3)).status_code == 202
     assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
     assert shop.seen == []
 

@@ -53,7 +53,7 @@ class Desk:
             spans.tell(session=session.name)
             await session.come_back()
             if session.waits and resume:
-                await self.settler.resume(session, HttpRequest(scope))
+                await self.settler.waiting.resume(session, HttpRequest(scope))
         except SessionEnded:
             raise self.gone() from None
         except StoreError:

@@ -168,7 +168,7 @@ class Post:
                 return None
             session, incarnation = found
             if session.waits:
-                await self._desk.settler.resume(session, http)
+                await self._desk.settler.waiting.resume(session, http)
             session.exchange.calls.reserve([request], incarnation=incarnation)
             [call] = await session.accept([request], [body], incarnation=incarnation)
         except StoreError:

@@ -1,0 +1,131 @@
+"""What becomes of calls that a dead node left behind, one at a time: answered, run again, or kept waiting."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from starlette.requests import Request as HttpRequest
+
+from perdure import spans
+from perdure._core.ids import StreamId
+from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
+from perdure._core.states import CALL, CallState, CallStep, advance
+from perdure.house import House
+from perdure.ledger import REQUEST_CANCELLED, error_payload, progress_token, unknown_outcome
+from perdure.observe import note
+from perdure.session import Session
+from perdure.store.base import CallEnd, CallRecord, PutCall
+from perdure.streams import Stream
+
+DIED = "its process died"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """A call that was left behind."""
+
+    row: CallRecord
+    request: Request | None
+
+
+class Outcomes:
+    """Gives calls that were left behind what becomes of them."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def unknown(self, call: Left, stream: Stream, reason: str = DIED) -> None:
+        row = call.row
+        params = None if call.request is None else call.request.params
+        payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
+        with spans.settle(row.session[:8], row.stream, outcome="unknown"):
+            stream.append(payload, end=end_of(row, CallStep.SETTLE))
+        self._house.counters.calls_settled += 1
+        note(logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream)
+
+    def cancelled(self, call: Left, stream: Stream) -> None:
+        row = call.row
+        payload = error_payload(row.request_id, REQUEST_CANCELLED, "Request cancelled")
+        with spans.settle(row.session[:8], row.stream, outcome="cancelled"):
+            stream.append(payload, end=end_of(row, CallStep.CANCEL))
+        self._house.counters.calls_cancelled += 1
+        self._house.counters.settles_cancelled += 1
+
+    async def run_again(self, session: Session, call: Left, stream: Stream, http: HttpRequest | None) -> None:
+        row = call.row
+        assert call.request is not None
+        progress = await self._progress(session, row, call.request)
+        again = PutCall(
+            stream=stream.id,
+            fence=stream.fence,
+            incarnation=row.incarnation,
+            request_id=row.request_id,
+            state=advance(CALL, row.state, CallStep.RUN_AGAIN),
+            attempt=row.attempt + 1,
+            progress=progress,
+        )
+        with spans.settle(session.name, stream.id, outcome="rerun"):
+            await self._house.journal.write(again)
+            [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
+            running.progress, running.attempt = progress, row.attempt + 1
+            session.exchange.start(running, http)
+        self._house.counters.calls_rerun += 1
+        note(logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream)
+
+    async def _progress(self, session: Session, row: CallRecord, request: Request) -> float | None:
+        """The highest progress that was sent for a call, on its own stream or, as an orphan's, on the standalone."""
+        token = progress_token(request)
+        if token is None:
+            return None
+        tokens = (token, f"{row.incarnation}:{token}")
+        highest = row.progress
+        for stream in (row.stream, session.record.standalone):
+            async for payload in self._payloads(stream):
+                if b"notifications/progress" in payload:
+                    params = json.loads(payload).get("params") or {}
+                    sent = params.get("progress")
+                    if params.get("progressToken") in tokens and isinstance(sent, int | float):
+                        highest = sent if highest is None else max(highest, sent)
+        return highest
+
+    async def _payloads(self, stream: StreamId) -> AsyncIterator[bytes]:
+        after = 0
+        while events := await self._house.journal.read(stream, after=after, limit=1_000):
+            for event in events:
+                yield event.payload
+            after = events[-1].seq
+
+    async def have_wait(self, call: Left, stream: Stream) -> None:
+        row = call.row
+        waits = PutCall(
+            stream=stream.id,
+            fence=stream.fence,
+            incarnation=row.incarnation,
+            request_id=row.request_id,
+            state=advance(CALL, row.state, CallStep.LOSE_NODE),
+            attempt=row.attempt,
+            progress=row.progress,
+        )
+        await self._house.journal.write(waits)
+        note(logging.INFO, "call.waits", f"a request waits for its principal ({row.method})", stream=row.stream)
+
+
+def has_ended(row: CallRecord) -> bool:
+    return row.state not in (CallState.RUNNING, CallState.WAITING)
+
+
+def left(row: CallRecord) -> Left:
+    try:
+        parsed = parse_body(row.request)
+    except InvalidMessage:
+        parsed = None
+    return Left(row=row, request=parsed if isinstance(parsed, Request) else None)
+
+
+def end_of(row: CallRecord, step: CallStep) -> CallEnd:
+    # A row that was RUNNING when its node died is lost first: both ends are in the table from there.
+    state = advance(CALL, row.state, step)
+    return CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=state)
