@@ -21,6 +21,7 @@ from starlette.routing import Mount
 import perdure
 from perdure import metrics
 from perdure._core.ids import NodeId
+from perdure._core.states import SessionState
 from perdure.errors import Misuse
 from perdure.families import COUNTED, RECOVERIES, SETTLES, Snapshot
 from perdure.observe import BUCKETS, Counters, Histogram
@@ -66,7 +67,9 @@ def beaten(snapshot: Snapshot) -> NodeRecord:
 
 
 def test_every_number_of_a_node_is_on_the_page() -> None:
-    page = numbers(metrics.render(a_snapshot(events_appended=7, calls_settled=5), (), {OWN: 0.25}, stored=9))
+    page = numbers(
+        metrics.render(a_snapshot(events_appended=7, calls_settled=5), (), {OWN: 0.25}, stored={SessionState.ACTIVE: 9})
+    )
     node = OWN[:8]
     assert of(page, "perdure_events_appended_total", node=node) == 7
     assert of(page, "perdure_settles_total", node=node, outcome="unknown") == 5
@@ -76,7 +79,8 @@ def test_every_number_of_a_node_is_on_the_page() -> None:
     assert of(page, "perdure_readers", node=node) == 3
     assert of(page, "perdure_store_degraded", node=node) == 1
     assert of(page, "perdure_node_lease_age_seconds", node=node) == 0.25
-    assert of(page, "perdure_store_sessions") == 9
+    assert of(page, "perdure_store_sessions", state="active") == 9
+    assert of(page, "perdure_store_sessions", state="dormant") == 0
 
 
 def test_every_counter_is_exported() -> None:
@@ -257,7 +261,7 @@ async def test_whichever_of_two_nodes_is_scraped_it_shows_both(tmp_path: Path) -
         await until(told)
         ages = [value for (name, _), value in page.items() if name == "perdure_node_lease_age_seconds"]
         assert (len(ages), max(ages) < 60) == (2, True)
-        assert of(page, "perdure_store_sessions") == len(peers)
+        assert of(page, "perdure_store_sessions", state="active") == len(peers)
 
 
 @pytest.mark.anyio

@@ -201,5 +201,5 @@ FAMILIES = (
 )
 
 LEASE_AGE = ("perdure_node_lease_age_seconds", "Seconds since a node was last known to be alive, seen by this one.")
-STORED = ("perdure_store_sessions", "Sessions in the store that have not ended.")
+STORED = ("perdure_store_sessions", "Sessions in the store, by state; those that have ended are kept for a while.")
 """Those that are not the numbers of one node about itself."""

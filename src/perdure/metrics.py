@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 from perdure._core.ids import NodeId
+from perdure._core.states import SessionState
 from perdure.families import FAMILIES, LEASE_AGE, STORED, Family, Snapshot, escaped
 from perdure.observe import Counters
 from perdure.store.base import NodeRecord
@@ -64,7 +65,11 @@ def read_facts(record: NodeRecord) -> Snapshot:
 
 
 def render(
-    own: Snapshot, others: Sequence[NodeRecord], ages: Mapping[NodeId, float], *, stored: int | None = None
+    own: Snapshot,
+    others: Sequence[NodeRecord],
+    ages: Mapping[NodeId, float],
+    *,
+    stored: Mapping[SessionState, int] | None = None,
 ) -> str:
     """The page: this node first, then the others by name. `stored`: sessions in the store, where it could be asked."""
     rest = sorted((read_facts(record) for record in others if record.id != own.node), key=lambda node: node.node)
@@ -76,7 +81,8 @@ def render(
     lines += _head(LEASE_AGE[0], "gauge", LEASE_AGE[1])
     lines += [f'{LEASE_AGE[0]}{{node="{_short(node)}"}} {age:.3f}' for node, age in sorted(ages.items())]
     lines += _head(STORED[0], "gauge", STORED[1])
-    lines += [] if stored is None else [f"{STORED[0]} {stored}"]
+    if stored is not None:
+        lines += [f'{STORED[0]}{{state="{state.value}"}} {stored.get(state, 0)}' for state in SessionState]
     return "\n".join(lines) + "\n"
 
 

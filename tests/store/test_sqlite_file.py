@@ -75,6 +75,7 @@ def test_every_query_fits_the_schema_and_none_of_the_serving_ones_scans_a_table(
         "raise_fence",
         "read_fence",
         "count_sessions",
+        "count_states",
         "longest_dormant",
         "all_nodes",
         "streams_of_node",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
+from perdure._core.states import SessionState
 from perdure.errors import StoreUnavailable
 from perdure.store.base import (
     AskRecord,
@@ -142,6 +143,10 @@ class FaultyStore:
     async def count_sessions(self, owner: str | None = None) -> int:
         await _fail(self.reads)
         return await self._inner.count_sessions(owner)
+
+    async def count_states(self) -> Mapping[SessionState, int]:
+        await _fail(self.reads)
+        return await self._inner.count_states()
 
     async def longest_dormant(self) -> SessionRecord | None:
         await _fail(self.reads)

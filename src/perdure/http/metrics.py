@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from perdure import metrics
-from perdure._core.states import LogState
+from perdure._core.states import LogState, SessionState
 from perdure.errors import StoreError
 from perdure.http.answers import Answer
 from perdure.life import Life
@@ -22,12 +24,12 @@ async def scrape(method: str, life: Life | None) -> Answer:
     if life is None:
         return Answer(status=503, body=b'{"status":"starting"}')
     others: tuple[NodeRecord, ...] = ()
-    stored: int | None = None
+    stored: Mapping[SessionState, int] | None = None
     journal, store = life.house.journal, life.house.store
     if journal.state is LogState.HEALTHY:
         try:
             others = tuple(await journal.within_time(store.nodes()))
-            stored = await journal.within_time(store.count_sessions())
+            stored = await journal.within_time(store.count_states())
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
     text = metrics.render(life.sessions.numbers(), others, life.liveness.ages(), stored=stored)

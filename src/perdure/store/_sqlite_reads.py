@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from perdure._core.ids import NodeId, SessionId, StreamId
+from perdure._core.states import SessionState
 from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
 from perdure.store._sqlite_readers import ReaderPool
@@ -82,6 +83,9 @@ class Reads:
         if owner is None:
             return (await self._all("count_sessions", rows.number))[0]
         return (await self._all("count_sessions_of", rows.number, rows.loose(owner)))[0]
+
+    async def count_states(self) -> Mapping[SessionState, int]:
+        return dict(await self._all("count_states", rows.state_count))
 
     async def longest_dormant(self) -> SessionRecord | None:
         return await self._one("longest_dormant", rows.session_record)

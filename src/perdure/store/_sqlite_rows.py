@@ -57,6 +57,11 @@ def change_values(step: ChangeSession) -> dict[str, object]:
     }
 
 
+def state_count(row: Row) -> tuple[SessionState, int]:
+    state, count = row
+    return SessionState(state), count
+
+
 def session_record(row: Row) -> SessionRecord:
     version, id_, owner, state, revision, params, result, initialized, sticky, incarnation, standalone, *rest = row
     _known(version, f"session {id_}")

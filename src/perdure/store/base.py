@@ -34,7 +34,7 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
@@ -413,6 +413,10 @@ class Sessions(Protocol):
 
     async def count_sessions(self, owner: str | None = None) -> int:
         """How many have not ended, of one owner or in all."""
+        ...
+
+    async def count_states(self) -> Mapping[SessionState, int]:
+        """How many are in each state; those without any may be missing."""
         ...
 
     async def longest_dormant(self) -> SessionRecord | None: ...

@@ -7,7 +7,8 @@ of one process may share the object; opening and closing mean nothing to it.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Self
@@ -270,6 +271,9 @@ class MemoryStore(MemoryNodes):
 
     async def count_sessions(self, owner: str | None = None) -> int:
         return sum(s.state is not SessionState.ENDED and owner in (None, s.owner) for s in self._sessions.values())
+
+    async def count_states(self) -> Mapping[SessionState, int]:
+        return Counter(session.state for session in self._sessions.values())
 
     async def longest_dormant(self) -> SessionRecord | None:
         dormant = (session for session in self._sessions.values() if session.state is SessionState.DORMANT)

@@ -171,6 +171,8 @@ async def sessions_are_counted_while_they_have_not_ended(case: Case) -> None:
     await put(case.store, EndSession(session=SessionId("d"), time=1.0, reason="why"))
     counted = [await case.store.count_sessions(owner) for owner in (None, "alice", "", "bob")]
     same("sessions of all, of alice, of nobody, of bob", counted, [3, 2, 1, 0])
+    states = {state: count for state, count in (await case.store.count_states()).items() if count}
+    same("sessions by state", states, dict.fromkeys(SessionState, 1))
 
 
 async def the_longest_dormant_session_is_the_one_without_activity_for_longest(case: Case) -> None:

@@ -146,6 +146,9 @@ SELECT count(*) FROM session WHERE state <> 'ended';
 -- count_sessions_of: how many of an owner's have not ended
 SELECT count(*) FROM session WHERE owner = ? AND state <> 'ended';
 
+-- count_states: how many sessions are in each state
+SELECT state, count(*) FROM session GROUP BY state;
+
 -- longest_dormant: the session that has been dormant for longest
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended

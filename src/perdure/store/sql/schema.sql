@@ -23,6 +23,8 @@ CREATE TABLE session (
 
 CREATE INDEX session_of_owner ON session (owner) WHERE state <> 'ended';
 
+CREATE INDEX session_state ON session (state);
+
 CREATE INDEX session_dormant ON session (active) WHERE state = 'dormant';
 
 CREATE TABLE stream (

@@ -32,6 +32,8 @@ FROM session_1;
 
 CREATE INDEX session_of_owner ON session (owner) WHERE state <> 'ended';
 
+CREATE INDEX session_state ON session (state);
+
 CREATE INDEX session_dormant ON session (active) WHERE state = 'dormant';
 
 DROP TABLE session_1;
