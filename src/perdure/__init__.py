@@ -6,14 +6,27 @@ from importlib.metadata import version as _version
 
 from mcp.server.auth.provider import TokenVerifier as _TokenVerifier
 
+from perdure._core.gap import Gap
+from perdure._core.reconnect import Patience
+from perdure.client.client import Client
+from perdure.client.connect import connect
+from perdure.client.pending import PendingCall
+from perdure.client.store import StateStore
 from perdure.errors import (
     BadSetting,
     BadTarget,
+    ClientError,
+    EventsLost,
     Misuse,
+    OutcomeUnknown,
     PerdureError,
+    StateError,
+    StateInUse,
+    StateUnusable,
     StoreError,
     StoreTooNew,
     StoreUnavailable,
+    Unreachable,
 )
 from perdure.http.app import App
 from perdure.settings import Settings
@@ -26,14 +39,27 @@ __all__ = [
     "App",
     "BadSetting",
     "BadTarget",
+    "Client",
+    "ClientError",
+    "EventsLost",
+    "Gap",
     "Misuse",
+    "OutcomeUnknown",
+    "Patience",
+    "PendingCall",
     "PerdureError",
     "Settings",
+    "StateError",
+    "StateInUse",
+    "StateStore",
+    "StateUnusable",
     "Store",
     "StoreError",
     "StoreTooNew",
     "StoreUnavailable",
+    "Unreachable",
     "asgi",
+    "connect",
     "open_store",
 ]
 

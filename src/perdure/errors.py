@@ -10,10 +10,32 @@
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
     │   └── NodeGone              there is no such node (any more)
-    └── SessionEnded              the session ended while a request for it was on its way
+    ├── SessionEnded              the session ended while a request for it was on its way
+    └── ClientError               `perdure.connect`
+        ├── OutcomeUnknown        a call was sent, and nobody can tell what became of it (also an `MCPError`)
+        ├── Unreachable           the server did not answer within the limits; the call was not run (also an `MCPError`)
+        ├── EventsLost            the server says that events are gone
+        └── StateError            the client's state
+            ├── StateInUse        another client holds it
+            └── StateUnusable     it cannot be kept there, or belongs to something else
 
 What a *peer* does wrong is not an exception that leaves the package: the HTTP edge answers it (`http/answers.py`).
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+
+from perdure._core.gap import Gap
+
+#: As in `ledger`, which stands above this module.
+_OUTCOME_UNKNOWN = -31001
+
+#: Made by the client, never by a server: a request that did not reach one.
+UNREACHABLE = -31020
 
 
 class PerdureError(Exception):
@@ -61,3 +83,44 @@ class NodeGone(StoreError):
 
 class SessionEnded(PerdureError):
     """The session has ended."""
+
+
+class ClientError(PerdureError):
+    """The client cannot do what it was asked for."""
+
+
+class OutcomeUnknown(ClientError, MCPError):
+    """A call was sent, and nobody can tell what became of it. It is not sent again by itself."""
+
+    def __init__(self, tool: str, arguments: Mapping[str, Any] | None, reason: str, data: Any = None) -> None:
+        MCPError.__init__(self, _OUTCOME_UNKNOWN, f"{tool}: outcome unknown ({reason})", data)
+        self.tool = tool
+        self.arguments = dict(arguments or {})
+        self.reason = reason
+
+
+class Unreachable(ClientError, MCPError):
+    """The server did not answer within the limits. The request did not reach it."""
+
+    def __init__(self, message: str, data: Any = None) -> None:
+        MCPError.__init__(self, UNREACHABLE, message, data)
+
+
+class EventsLost(ClientError):
+    """Events that this client had not seen are no longer there."""
+
+    def __init__(self, gap: Gap) -> None:
+        super().__init__(f"events {gap.first} to {gap.last} are lost ({gap.reason})")
+        self.gap = gap
+
+
+class StateError(ClientError):
+    """The client's state cannot be used."""
+
+
+class StateInUse(StateError):
+    """Another client holds this state."""
+
+
+class StateUnusable(StateError):
+    """The client's state cannot be kept there."""

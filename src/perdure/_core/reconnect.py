@@ -1,0 +1,132 @@
+"""How a client comes back to one stream: a table of phases, and a rule for delays.
+
+A stream is CONNECTING until an answer with events begins, READING until the connection ends, and WAITING before the
+next attempt. It is OVER when its answer is there, when the server refuses it, or when patience ends.
+
+**What counts as trouble.** An attempt that brings no event stream is a failure; failures in a row are counted, and
+timed from the first. A connection that did bring a stream ends the count, also if nothing but a priming event came: a server
+may close as often as it likes and let its client poll (SEP-1699), for hours if the call takes hours.
+
+**Delays.** What the server asked for (`retry`) is a lower bound and is always kept (B7). Without it, and after
+failures, the delay doubles from `first_delay` up to `max_delay`. Chance spreads the clients that one restart has cut off: down to
+half of a delay of our own, up to a tenth more than one of the server's.
+
+Time comes in as seconds of any clock that never goes back, chance as a number from 0 up to 1.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+#: Share of the server's own delay by which chance may lengthen it.
+SPREAD = 0.1
+#: Beyond this doubling any delay is at its maximum; it keeps the numbers small.
+MOST_DOUBLINGS = 16
+
+
+class Phase(enum.Enum):
+    CONNECTING = "connecting"
+    READING = "reading"
+    WAITING = "waiting"
+    OVER = "over"
+
+
+class Step(enum.Enum):
+    OPENED = "opened"
+    FAILED = "failed"
+    LOST = "lost"
+    WAITED = "waited"
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    GAVE_UP = "gave up"
+
+
+PHASES: Mapping[Phase, Mapping[Step, Phase]] = {
+    Phase.CONNECTING: {
+        Step.OPENED: Phase.READING,
+        Step.FAILED: Phase.WAITING,
+        Step.ANSWERED: Phase.OVER,
+        Step.REFUSED: Phase.OVER,
+    },
+    Phase.READING: {Step.LOST: Phase.WAITING, Step.ANSWERED: Phase.OVER, Step.REFUSED: Phase.OVER},
+    Phase.WAITING: {Step.WAITED: Phase.CONNECTING, Step.GAVE_UP: Phase.OVER},
+    Phase.OVER: {},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long one stream is tried for, and how fast."""
+
+    #: Seconds from the first failure in a row until the stream is given up: a deploy takes minutes, not hours.
+    max_time: float = 300.0
+    #: Failures in a row until then, whatever the clock says: with the delays below, `max_time` comes first.
+    max_tries: int = 100
+    #: Seconds before the first attempt, where the server asked for nothing. Doubles with each failure.
+    first_delay: float = 0.5
+    #: Seconds that a delay does not exceed, `retry` apart: a server that is back is found within them.
+    max_delay: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not (self.max_time >= 0 and self.max_tries >= 0 and 0 <= self.first_delay <= self.max_delay):
+            raise ValueError(f"limits must not be negative, nor first_delay above max_delay: {self}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What became of one stream so far."""
+
+    phase: Phase = Phase.CONNECTING
+    failures: int = 0
+    """Attempts in a row that brought no event stream."""
+    barren: int = 0
+    """Connections in a row that brought no message."""
+    since: float | None = None
+    """When the first of the failures was."""
+    retry: float | None = None
+    """Seconds that the server asked for."""
+    at_least: float = 0.0
+    """Seconds that the server asked for this time only (`Retry-After`)."""
+
+    def step(self, step: Step) -> Course:
+        return replace(self, phase=PHASES[self.phase][step])
+
+    def opened(self) -> Course:
+        return replace(self.step(Step.OPENED), failures=0, since=None, at_least=0.0, barren=self.barren + 1)
+
+    def heard(self) -> Course:
+        """A message came."""
+        return self if not self.barren else replace(self, barren=0)
+
+    def told(self, retry: float) -> Course:
+        return replace(self, retry=retry)
+
+    def lost(self) -> Course:
+        return self.step(Step.LOST)
+
+    def failed(self, now: float, *, at_least: float = 0.0) -> Course:
+        since = now if self.since is None else self.since
+        return replace(self.step(Step.FAILED), failures=self.failures + 1, since=since, at_least=at_least)
+
+
+def delay(course: Course, patience: Patience, *, now: float, chance: float) -> float | None:
+    """Seconds until the next attempt; None if there shall be none."""
+    if course.failures >= max(patience.max_tries, 1):
+        return None
+    left = None if course.since is None else course.since + patience.max_time - now
+    if left is not None and left <= 0:
+        return None
+    wanted = max(_wanted(course, patience, chance), course.at_least)
+    # The last attempt is made when time is up, not after it; but never before the server wants us.
+    return wanted if left is None else max(min(wanted, left), course.at_least, course.retry or 0.0)
+
+
+def _wanted(course: Course, patience: Patience, chance: float) -> float:
+    asked = None if course.retry is None else course.retry * (1 + SPREAD * chance)
+    if asked is not None and not course.failures:
+        return asked
+    doublings = min(max(course.failures, course.barren, 1) - 1, MOST_DOUBLINGS)
+    own = min(patience.first_delay * float(2**doublings), patience.max_delay) * (0.5 + 0.5 * chance)
+    return own if asked is None else max(own, asked)

@@ -1,0 +1,228 @@
+"""One request on its way to its one answer.
+
+It is sent until it has left, then followed until it is answered. What may have left is not sent again, unless the
+specification makes it a read: then nothing can happen twice, and it goes out under a new id.
+
+| what happens | a tool's call | a read |
+|---|---|---|
+| nobody listens, or 429 or 503 with `Retry-After` | sent again | sent again |
+| 404: the session is gone | a new session, sent again once | the same |
+| the connection breaks, no position yet | outcome unknown | sent again |
+| the connection breaks, position known | resumed from there | the same |
+| the position is refused, or the session is gone by then | outcome unknown | sent again |
+| patience ends before it has left | unreachable | unreachable |
+| patience ends later | outcome unknown | unreachable |
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import anyio
+import httpx2
+from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from perdure._core.reconnect import Patience
+from perdure._core.settling import READS
+from perdure._core.sse import EventTooLarge
+from perdure._core.sticky import METHODS as STICKY
+from perdure.client.reader import Answer, Reader
+from perdure.client.state import Handshake, Running
+from perdure.client.wire import Broken, NotSent, Wire, kind, retry_after
+from perdure.errors import UNREACHABLE
+from perdure.ledger import OUTCOME_UNKNOWN
+
+#: Statuses by which a server says that it has not taken the request, if it also says when to come again.
+NOT_NOW = frozenset({429, 503})
+#: A gateway's word that the server behind it did not answer: the request may have arrived there.
+NO_ANSWER = frozenset({502, 504})
+
+
+class Sessions(Protocol):
+    """Where a call finds its session."""
+
+    wire: Wire
+    patience: Patience
+
+    @property
+    def handshake(self) -> Handshake | None: ...
+
+    async def renew(self, gone: Handshake | None) -> bool:
+        """A new session in place of this one; False if there is none to be had."""
+
+    async def take(self, message: JSONRPCMessage, call: str | None, tool: str | None) -> None: ...
+
+    async def complain(self, error: Exception) -> None: ...
+
+    def moved(self) -> None: ...
+
+    def new_id(self) -> str: ...
+
+
+class Call:
+    """`request` is the JSON-RPC request as it goes out, `running` what is remembered of it."""
+
+    def __init__(self, sessions: Sessions, request: dict[str, Any], running: Running) -> None:
+        self.request = request
+        self.running = running
+        self._sessions = sessions
+        self._renewed = False
+        self._handshake = sessions.handshake
+        self._reader = Reader(self, sessions.patience, position=running.position, retry=running.retry)
+        self._may_be_repeated = request["method"] in READS or request["method"] in STICKY
+        self.scope = anyio.CancelScope()
+
+    async def answer(self) -> Answer:
+        """Exactly one, whatever happens."""
+        try:
+            while True:
+                found = await (self._post() if self._reader.position is None else self._resume())
+                if found is not None:
+                    return found
+                if not await self._reader.wait():
+                    return self._gave_up()
+        except EventTooLarge as error:
+            return self.unknown(str(error))
+        except Exception as error:  # An auth flow of the user's may raise anything; it costs this request alone.
+            return self._failed(error)
+
+    # The reader's listener
+
+    async def take(self, message: JSONRPCMessage) -> None:
+        await self._sessions.take(message, self.running.id, self.running.tool or None)
+
+    async def complain(self, error: Exception) -> None:
+        await self._sessions.complain(error)
+
+    def move(self, position: str | None, retry: int | None) -> None:
+        self.running.position = position
+        if retry is not None:
+            self.running.retry = retry
+        self._sessions.moved()
+
+    # Sending
+
+    async def _post(self) -> Answer | None:
+        self._handshake = self._sessions.handshake
+        try:
+            async with self._sessions.wire.post(self.request, self._handshake) as response:
+                return await self._posted(response)
+        except NotSent as error:
+            self._reader.failed(str(error))
+            return None
+        except Broken as error:
+            return self._broken(str(error))
+
+    async def _posted(self, response: httpx2.Response) -> Answer | None:
+        if response.status_code == 404 and self._handshake is not None and self._handshake.session:
+            return await self._gone()
+        if response.status_code in NOT_NOW and (after := retry_after(response)) is not None:
+            self._reader.failed(f"HTTP {response.status_code}", at_least=after)
+            return None
+        if response.status_code in NO_ANSWER:
+            return self._broken(f"HTTP {response.status_code}")
+        if response.status_code != 200:
+            return await self._refused(response)
+        if kind(response) == "text/event-stream":
+            return await self._followed(response)
+        return self._whole(await response.aread(), kind(response))
+
+    async def _gone(self) -> Answer | None:
+        """The session is gone, so this request was not accepted: it may go out again, once, in a new one."""
+        if self._renewed or not await self._sessions.renew(self._handshake):
+            return self._error(INVALID_REQUEST, "Session terminated, and no new one could be begun")
+        self._renewed = True
+        return await self._post()
+
+    async def _followed(self, response: httpx2.Response) -> Answer | None:
+        answer = await self._reader.read(response)
+        if answer is None and self._reader.position is None and not self._may_be_repeated:
+            return self.unknown(self._reader.trouble)
+        if answer is None and self._reader.position is None:
+            self._rename()
+        return answer
+
+    def _whole(self, body: bytes, media: str) -> Answer:
+        if media != "application/json":
+            return self._error(INVALID_REQUEST, f"Unexpected content type: {media or 'none'}")
+        try:
+            message = jsonrpc_message_adapter.validate_json(body, by_name=False)
+        except ValidationError as error:
+            return self._error(INTERNAL_ERROR, f"The answer is no JSON-RPC message: {error.error_count()} errors")
+        if isinstance(message, Answer):
+            return message
+        return self._error(INVALID_REQUEST, "The answer is no response")
+
+    async def _refused(self, response: httpx2.Response) -> Answer:
+        """What the server says in the body, or else the status."""
+        if kind(response) == "application/json":
+            try:
+                message = jsonrpc_message_adapter.validate_json(await response.aread(), by_name=False)
+            except ValidationError:
+                message = None
+            if isinstance(message, JSONRPCError):
+                return message
+        if response.next_request is not None:
+            place = response.next_request.url.copy_with(userinfo=b"", query=None, fragment=None)
+            return self._error(INVALID_REQUEST, f"Redirect to {place} not followed: use that address")
+        return self._error(INTERNAL_ERROR, f"HTTP {response.status_code}")
+
+    # Following
+
+    async def _resume(self) -> Answer | None:
+        handshake = self._handshake
+        try:
+            async with self._sessions.wire.get(self._reader.position, handshake) as response:
+                if response.status_code == 200 and kind(response) == "text/event-stream":
+                    return await self._reader.read(response)
+                if response.status_code == 404:
+                    await self._sessions.renew(handshake)
+                    return self._cannot_resume("its session is gone")
+                if response.status_code in (400, 405):
+                    return self._cannot_resume(f"the server does not resume it: HTTP {response.status_code}")
+                self._reader.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
+        except (NotSent, Broken) as error:
+            self._reader.failed(str(error))
+        return None
+
+    def _cannot_resume(self, reason: str) -> Answer | None:
+        if not self._may_be_repeated:
+            return self.unknown(reason)
+        self._reader.failed(reason)
+        self._reader.position = None
+        self._rename()
+        return None
+
+    # Endings
+
+    def _broken(self, trouble: str) -> Answer | None:
+        if not self._may_be_repeated:
+            return self.unknown(trouble)
+        self._reader.failed(trouble)
+        self._rename()
+        return None
+
+    def _rename(self) -> None:
+        """The server may still have the first one: ids never repeat within a session."""
+        self.request = {**self.request, "id": self._sessions.new_id()}
+
+    def _gave_up(self) -> Answer:
+        if self._reader.position is not None and not self._may_be_repeated:
+            return self.unknown(f"the server did not come back: {self._reader.trouble}")
+        return self._error(UNREACHABLE, f"The server did not answer within the limits: {self._reader.trouble}")
+
+    def _failed(self, error: Exception) -> Answer:
+        if self._reader.position is not None and not self._may_be_repeated:
+            return self.unknown(f"{type(error).__name__}: {error}")
+        return self._error(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+
+    def unknown(self, reason: str) -> Answer:
+        data = {"outcome": "unknown", "reason": reason, "method": self.request["method"], "name": self.running.tool}
+        return self._error(OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+
+    def _error(self, code: int, message: str, data: Any = None) -> JSONRPCError:
+        error = (
+            ErrorData(code=code, message=message) if data is None else ErrorData(code=code, message=message, data=data)
+        )
+        return JSONRPCError(jsonrpc="2.0", id=self.running.id, error=error)

@@ -1,0 +1,98 @@
+"""`perdure.connect`: the one line that a user of the SDK changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+import mcp_types as types
+from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, MessageHandlerFnT, SamplingFnT
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+
+from perdure._core.reconnect import Patience
+from perdure.client.auth import Bearer, TokenProvider
+from perdure.client.client import Client
+from perdure.client.keeper import Keeper
+from perdure.client.link import Link, OnGap
+from perdure.client.outcomes import named
+from perdure.client.store import StateStore, state_store
+from perdure.client.wire import LIMITS, TIMEOUT, Wire
+from perdure.errors import UNREACHABLE
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    state: str | os.PathLike[str] | StateStore | None = None,
+    headers: Mapping[str, str] | None = None,
+    auth: httpx2.Auth | TokenProvider | None = None,
+    patience: Patience | None = None,
+    on_gap: OnGap | None = None,
+    rerun_safe_tools: bool = False,
+    terminate_on_close: bool | None = None,
+    http_client: httpx2.AsyncClient | None = None,
+    read_timeout_seconds: float | None = None,
+    sampling_callback: SamplingFnT | None = None,
+    elicitation_callback: ElicitationFnT | None = None,
+    list_roots_callback: ListRootsFnT | None = None,
+    logging_callback: LoggingFnT | None = None,
+    message_handler: MessageHandlerFnT | None = None,
+    client_info: types.Implementation | None = None,
+    **options: Any,
+) -> AsyncIterator[Client]:
+    """A client of the SDK over a session that lasts.
+
+    `state` is where the session is remembered: a path, or a store of your own. Without it the session lives as long as
+    the block. `headers` go along with every request; `auth` is an `httpx2.Auth` (the SDK's OAuth providers are), or a
+    function that gives a bearer token. `patience` says how long a server that is away is waited for. `on_gap` is told
+    of events that the server no longer has. `rerun_safe_tools` lets calls whose outcome is unknown be made again,
+    once, if the server marks the tool as read-only or idempotent. `terminate_on_close` ends the session with the
+    block: the default without `state`, and not with it. The rest is handed to `mcp.Client`.
+    """
+    callbacks = {
+        "read_timeout_seconds": read_timeout_seconds,
+        "sampling_callback": sampling_callback,
+        "elicitation_callback": elicitation_callback,
+        "list_roots_callback": list_roots_callback,
+        "logging_callback": logging_callback,
+        "message_handler": message_handler,
+        "client_info": client_info,
+        **options,
+    }
+    ends = state is None if terminate_on_close is None else terminate_on_close
+    async with AsyncExitStack() as stack:
+        http = http_client or await stack.enter_async_context(_http_client(headers, auth))
+        keeper = Keeper(state_store(state), url)
+        stack.callback(keeper.close)
+        link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
+        lasting = Client(link.streams(), link=link, rerun_safe_tools=rerun_safe_tools, mode="legacy", **callbacks)
+        yield await _enter(stack, lasting, lambda: _plain(url, http, rerun_safe_tools, callbacks))
+
+
+async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
+    """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
+    try:
+        return await stack.enter_async_context(lasting)
+    except MCPError as error:
+        if error.code == UNREACHABLE:
+            raise named(error, "", None) from None
+        refusal = error
+    try:
+        return await stack.enter_async_context(plain())
+    except MCPError:
+        raise refusal from None
+
+
+def _plain(url: str, http: httpx2.AsyncClient, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
+    transport = streamable_http_client(url, http_client=http)
+    return Client(transport, link=None, rerun_safe_tools=rerun_safe_tools, mode="auto", **callbacks)
+
+
+def _http_client(headers: Mapping[str, str] | None, auth: httpx2.Auth | TokenProvider | None) -> httpx2.AsyncClient:
+    given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
+    return httpx2.AsyncClient(headers=dict(headers or {}), auth=given, timeout=TIMEOUT, limits=LIMITS)

@@ -1,0 +1,83 @@
+"""Keeps the state on disk up with the state in memory.
+
+What another process must know is written before it can matter: a call before it is sent, an end as it is told. Positions
+are written soon (`LAG`), many at a time: after a crash a position that is a little old repeats a few events and loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from perdure.client.state import BadState, NewerState, State, decode
+from perdure.client.store import StateStore
+from perdure.errors import StateUnusable
+from perdure.observe import note
+
+#: Seconds by which a position on disk may be behind. Each write is a new small file, about 0.1 ms.
+LAG = 0.02
+
+
+class Keeper:
+    """The state of one client, and the store that it is kept in."""
+
+    def __init__(self, store: StateStore, url: str) -> None:
+        self._store = store
+        self._due: asyncio.TimerHandle | None = None
+        self._failing = False
+        self.state = self._open(url)
+        self.state.start += 1
+        self._begin()
+
+    def _open(self, url: str) -> State:
+        data = self._store.open()
+        if data is None:
+            return State(url=url)
+        try:
+            state = decode(data)
+        except NewerState as error:
+            self._store.close()
+            raise StateUnusable(str(error)) from error
+        except BadState as error:
+            aside = self._store.set_aside()
+            sentence = "The client's state could not be read; a new session begins, calls of before are forgotten"
+            note(logging.WARNING, "client.state_unreadable", sentence, error=str(error), kept_as=aside)
+            return State(url=url)
+        if state.url != url:
+            self._store.close()
+            raise StateUnusable(f"the state belongs to {state.url}, not to {url}")
+        return state
+
+    def _begin(self) -> None:
+        """The first write is the one that may fail: a start that is not written down could be used twice."""
+        try:
+            self._store.save(self.state.encode())
+        except OSError as error:
+            self._store.close()
+            raise StateUnusable(f"the client's state cannot be written: {error}") from error
+
+    def changed(self) -> None:
+        """Write now."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        try:
+            self._store.save(self.state.encode())
+        except OSError as error:
+            if not self._failing:
+                sentence = "The client's state cannot be written; what happens from here on is not remembered"
+                note(logging.WARNING, "client.state_unwritable", sentence, error=str(error))
+            self._failing = True
+            return
+        if self._failing:
+            note(logging.INFO, "client.state_written", "The client's state can be written again")
+        self._failing = False
+
+    def moved(self) -> None:
+        """Write soon."""
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(LAG, self.changed)
+
+    def close(self) -> None:
+        self.changed()
+        self._store.close()

@@ -1,0 +1,86 @@
+"""A call that a process of before has begun, and that this one goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+from mcp_types import JSONRPCError, JSONRPCNotification, methods
+from pydantic import ValidationError
+
+from perdure.client.outcomes import named
+from perdure.client.reader import Answer
+from perdure.client.state import Running
+
+#: Notifications that wait for somebody to look; beyond that the call's stream is not read further (promise 6).
+ROOM = 1_000
+
+
+class PendingCall:
+    """Awaitable for its result; `async for` over it gives the notifications that had not been seen, until it ends.
+
+    Awaiting alone skips the notifications. They also reach the client's ordinary callbacks.
+    """
+
+    def __init__(self, running: Running, *, version: str, handed_out: Callable[[], None]) -> None:
+        self.tool = running.tool
+        self.arguments = running.arguments
+        self.id = running.id
+        self._version = version
+        self._handed_out = handed_out
+        self._answer: Answer | None = None
+        self._answered = anyio.Event()
+        self._put, self._notes = anyio.create_memory_object_stream[types.ServerNotification](ROOM)
+        self._skipping = False
+
+    def __repr__(self) -> str:
+        return f"PendingCall(tool={self.tool!r}, arguments={self.arguments!r})"
+
+    @property
+    def is_answered(self) -> bool:
+        return self._answered.is_set()
+
+    def __await__(self) -> Generator[Any, None, types.CallToolResult]:
+        return self.result().__await__()
+
+    async def result(self) -> types.CallToolResult:
+        """The call's result; raises `OutcomeUnknown`, or `MCPError` where the server answered with an error."""
+        self._skipping = True
+        while not self.is_answered:
+            await self._next_or_end()
+        assert self._answer is not None
+        self._handed_out()
+        if isinstance(self._answer, JSONRPCError):
+            raise named(MCPError.from_jsonrpc_error(self._answer), self.tool, self.arguments)
+        return types.CallToolResult.model_validate(self._answer.result, by_name=False)
+
+    async def __aiter__(self) -> AsyncIterator[types.ServerNotification]:
+        async for note in self._notes:
+            yield note
+
+    async def _next_or_end(self) -> None:
+        try:
+            await self._notes.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError):
+            await self._answered.wait()
+
+    # Used by the link
+
+    async def put(self, message: JSONRPCNotification) -> None:
+        try:
+            parsed = methods.parse_server_notification(message.method, self._version, message.params)
+        except (KeyError, ValidationError):
+            return
+        await self._put.send(parsed)  # type: ignore[arg-type]
+
+    def end(self, answer: Answer) -> None:
+        self._answer = answer
+        self._put.close()
+        self._answered.set()
+
+    def close(self) -> None:
+        self._put.close()
+        self._notes.close()

@@ -1,0 +1,103 @@
+"""Reads one stream, over as many connections as it takes.
+
+What all streams have in common: bytes become messages, messages are handed on, the position follows them, and the course
+(`_core/reconnect.py`) says when to come back.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Protocol
+
+import anyio
+import httpx2
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from perdure._core.reconnect import Course, Patience, Step, delay
+from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
+from perdure.client.wire import Broken
+
+Answer = JSONRPCResponse | JSONRPCError
+
+
+class Listener(Protocol):
+    """Who reads: it is told of each message before the position moves past it."""
+
+    async def take(self, message: JSONRPCMessage) -> None: ...
+
+    async def complain(self, error: Exception) -> None: ...
+
+    def move(self, position: str | None, retry: int | None) -> None: ...
+
+
+class Reader:
+    """One stream: where it is, and how it fares."""
+
+    def __init__(self, listener: Listener, patience: Patience, *, position: str | None, retry: int | None) -> None:
+        self._listener = listener
+        self._patience = patience
+        self.position = position
+        self.trouble = ""
+        """What went wrong last, for whoever has to be told that patience ended."""
+        self.course = Course() if retry is None else Course().told(retry / 1000)
+
+    async def read(self, response: httpx2.Response) -> Answer | None:
+        """The answer on this connection, or None if it ended before."""
+        self.course = self.course.opened()
+        decoder = Decoder()
+        try:
+            async for chunk in response.aiter_bytes():
+                for event in decoder.feed(chunk):
+                    if (answer := await self._event(event)) is not None:
+                        self.course = self.course.step(Step.ANSWERED)
+                        return answer
+                self._move(decoder.last_event_id, decoder.retry)
+            self.trouble = "the connection ended"
+        except httpx2.HTTPError as error:
+            self.trouble = f"the connection broke: {type(error).__name__}"
+        except Broken as error:
+            self.trouble = f"the connection broke: {error}"
+        except EventTooLarge:
+            # The same event would come again and again.
+            self.course = self.course.step(Step.REFUSED)
+            raise
+        self.course = self.course.lost()
+        return None
+
+    def failed(self, trouble: str, *, at_least: float | None = None) -> None:
+        self.trouble = trouble
+        self.course = self.course.failed(time.monotonic(), at_least=at_least or 0.0)
+
+    async def wait(self) -> bool:
+        """Wait until the next attempt; False if there shall be none."""
+        seconds = delay(self.course, self._patience, now=time.monotonic(), chance=random.random())
+        if seconds is None:
+            self.course = self.course.step(Step.GAVE_UP)
+            return False
+        await anyio.sleep(seconds)
+        self.course = self.course.step(Step.WAITED)
+        return True
+
+    async def _event(self, event: ServerSentEvent) -> Answer | None:
+        message = None
+        if event.event == "message" and event.data:
+            try:
+                message = jsonrpc_message_adapter.validate_json(event.data, by_name=False)
+            except ValidationError as error:
+                await self._listener.complain(error)
+        if isinstance(message, JSONRPCResponse | JSONRPCError):
+            return message
+        if message is not None:
+            self.course = self.course.heard()
+            await self._listener.take(message)
+        self._move(event.id, event.retry)
+        return None
+
+    def _move(self, position: str, retry: int | None) -> None:
+        if retry is not None:
+            self.course = self.course.told(retry / 1000)
+        if position and position != self.position:
+            self.position = position
+            self._listener.move(position, retry)

@@ -1,0 +1,154 @@
+"""What a client must remember to go on after its process ends, and its form on disk.
+
+Written whole each time: it is as small as the handshake and the calls that run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+#: Of the form. A newer release may raise it; an older one then refuses the file.
+VERSION = 1
+
+
+class BadState(ValueError):
+    """These bytes are no client's state."""
+
+
+class NewerState(ValueError):
+    """The state was written by a newer release."""
+
+
+@dataclass(kw_only=True)
+class Handshake:
+    """The session as both sides agreed on it."""
+
+    session: str
+    request: dict[str, Any]
+    """The params of `initialize`."""
+    result: dict[str, Any]
+    initialized: bool = False
+
+    @property
+    def version(self) -> str:
+        return str(self.result.get("protocolVersion", ""))
+
+    def fits(self, request: Mapping[str, Any]) -> bool:
+        """Whether a client that would say this goes on in the session: the server holds both sides to these two."""
+        return all(self.request.get(key) == request.get(key) for key in ("protocolVersion", "capabilities"))
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A tool's call that was sent, or is about to be, and has no answer yet."""
+
+    id: str
+    params: dict[str, Any]
+    position: str | None = None
+    retry: int | None = None
+
+    @property
+    def tool(self) -> str:
+        return str(self.params.get("name", ""))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        found = self.params.get("arguments")
+        return dict(found) if isinstance(found, Mapping) else {}
+
+
+@dataclass(kw_only=True)
+class Ask:
+    """A question of the server's that was handed on and is not answered yet."""
+
+    message: dict[str, Any]
+    call: str | None
+    """The call that asks; None for the standalone stream."""
+
+
+@dataclass(kw_only=True)
+class State:
+    """All of it. `start` counts the processes: it is a part of every request's id."""
+
+    url: str
+    start: int = 0
+    handshake: Handshake | None = None
+    position: str | None = None
+    """Of the standalone stream."""
+    retry: int | None = None
+    calls: dict[str, Running] = field(default_factory=dict)
+    asks: dict[str, Ask] = field(default_factory=dict)
+    sticky: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Requests whose effect a new session must have as well, by what they are about."""
+
+    def forget_session(self) -> None:
+        self.handshake = None
+        self.position = None
+        self.retry = None
+        self.calls.clear()
+        self.asks.clear()
+
+    def end(self, call: str) -> None:
+        """A call is over, and so is what it asked."""
+        self.calls.pop(call, None)
+        self.asks = {key: ask for key, ask in self.asks.items() if ask.call != call}
+
+    def stick(self, method: str, params: Mapping[str, Any]) -> None:
+        request = {"method": method, "params": {key: value for key, value in params.items() if key != "_meta"}}
+        match method:
+            case "logging/setLevel":
+                self.sticky["level"] = request
+            case "resources/subscribe":
+                self.sticky[f"uri {params.get('uri')}"] = request
+            case "resources/unsubscribe":
+                self.sticky.pop(f"uri {params.get('uri')}", None)
+
+    def encode(self) -> bytes:
+        return json.dumps({"perdure": VERSION, **asdict(self)}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> State:
+    try:
+        found = json.loads(data)
+        if isinstance(found, dict) and isinstance(found.get("perdure"), int) and found["perdure"] > VERSION:
+            raise NewerState(f"the state has form {found['perdure']}; this release knows {VERSION}")
+        return _state(found)
+    except NewerState:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadState(f"not a client's state: {error}") from error
+
+
+def _state(found: dict[str, Any]) -> State:
+    if found.pop("perdure") != VERSION:
+        raise BadState("the state has no known form")
+    handshake = found.pop("handshake")
+    calls, asks = found.pop("calls"), found.pop("asks")
+    state = State(
+        **found,
+        handshake=None if handshake is None else Handshake(**handshake),
+        calls={key: Running(**call) for key, call in calls.items()},
+        asks={key: Ask(**ask) for key, ask in asks.items()},
+    )
+    _check(state)
+    return state
+
+
+def _check(state: State) -> None:
+    """What would fail later, in the middle of things, fails here."""
+    if not isinstance(state.url, str) or not isinstance(state.start, int):
+        raise BadState("url or start is of another kind")
+    handshake = state.handshake
+    if handshake is not None and not (
+        isinstance(handshake.session, str)
+        and isinstance(handshake.request, dict)
+        and isinstance(handshake.result, dict)
+    ):
+        raise BadState("the handshake is of another kind")
+    if not all(isinstance(call.id, str) and isinstance(call.params, dict) for call in state.calls.values()):
+        raise BadState("a call is of another kind")
+    if not all(isinstance(ask.message, dict) for ask in state.asks.values()):
+        raise BadState("a question is of another kind")

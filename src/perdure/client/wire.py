@@ -1,0 +1,126 @@
+"""HTTP to one endpoint: what is sent along, which redirects are followed, and what an error means for a request.
+
+The distinction that matters: a request that did not leave may be sent again, one that may have arrived may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from perdure.client.state import Handshake
+
+ACCEPT_BOTH = "application/json, text/event-stream"
+ACCEPT_EVENTS = "text/event-stream"
+
+#: As the SDK's client: seconds for connecting and writing, and between two bytes of an answer.
+TIMEOUT = httpx2.Timeout(30.0, read=300.0)
+#: Every running call holds a connection, so their number has no limit here; the server has one.
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+MAX_REDIRECTS = 5
+
+
+class NotSent(Exception):
+    """No byte of the request has left."""
+
+
+class Broken(Exception):
+    """The connection broke; the request may have arrived."""
+
+
+class Wire:
+    """The endpoint."""
+
+    def __init__(self, client: httpx2.AsyncClient, url: str) -> None:
+        self._client = client
+        self.url = url
+
+    @asynccontextmanager
+    async def post(self, body: dict[str, Any], handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
+        headers = {"accept": ACCEPT_BOTH, **_session(handshake)}
+        async with self._open("POST", headers, body) as response:
+            yield response
+
+    @asynccontextmanager
+    async def get(self, position: str | None, handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
+        headers = {"accept": ACCEPT_EVENTS, "cache-control": "no-store", **_session(handshake)}
+        if position is not None:
+            headers["last-event-id"] = position
+        async with self._open("GET", headers, None) as response:
+            yield response
+
+    async def delete(self, handshake: Handshake) -> int:
+        async with self._open("DELETE", {"accept": ACCEPT_BOTH, **_session(handshake)}, None) as response:
+            return response.status_code
+
+    @asynccontextmanager
+    async def _open(self, method: str, headers: dict[str, str], body: Any) -> AsyncIterator[httpx2.Response]:
+        request = self._client.build_request(method, self.url, headers=headers, json=body)
+        with _named_errors():
+            response = await self._client.send(request, stream=True, follow_redirects=False)
+            for _ in range(MAX_REDIRECTS):
+                following = _within_origin(response)
+                if following is None:
+                    break
+                await response.aclose()
+                response = await self._client.send(following, stream=True, follow_redirects=False)
+        try:
+            with _named_errors():
+                yield response
+        finally:
+            await response.aclose()
+
+
+class _named_errors:  # noqa: N801
+    """Errors of the HTTP library, as the two that matter."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        match error:
+            case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.PoolTimeout():
+                raise NotSent(_told(error)) from error
+            case httpx2.TransportError() | httpx2.DecodingError() | httpx2.StreamError():
+                raise Broken(_told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _session(handshake: Handshake | None) -> dict[str, str]:
+    if handshake is None:
+        return {}
+    headers = {"mcp-session-id": handshake.session} if handshake.session else {}
+    # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too.
+    return {**headers, "mcp-protocol-version": handshake.version}
+
+
+def _within_origin(response: httpx2.Response) -> httpx2.Request | None:
+    """The request that follows a redirect, if it is the same one at the same place: credentials go nowhere else."""
+    following = response.next_request
+    if following is None:
+        return None
+    sent = response.request
+    same = (sent.url.scheme, sent.url.host, sent.url.port) == (
+        following.url.scheme,
+        following.url.host,
+        following.url.port,
+    )
+    plain = not following.url.userinfo or following.url.userinfo == sent.url.userinfo
+    return following if same and plain and following.method == sent.method else None
+
+
+def kind(response: httpx2.Response) -> str:
+    """The media type of an answer."""
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def retry_after(response: httpx2.Response) -> float | None:
+    """Seconds, where the server says so in seconds."""
+    value = response.headers.get("retry-after", "").strip()
+    return float(value) if value.isdigit() and len(value) < 6 else None
