@@ -4,12 +4,12 @@ A stream is CONNECTING until an answer with events begins, READING until the con
 next attempt. It is OVER when its answer is there, when the server refuses it, or when patience ends.
 
 **What counts as trouble.** An attempt that brings no event stream is a failure; failures in a row are counted, and
-timed from the first. A connection that did bring a stream ends the count, also if nothing but a priming event came: a server
-may close as often as it likes and let its client poll (SEP-1699), for hours if the call takes hours.
+timed from the first. A connection that did bring a stream ends the count, also if nothing but a priming event came: a
+server may close as often as it likes and let its client poll (SEP-1699), for hours if the call takes hours.
 
 **Delays.** What the server asked for (`retry`) is a lower bound and is always kept (B7). Without it, and after
-failures, the delay doubles from `first_delay` up to `max_delay`. Chance spreads the clients that one restart has cut off: down to
-half of a delay of our own, up to a tenth more than one of the server's.
+failures, the delay doubles from `first_delay` up to `max_delay`. Chance spreads the clients that one restart has cut
+off: down to half of a delay of our own, up to a tenth more than one of the server's.
 
 Time comes in as seconds of any clock that never goes back, chance as a number from 0 up to 1.
 """

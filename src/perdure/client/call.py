@@ -55,6 +55,8 @@ class Sessions(Protocol):
 
     async def complain(self, error: Exception) -> None: ...
 
+    def changed(self) -> None: ...
+
     def moved(self) -> None: ...
 
     def new_id(self) -> str: ...
@@ -96,10 +98,15 @@ class Call:
         await self._sessions.complain(error)
 
     def move(self, position: str | None, retry: int | None) -> None:
-        self.running.position = position
+        is_first, self.running.position = self.running.position is None, position
         if retry is not None:
             self.running.retry = retry
-        self._sessions.moved()
+        if self.request["method"] != "tools/call":
+            return
+        if is_first:
+            self._sessions.changed()  # without a position the next process could not go on at all
+        else:
+            self._sessions.moved()
 
     # Sending
 
@@ -218,11 +225,14 @@ class Call:
         return self._error(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
     def unknown(self, reason: str) -> Answer:
-        data = {"outcome": "unknown", "reason": reason, "method": self.request["method"], "name": self.running.tool}
+        data = {
+            "outcome": "unknown",
+            "reason": reason,
+            "method": self.request["method"],
+            "name": self.running.tool,
+            "told_by": "client",
+        }
         return self._error(OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
 
     def _error(self, code: int, message: str, data: Any = None) -> JSONRPCError:
-        error = (
-            ErrorData(code=code, message=message) if data is None else ErrorData(code=code, message=message, data=data)
-        )
-        return JSONRPCError(jsonrpc="2.0", id=self.running.id, error=error)
+        return JSONRPCError(jsonrpc="2.0", id=self.running.id, error=ErrorData(code=code, message=message, data=data))

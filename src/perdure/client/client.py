@@ -72,10 +72,11 @@ class Client(mcp.Client):
         try:
             return await once()
         except OutcomeUnknown as error:
-            if not self._rerun_safe_tools or not await self._is_safe(name):
+            # What the server calls unknown it has run again already, where it could (docs/protocol.md, Settling).
+            told_by_server = not isinstance(error.data, dict) or error.data.get("told_by") != "client"
+            if told_by_server or not self._rerun_safe_tools or not await self._is_safe(name):
                 raise
             note(logging.INFO, "client.call_again", "A tool that may run twice is called again", tool=name)
-            error.__context__ = None
         return await once()
 
     async def _is_safe(self, tool: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -12,6 +13,7 @@ import mcp_types as types
 from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, MessageHandlerFnT, SamplingFnT
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
 
 from perdure._core.reconnect import Patience
 from perdure.client.auth import Bearer, TokenProvider
@@ -66,24 +68,29 @@ async def connect(
     }
     ends = state is None if terminate_on_close is None else terminate_on_close
     async with AsyncExitStack() as stack:
-        http = http_client or await stack.enter_async_context(_http_client(headers, auth))
+        http = http_client
+        if http is None:
+            http = await stack.enter_async_context(_http_client(headers, auth))
         keeper = Keeper(state_store(state), url)
         stack.callback(keeper.close)
         link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
         lasting = Client(link.streams(), link=link, rerun_safe_tools=rerun_safe_tools, mode="legacy", **callbacks)
-        yield await _enter(stack, lasting, lambda: _plain(url, http, rerun_safe_tools, callbacks))
+        yield await _enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
 
 
 async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
     """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
     try:
-        return await stack.enter_async_context(lasting)
+        await stack.enter_async_context(lasting)
+        return lasting
     except MCPError as error:
-        if error.code == UNREACHABLE:
+        if error.code in (UNREACHABLE, INTERNAL_ERROR):
             raise named(error, "", None) from None
         refusal = error
+    without = plain()
     try:
-        return await stack.enter_async_context(plain())
+        await stack.enter_async_context(without)
+        return without
     except MCPError:
         raise refusal from None
 

@@ -1,7 +1,8 @@
 """Keeps the state on disk up with the state in memory.
 
-What another process must know is written before it can matter: a call before it is sent, an end as it is told. Positions
-are written soon (`LAG`), many at a time: after a crash a position that is a little old repeats a few events and loses none.
+What another process must know is written before it can matter: a call before it is sent, an end as it is told.
+Positions are written soon (`LAG`), many at a time: after a crash a position that is a little old repeats a few events
+and loses none.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 
 from perdure.client.state import BadState, NewerState, State, decode
-from perdure.client.store import StateStore
+from perdure.client.store import NoState, StateStore
 from perdure.errors import StateUnusable
 from perdure.observe import note
 
@@ -25,6 +26,7 @@ class Keeper:
         self._store = store
         self._due: asyncio.TimerHandle | None = None
         self._failing = False
+        self._idle = isinstance(store, NoState)
         self.state = self._open(url)
         self.state.start += 1
         self._begin()
@@ -58,6 +60,8 @@ class Keeper:
 
     def changed(self) -> None:
         """Write now."""
+        if self._idle:
+            return
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -75,7 +79,7 @@ class Keeper:
 
     def moved(self) -> None:
         """Write soon."""
-        if self._due is None:
+        if self._due is None and not self._idle:
             self._due = asyncio.get_running_loop().call_later(LAG, self.changed)
 
     def close(self) -> None:

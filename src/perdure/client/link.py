@@ -1,11 +1,11 @@
 """The transport below the SDK's client: messages in and out, one session, its streams, and what is remembered of it.
 
-**Ids.** The SDK's client counts its requests from 1 in every process. On the wire a request is called `<start>.<number>`,
-where `start` counts the processes that used this state and is on disk before the first request leaves: so ids never
-repeat within a session. The alternative, a reattach (R10), would let the server tell the two lives apart; but then calls of
-before belong to another incarnation: they can no longer be cancelled, their progress comes under other tokens, and
-servers other than Perdure know no such thing. Here the session simply goes on, so the recorded result of `initialize` is
-given to the SDK's client without asking anybody.
+**Ids.** The SDK's client counts its requests from 1 in every process. On the wire a request is called
+`<start>.<number>`, where `start` counts the processes that used this state and is on disk before the first request
+leaves: so ids never repeat within a session. The alternative, a reattach (R10), would let the server tell the two lives
+apart; but then calls of before belong to another incarnation: they can no longer be cancelled, their progress comes
+under other tokens, and servers other than Perdure know no such thing. Here the session simply goes on, so the recorded
+result of `initialize` is given to the SDK's client without asking anybody.
 
 **Questions.** The position moves on when a question of the server's (sampling, elicitation, roots) is handed to the
 client's callback. If the process dies before it has answered, nobody would be asked again: so open questions are
@@ -18,6 +18,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -39,12 +40,13 @@ from mcp_types import (
 from perdure._core.gap import METHOD as GAP
 from perdure._core.gap import Gap, read_gap
 from perdure._core.reconnect import Patience
+from perdure._core.sticky import METHODS as STICKY
 from perdure.client.call import Call
 from perdure.client.keeper import Keeper
 from perdure.client.pending import PendingCall
 from perdure.client.session import Handshaking
 from perdure.client.standalone import Standalone
-from perdure.client.state import Ask, Handshake, Running
+from perdure.client.state import Ask, Handshake, Running, State
 from perdure.client.wire import Broken, NotSent, Wire
 from perdure.errors import EventsLost
 from perdure.observe import note
@@ -53,6 +55,8 @@ from perdure.observe import note
 FAREWELL_SECONDS = 5.0
 
 Inbox = MemoryObjectSendStream[SessionMessage | Exception]
+Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
+Outbound = MemoryObjectSendStream[SessionMessage]
 OnGap = Callable[[Gap], Awaitable[None] | None]
 
 
@@ -70,18 +74,19 @@ class Link:
         self._on_gap = on_gap
         self._ends_session = ends_session
         self._handshaking = Handshaking(self)
-        self._standalone = Standalone(self)
         self._numbers = itertools.count(1)
         self._calls: dict[RequestId, Call] = {}
         """By the id that the SDK's client knows."""
         self._tokens: dict[str, RequestId] = {}
         """Progress tokens on the wire, and the ids behind them."""
         self._revived: dict[str, PendingCall] = {}
+        self._telling = 0
+        self._told = anyio.Event()
         self._inbox: Inbox
         self._tasks: anyio.abc.TaskGroup
 
     @property
-    def state(self) -> Any:
+    def state(self) -> State:
         return self._keeper.state
 
     @property
@@ -91,9 +96,7 @@ class Link:
     @asynccontextmanager
     async def streams(
         self,
-    ) -> AsyncIterator[
-        tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
-    ]:
+    ) -> AsyncIterator[tuple[Inbound, Outbound]]:
         """What the SDK's client reads and writes (its `Transport`)."""
         self._inbox, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outbound, outbox = anyio.create_memory_object_stream[SessionMessage](0)
@@ -102,9 +105,13 @@ class Link:
             try:
                 yield inbound, outbound
             finally:
-                self._tasks.cancel_scope.cancel()
                 with anyio.move_on_after(FAREWELL_SECONDS, shield=True):
+                    if self._telling:
+                        await self._told.wait()
+                    # Whoever still runs would find the session gone, and begin another.
+                    self._tasks.cancel_scope.cancel()
                     await self._farewell()
+                self._tasks.cancel_scope.cancel()
 
     def changed(self) -> None:
         self._keeper.changed()
@@ -116,16 +123,13 @@ class Link:
         # Not a number, also not as a string: the SDK takes "7" for 7.
         return f"{self._keeper.state.start}.{next(self._numbers)}"
 
-    def start(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
-        self._tasks.start_soon(task, *arguments)
-
     async def renew(self, gone: Handshake | None) -> bool:
         return await self._handshaking.renew(gone)
 
     def listen(self) -> None:
         """Read the standalone stream from now on."""
         if self.handshake is not None and self.handshake.session:
-            self._tasks.start_soon(self._standalone.run)
+            self._tasks.start_soon(Standalone(self, self.handshake).run)
 
     # From the SDK's client
 
@@ -165,9 +169,14 @@ class Link:
         with call.scope:
             answer = await call.answer()
             if isinstance(answer, JSONRPCResponse):
-                self._keeper.state.stick(message.method, message.params or {})
+                self._stick(message)
             self._forget(message.id, call)
             await self.deliver(answer.model_copy(update={"id": message.id}))
+
+    def _stick(self, message: JSONRPCRequest) -> None:
+        if message.method in STICKY:
+            self._keeper.state.stick(message.method, message.params or {})
+            self._keeper.changed()
 
     def _forget(self, local_id: RequestId, call: Call) -> None:
         self._calls.pop(local_id, None)
@@ -189,18 +198,28 @@ class Link:
         self._tasks.start_soon(self.tell, body)
 
     async def _reply(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        if await self.tell(encoded(message)) and self._keeper.state.asks.pop(str(message.id), None) is not None:
+        await self.tell(encoded(message))
+        if self._keeper.state.asks.pop(str(message.id), None) is not None:
             self._keeper.changed()
 
     async def tell(self, body: dict[str, Any]) -> bool:
         """Send what has no answer. It may be sent twice: an answer that nobody waits for is dropped."""
-        return await self._handshaking.tell(body)
+        self._telling += 1
+        try:
+            return await self._handshaking.tell(body)
+        finally:
+            self._telling -= 1
+            if not self._telling:
+                self._told.set()
+                self._told = anyio.Event()
 
     # From the server
 
     async def take(self, message: JSONRPCMessage, call: str | None, tool: str | None) -> None:
         """What a stream brought, before its position moves on."""
         if isinstance(message, JSONRPCRequest):
+            if str(message.id) in self._keeper.state.asks:
+                return  # it was remembered, and asked again, before the log brought it again
             self._keeper.state.asks[str(message.id)] = Ask(message=encoded(message), call=call)
             self._keeper.changed()
         elif isinstance(message, JSONRPCNotification):
@@ -248,19 +267,34 @@ class Link:
 
     # What a process of before has left
 
+    def recall(self) -> None:
+        """List its calls."""
+        for running in self._keeper.state.calls.values():
+            self._pend(running)
+
     async def revive(self) -> None:
         """Go on with its calls, then ask its open questions again."""
         state = self._keeper.state
-        assert state.handshake is not None
-        for running in list(state.calls.values()):
-            pending = PendingCall(
-                running, version=state.handshake.version, handed_out=lambda key=running.id: self._handed_out(key)
-            )
-            self.pending.append(pending)
-            self._revived[running.id] = pending
-            self._tasks.start_soon(self._go_on, running, pending)
+        for pending in self.pending:
+            self._tasks.start_soon(self._go_on, state.calls[pending.id], pending)
         for ask in list(state.asks.values()):
             await self.deliver(jsonrpc_message_adapter.validate_python(ask.message, by_name=False))
+
+    def _pend(self, running: Running) -> PendingCall:
+        pending = PendingCall(
+            running,
+            version="" if self.handshake is None else self.handshake.version,
+            handed_out=partial(self._handed_out, running.id),
+            cancel=partial(self._cancel_pending, running.id),
+        )
+        self.pending.append(pending)
+        self._revived[running.id] = pending
+        return pending
+
+    async def _cancel_pending(self, key: str) -> None:
+        if key in self._keeper.state.calls:
+            params = {"requestId": key, "reason": "caller cancelled"}
+            await self.tell({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
     async def _go_on(self, running: Running, pending: PendingCall) -> None:
         request = {"jsonrpc": "2.0", "id": running.id, "method": "tools/call", "params": running.params}
@@ -282,9 +316,7 @@ class Link:
         state = self._keeper.state
         for running in list(state.calls.values()):
             call = Call(self, {"id": running.id, "method": "tools/call"}, running)
-            pending = PendingCall(running, version="", handed_out=lambda key=running.id: self._handed_out(key))
-            pending.end(call.unknown(reason))
-            self.pending.append(pending)
+            self._pend(running).end(call.unknown(reason))
 
     async def _farewell(self) -> None:
         handshake = self.handshake

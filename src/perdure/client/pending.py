@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
 
 import anyio
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
-from mcp_types import JSONRPCError, JSONRPCNotification, methods
+from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCError, JSONRPCNotification, methods
 from pydantic import ValidationError
 
 from perdure.client.outcomes import named
@@ -22,19 +22,27 @@ ROOM = 1_000
 class PendingCall:
     """Awaitable for its result; `async for` over it gives the notifications that had not been seen, until it ends.
 
-    Awaiting alone skips the notifications. They also reach the client's ordinary callbacks.
+    Awaiting skips the notifications that are left, so read them first. They also reach the client's ordinary callbacks.
     """
 
-    def __init__(self, running: Running, *, version: str, handed_out: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        running: Running,
+        *,
+        version: str,
+        handed_out: Callable[[], None],
+        cancel: Callable[[], Awaitable[None]],
+    ) -> None:
         self.tool = running.tool
         self.arguments = running.arguments
         self.id = running.id
         self._version = version
         self._handed_out = handed_out
+        self._cancel = cancel
+        self._abandoned = False
         self._answer: Answer | None = None
         self._answered = anyio.Event()
         self._put, self._notes = anyio.create_memory_object_stream[types.ServerNotification](ROOM)
-        self._skipping = False
 
     def __repr__(self) -> str:
         return f"PendingCall(tool={self.tool!r}, arguments={self.arguments!r})"
@@ -48,11 +56,12 @@ class PendingCall:
 
     async def result(self) -> types.CallToolResult:
         """The call's result; raises `OutcomeUnknown`, or `MCPError` where the server answered with an error."""
-        self._skipping = True
         while not self.is_answered:
             await self._next_or_end()
         assert self._answer is not None
-        self._handed_out()
+        self._notes.close()
+        if not self._abandoned:
+            self._handed_out()
         if isinstance(self._answer, JSONRPCError):
             raise named(MCPError.from_jsonrpc_error(self._answer), self.tool, self.arguments)
         return types.CallToolResult.model_validate(self._answer.result, by_name=False)
@@ -66,6 +75,10 @@ class PendingCall:
             await self._notes.receive()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             await self._answered.wait()
+
+    async def cancel(self) -> None:
+        """Tell the server that the result is no longer wanted."""
+        await self._cancel()
 
     # Used by the link
 
@@ -82,5 +95,9 @@ class PendingCall:
         self._answered.set()
 
     def close(self) -> None:
-        self._put.close()
+        """The client leaves; whoever still waits is told, and another process may ask again."""
+        if not self.is_answered:
+            self._abandoned = True
+            error = ErrorData(code=CONNECTION_CLOSED, message="Connection closed")
+            self.end(JSONRPCError(jsonrpc="2.0", id=self.id, error=error))
         self._notes.close()

@@ -1,7 +1,7 @@
 """Reads one stream, over as many connections as it takes.
 
-What all streams have in common: bytes become messages, messages are handed on, the position follows them, and the course
-(`_core/reconnect.py`) says when to come back.
+What all streams have in common: bytes become messages, messages are handed on, the position follows them, and the
+course (`_core/reconnect.py`) says when to come back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pydantic import ValidationError
 
 from perdure._core.reconnect import Course, Patience, Step, delay
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
-from perdure.client.wire import Broken
 
 Answer = JSONRPCResponse | JSONRPCError
 
@@ -55,10 +54,8 @@ class Reader:
                         return answer
                 self._move(decoder.last_event_id, decoder.retry)
             self.trouble = "the connection ended"
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
             self.trouble = f"the connection broke: {type(error).__name__}"
-        except Broken as error:
-            self.trouble = f"the connection broke: {error}"
         except EventTooLarge:
             # The same event would come again and again.
             self.course = self.course.step(Step.REFUSED)

@@ -9,6 +9,7 @@ import anyio
 import httpx2
 import mcp_types as types
 from mcp_types import (
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     ErrorData,
@@ -44,11 +45,12 @@ class Handshaking:
         link, params = self._link, dict(message.params or {})
         recorded = link.handshake
         if recorded is not None and recorded.session and recorded.fits(params):
+            link.recall()
             await link.deliver(JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result))
             return
         if recorded is not None:
             link.lose_pending("the client now has other capabilities, so its session could not go on")
-            link.state.forget_session()
+        link.state.forget_session()
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True) | {"id": link.new_id()}
         answer = await self._negotiate(body, params)
         await link.deliver(answer.model_copy(update={"id": message.id}))
@@ -72,16 +74,13 @@ class Handshaking:
             if link.handshake is not gone:
                 return link.handshake is not None
             assert gone is not None
-            note(
-                logging.WARNING, "client.session_gone", "The session is gone; a new one is begun", session=gone.session
-            )
-            link.state.handshake, link.state.position = None, None
-            link.state.asks.clear()
+            note(logging.WARNING, "client.session_gone", "The session is gone; a new one is begun")
             body = {"jsonrpc": "2.0", "id": link.new_id(), "method": "initialize", "params": gone.request}
             answer = await self._negotiate(body, gone.request)
             if isinstance(answer, JSONRPCError):
-                link.state.handshake = gone  # so that the next request finds out again whether it is still gone
-                return False
+                return False  # the next request finds out again whether it is still gone
+            link.state.position = None
+            link.state.asks.clear()
             await self._settle_in()
             return True
 
@@ -116,7 +115,7 @@ class Handshaking:
         except Broken as error:
             return _error(body, UNREACHABLE, f"The server did not answer: {error}"), ""
         except Exception as error:  # An auth flow of the user's may raise anything.
-            return _error(body, INVALID_REQUEST, f"{type(error).__name__}: {error}"), ""
+            return _error(body, INTERNAL_ERROR, f"{type(error).__name__}: {error}"), ""
 
     async def _answer(self, response: httpx2.Response, body: dict[str, Any]) -> Answer:
         if response.status_code == 200 and kind(response) == "text/event-stream":
@@ -131,7 +130,8 @@ class Handshaking:
             return message
         if response.status_code == 404:
             return _error(body, METHOD_NOT_FOUND, "Not Found")
-        return _error(body, INVALID_REQUEST, f"HTTP {response.status_code} {kind(response)}".rstrip())
+        code = INTERNAL_ERROR if response.status_code in (401, 403) or response.status_code >= 500 else INVALID_REQUEST
+        return _error(body, code, f"HTTP {response.status_code} {kind(response)}".rstrip())
 
     async def tell(self, body: dict[str, Any]) -> bool:
         """Send a notification or an answer until it is accepted; False if that cannot be."""

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Standalone:
-    """The listener of the standalone stream, session after session."""
+    """The listener of one session's standalone stream."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, handshake: Handshake) -> None:
         self._link = link
+        self._handshake = handshake
 
     async def run(self) -> None:
         """Until the session is another one, the server has no such stream, or patience ends."""
-        handshake = self._link.handshake
-        assert handshake is not None
+        handshake = self._handshake
         reader = Reader(self, self._link.patience, position=self._link.state.position, retry=self._link.state.retry)
         try:
             while self._link.handshake is handshake and await self._attempt(reader, handshake):
@@ -63,6 +63,8 @@ class Standalone:
         await self._link.complain(error)
 
     def move(self, position: str | None, retry: int | None) -> None:
+        if self._link.handshake is not self._handshake:
+            return
         self._link.state.position = position
         if retry is not None:
             self._link.state.retry = retry

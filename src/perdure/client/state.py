@@ -90,6 +90,7 @@ class State:
         self.retry = None
         self.calls.clear()
         self.asks.clear()
+        self.sticky.clear()
 
     def end(self, call: str) -> None:
         """A call is over, and so is what it asked."""

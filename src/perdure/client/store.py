@@ -1,7 +1,7 @@
 """Where a client's state is kept.
 
-A store holds the state of one client at a time. `open` is called first and refuses a second holder; `save` replaces what
-was there, whole or not at all; `close` lets go, and keeps what is there.
+A store holds the state of one client at a time. `open` is called first and refuses a second holder; `save` replaces
+what was there, whole or not at all; `close` lets go, and keeps what is there.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class NoState:
 class StateFile:
     """One file, readable by its owner alone, and beside it `PATH.lock`, held while a client uses it.
 
-    The lock is the operating system's (`flock`), so that it is free as soon as its holder is dead. It stands on a file of
-    its own because the state is replaced by renaming. What `save` has written survives the death of this process;
+    The lock is the operating system's (`flock`), so that it is free as soon as its holder is dead. It stands on a file
+    of its own because the state is replaced by renaming. What `save` has written survives the death of this process;
     a power cut may take the last moments with it.
     """
 

@@ -1,0 +1,124 @@
+"""The client's own process is killed in the middle of a call and started again with the same state (R12, H8, B8)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.client_process import client_process
+from tests.support.cluster import CRASHBOX, cluster
+from tests.support.crashbox import diary, open_gate
+from tests.support.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+OPTIONS = ("--retry", "0.05")
+
+
+def is_end_of_count(progress: list[float], n: int, seen: int) -> bool:
+    """Whether these are the last numbers up to n, none missing: a few that were seen already may come again."""
+    return progress == list(range(int(progress[0]), n + 1)) and progress[0] <= seen + 1
+
+
+async def test_the_next_process_gets_the_rest_of_the_call_and_its_result(tmp_path: Path) -> None:
+    gate, log, state = tmp_path / "gate", tmp_path / "diary", tmp_path / "agent.json"
+    arguments = {"n": 8, "gate": str(gate), "pauses": [4], "log": str(log)}
+    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+        async with client_process(served.url, state, "pay", **arguments) as first:
+            await first.until(progress=4.0)
+            await first.kill()
+        open_gate(f"{gate}.4")
+        async with client_process(served.url, state) as second:
+            said = await second.rest()
+        assert said[0] == {"session": first.said[0]["session"], "pending": [["pay", arguments]]}
+        assert is_end_of_count(second.told("progress"), 8, seen=4)
+        assert second.told("result") == ["counted to 8"]
+        assert len(diary(log)) == 1
+        async with client_process(served.url, state) as third:
+            assert await third.rest() == [{"session": first.said[0]["session"], "pending": []}]
+
+
+async def test_killed_again_and_again_nothing_is_lost(tmp_path: Path) -> None:
+    """Each process sees a part of the count; together they see all of it."""
+    gate, state = tmp_path / "gate", tmp_path / "agent.json"
+    arguments = {"n": 12, "gate": str(gate), "pauses": [3, 6, 9]}
+    seen: set[float] = set()
+    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+        async with client_process(served.url, state, "pay", **arguments) as first:
+            await first.until(progress=3.0)
+            await first.kill()
+        seen.update(first.told("progress"))
+        for pause in (3, 6):
+            open_gate(f"{gate}.{pause}")
+            async with client_process(served.url, state) as next_one:
+                await next_one.until(progress=pause + 3.0)
+                await next_one.kill()
+            seen.update(next_one.told("progress"))
+        open_gate(f"{gate}.9")
+        async with client_process(served.url, state) as last:
+            await last.rest()
+        seen.update(last.told("progress"))
+    assert seen == set(range(1, 13))
+    assert last.told("result") == ["counted to 12"]
+
+
+async def test_a_result_that_nobody_took_is_there_for_the_next_process(tmp_path: Path) -> None:
+    """The call ended while no client was there."""
+    gate, state = tmp_path / "gate", tmp_path / "agent.json"
+    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+        async with client_process(served.url, state, "pay", n=4, gate=str(gate), pauses=[2]) as first:
+            await first.until(progress=2.0)
+            await first.kill()
+        open_gate(f"{gate}.2")
+        for _ in range(2):
+            async with client_process(served.url, state) as other:
+                await other.until(progress=4.0)
+                # It is killed with the answer in its hands; or just before, which is the same for the next one.
+                if _ == 0:
+                    await other.kill()
+                else:
+                    await other.rest()
+        assert other.told("result") == ["counted to 4"]
+
+
+async def test_a_question_that_the_killed_client_had_not_answered_is_asked_again(tmp_path: Path) -> None:
+    """P6: the position is behind the question already, so the state remembers it."""
+    state = tmp_path / "agent.json"
+    async with serving(CRASHBOX, *OPTIONS, "--store", "memory:") as served:
+        async with client_process(served.url, state, "ask", question="hang on?") as first:
+            await first.until(asked="hang on?")
+            await first.kill()
+        async with client_process(served.url, state, "-", "answers") as second:
+            await second.rest()
+        assert second.told("asked") == ["hang on?"]
+        assert second.told("result") == ["at last"]
+
+
+async def test_client_and_server_are_killed_together(tmp_path: Path) -> None:
+    """The server settles the call, the next client is told: outcome unknown, with tool and arguments; it ran once."""
+    gate, log, state = tmp_path / "gate", tmp_path / "diary", tmp_path / "agent.json"
+    arguments = {"n": 8, "gate": str(gate), "pauses": [4], "log": str(log)}
+    async with cluster(tmp_path / "log.db", *OPTIONS) as site:
+        async with client_process(site.proxy.url, state, "pay", **arguments) as first:
+            await first.until(progress=4.0)
+            await first.kill()
+        await site.crash()
+        open_gate(f"{gate}.4")
+        async with client_process(site.proxy.url, state) as second:
+            said = await second.rest()
+        assert (said[-1]["unknown"], said[-1]["arguments"]) == ("pay", arguments)
+        assert len(diary(log)) == 1
+
+
+async def test_ids_of_requests_never_repeat_within_the_session(tmp_path: Path) -> None:
+    """Every request of every process has a row of its own in the ledger, under one incarnation."""
+    state = tmp_path / "agent.json"
+    async with cluster(tmp_path / "log.db", *OPTIONS) as site:
+        for _ in range(3):
+            async with client_process(site.proxy.url, state, "where") as client:
+                await client.rest()
+        assert json.loads(state.read_text())["start"] == 3
+        assert [incarnation for _, incarnation in site.sessions()] == [1]
+        assert site.proxy.requests["POST"] == 1 + 1 + 3 * 2  # initialize, initialized; each: the call, and tools/list

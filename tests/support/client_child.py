@@ -1,0 +1,58 @@
+"""A client in a process of its own, which a test kills: `python -m tests.support.client_child URL STATE TOOL ARGS`.
+
+Prints one JSON line for each thing that happens. With TOOL `-` it calls nothing and follows the calls that a process of
+before has left, until all have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import mcp_types as types
+from mcp.client.session import ClientRequestContext
+
+import perdure
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+async def answer(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
+    say(asked=params.message)
+    if params.message.startswith("hang"):
+        if len(sys.argv) > 5:
+            return types.ElicitResult(action="accept", content={"answer": "at last"})
+        await asyncio.Event().wait()
+    return types.ElicitResult(action="accept", content={"answer": "yes"})
+
+
+async def report(progress: float, total: float | None, message: str | None) -> None:
+    say(progress=progress)
+
+
+async def main(url: str, state: str, tool: str, arguments: str) -> None:
+    async with perdure.connect(url, state=state, elicitation_callback=answer) as client:
+        say(session=client.session_id, pending=[[call.tool, call.arguments] for call in client.pending()])
+        if tool != "-":
+            result = await client.call_tool(tool, json.loads(arguments), progress_callback=report)
+            say(result=text(result))
+            return
+        for call in client.pending():
+            try:
+                async for note in call:
+                    if isinstance(note, types.ProgressNotification):
+                        say(progress=note.params.progress)
+                say(result=text(await call))
+            except perdure.OutcomeUnknown as unknown:
+                say(unknown=unknown.tool, arguments=unknown.arguments, reason=unknown.reason)
+
+
+def text(result: types.CallToolResult) -> str:
+    return "".join(part.text for part in result.content if isinstance(part, types.TextContent))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:5]))
