@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import httpx2
@@ -75,24 +76,61 @@ async def connect(
         stack.callback(keeper.close)
         link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
         lasting = Client(link.streams(), link=link, rerun_safe_tools=rerun_safe_tools, mode="legacy", **callbacks)
-        yield await _enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
+        client = await _enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
+        stack.push_async_exit(_raised_as_it_was(stack.pop_all()))
+        yield client
 
 
 async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
     """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
-    try:
-        await stack.enter_async_context(lasting)
+    refusal = await _try(stack, lasting)
+    if refusal is None:
         return lasting
-    except MCPError as error:
-        if error.code in (UNREACHABLE, INTERNAL_ERROR):
-            raise named(error, "", None) from None
-        refusal = error
+    if refusal.code in (UNREACHABLE, INTERNAL_ERROR):
+        raise named(refusal, "", None) from None
     without = plain()
-    try:
-        await stack.enter_async_context(without)
-        return without
-    except MCPError:
+    if await _try(stack, without) is not None:
         raise refusal from None
+    return without
+
+
+async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
+    """Enter a client; the error by which the server refused it, if it did."""
+    try:
+        await stack.enter_async_context(client)
+    except MCPError as error:
+        return error
+    except BaseExceptionGroup as group:
+        # The task groups of the SDK's session and of our link stand around the one error.
+        found = innermost(group)
+        if isinstance(found, MCPError):
+            return found
+        raise
+    return None
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The one error in groups of one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _raised_as_it_was(stack: AsyncExitStack) -> Callable[..., Awaitable[bool]]:
+    """Leave through the task groups, and let what the block raised come out as the block raised it."""
+
+    async def leave(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        try:
+            return bool(await stack.__aexit__(kind, error, trace))
+        except BaseExceptionGroup as group:
+            found: BaseException = group
+            while found is not error and isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
+                found = found.exceptions[0]
+            if found is error:
+                return False  # the caller raises it again
+            raise
+
+    return leave
 
 
 def _plain(url: str, http: httpx2.AsyncClient, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
