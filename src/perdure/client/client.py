@@ -76,7 +76,7 @@ class Client(mcp.Client):
             told_by_server = not isinstance(error.data, dict) or error.data.get("told_by") != "client"
             if told_by_server or not self._rerun_safe_tools or not await self._is_safe(name):
                 raise
-            note(logging.INFO, "client.call_again", "A tool that may run twice is called again", tool=name)
+            note(logging.INFO, "client.call_again", "a tool that may run twice is called again", tool=name)
         return await once()
 
     async def _is_safe(self, tool: str) -> bool:

@@ -42,8 +42,12 @@ class Keeper:
             raise StateUnusable(str(error)) from error
         except BadState as error:
             aside = self._store.set_aside()
-            sentence = "The client's state could not be read; a new session begins, calls of before are forgotten"
-            note(logging.WARNING, "client.state_unreadable", sentence, error=str(error), kept_as=aside)
+            note(
+                logging.WARNING,
+                "client.state_unreadable",
+                f"the client's state could not be read, a new session begins: {error}",
+                kept_as=aside,
+            )
             return State(url=url)
         if state.url != url:
             self._store.close()
@@ -69,12 +73,15 @@ class Keeper:
             self._store.save(self.state.encode())
         except OSError as error:
             if not self._failing:
-                sentence = "The client's state cannot be written; what happens from here on is not remembered"
-                note(logging.WARNING, "client.state_unwritable", sentence, error=str(error))
+                note(
+                    logging.WARNING,
+                    "client.state_unwritable",
+                    f"the client's state cannot be written, what happens now is not remembered: {error}",
+                )
             self._failing = True
             return
         if self._failing:
-            note(logging.INFO, "client.state_written", "The client's state can be written again")
+            note(logging.INFO, "client.state_written", "the client's state can be written again")
         self._failing = False
 
     def moved(self) -> None:

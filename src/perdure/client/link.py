@@ -253,8 +253,13 @@ class Link:
             return
 
     async def _gap(self, gap: Gap) -> None:
-        sentence = f"The server says that events {gap.first} to {gap.last} are lost ({gap.reason})"
-        note(logging.WARNING, "client.gap", sentence, stream=gap.stream, tool=gap.tool)
+        note(
+            logging.WARNING,
+            "client.gap",
+            f"the server says that events {gap.first} to {gap.last} are gone: {gap.reason}",
+            stream=gap.stream,
+            tool=gap.tool,
+        )
         if self._on_gap is None:
             await self.complain(EventsLost(gap))
             return
@@ -328,7 +333,7 @@ class Link:
             if handshake.session:
                 await self.wire.delete(handshake)
         except (NotSent, Broken):
-            note(logging.INFO, "client.not_deleted", "The server could not be told that the session has ended")
+            note(logging.INFO, "client.not_deleted", "the server could not be told that the session has ended")
         self._keeper.state.forget_session()
 
 

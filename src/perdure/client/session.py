@@ -74,7 +74,7 @@ class Handshaking:
             if link.handshake is not gone:
                 return link.handshake is not None
             assert gone is not None
-            note(logging.WARNING, "client.session_gone", "The session is gone; a new one is begun")
+            note(logging.WARNING, "client.session_gone", "the session is gone; a new one is begun")
             body = {"jsonrpc": "2.0", "id": link.new_id(), "method": "initialize", "params": gone.request}
             answer = await self._negotiate(body, gone.request)
             if isinstance(answer, JSONRPCError):
@@ -147,7 +147,7 @@ class Handshaking:
             except (NotSent, Broken) as error:
                 reader.failed(str(error))
             except Exception as error:  # An auth flow of the user's may raise anything.
-                note(logging.WARNING, "client.not_told", "A message could not be sent", error=repr(error))
+                note(logging.WARNING, "client.not_told", f"a message could not be sent: {error}")
                 return False
             if not await reader.wait():
                 return False

@@ -31,8 +31,11 @@ class Standalone:
         try:
             while self._link.handshake is handshake and await self._attempt(reader, handshake):
                 if not await reader.wait():
-                    sentence = "The standalone stream is given up: notifications outside of calls do not arrive"
-                    note(logging.WARNING, "client.standalone_lost", sentence, trouble=reader.trouble)
+                    note(
+                        logging.WARNING,
+                        "client.standalone_lost",
+                        f"the standalone stream is given up, what belongs to no call is missed: {reader.trouble}",
+                    )
                     return
         except EventTooLarge as error:
             await self._link.complain(error)

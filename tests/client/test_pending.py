@@ -1,0 +1,98 @@
+"""Calls of before, in the hands of their next owner: notifications, results, errors, cancelling (R12)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+import pytest
+from mcp.shared.exceptions import MCPError
+
+import perdure
+from tests.client.conftest import Inbox, Progress, text
+from tests.support.site import Site, until
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+Left = Callable[..., AbstractAsyncContextManager[perdure.Client]]
+
+
+@pytest.fixture
+def left(shop: Workshop, site: Site, tmp_path: Path) -> Left:
+    """A client that comes after one that left its block while a call ran: it cancelled nothing, so the call goes on."""
+    url, path = f"http://127.0.0.1:{site.port}/mcp", tmp_path / "agent.json"
+
+    @asynccontextmanager
+    async def left(
+        tool: str, arguments: dict[str, object], *, when: Callable[[], object], **options: Any
+    ) -> AsyncIterator[perdure.Client]:
+        async with perdure.connect(url, state=path) as before:
+            call = asyncio.create_task(before.call_tool(tool, dict(arguments), None, Progress()))
+            await until(when)
+            await until(lambda: b'"position":"c' in path.read_bytes())
+        with pytest.raises(MCPError, match="Connection closed"):
+            await call
+        async with perdure.connect(url, state=path, **options) as client:
+            yield client
+
+    return left
+
+
+async def test_notifications_first_then_the_result(shop: Workshop, left: Left) -> None:
+    inbox = Inbox()
+    arguments = {"n": 6, "gate": "g", "pauses": [3]}
+    async with left("count", arguments, when=lambda: "g/3" in shop.gates, message_handler=inbox) as client:
+        (call,) = client.pending()
+        assert (call.tool, call.arguments, call.is_answered) == ("count", arguments, False)
+        assert repr(call) == f"PendingCall(tool='count', arguments={arguments})"
+        shop.open("g/3")
+        notes = [note async for note in call]
+        result = await call
+        progress = [note.params.progress for note in notes if isinstance(note, types.ProgressNotification)]
+        assert progress in ([4, 5, 6], [3, 4, 5, 6])
+        assert text(result) == "counted to 6"
+        assert client.pending() == []
+        assert await call == result
+
+
+async def test_awaiting_alone_skips_the_notifications(shop: Workshop, left: Left) -> None:
+    async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
+        (call,) = client.pending()
+        waiting = asyncio.create_task(call.result())
+        shop.open("g")
+        assert text(await waiting) == "went through g"
+
+
+async def test_an_error_of_the_tool_is_raised(shop: Workshop, left: Left) -> None:
+    async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
+        (call,) = client.pending()
+        await call.cancel()
+        with pytest.raises(MCPError, match="cancelled") as cancelled:
+            await call
+        assert cancelled.value.code == -32800
+        await until(lambda: "cancelled at g" in shop.seen)
+        assert client.pending() == []
+
+
+async def test_who_still_waits_when_the_client_leaves_is_told(shop: Workshop, left: Left) -> None:
+    async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
+        (call,) = client.pending()
+        waiting = asyncio.create_task(call.result())
+        await asyncio.sleep(0)
+    with pytest.raises(MCPError, match="Connection closed"):
+        await waiting
+
+
+async def test_new_calls_and_those_of_before_do_not_disturb_each_other(shop: Workshop, left: Left) -> None:
+    """Their ids are not the same, though the SDK's client counts from the beginning again."""
+    async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
+        (call,) = client.pending()
+        for number in range(1, 6):
+            assert text(await client.call_tool("count", {"n": number})) == f"counted to {number}"
+        shop.open("g")
+        assert text(await call) == "went through g"

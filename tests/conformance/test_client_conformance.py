@@ -1,0 +1,60 @@
+"""The official suite's client scenarios pass with `perdure.connect`, as many as with the official client (B1–B8)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.conformance import HERE
+from tests.support.node import node_modules, program
+from tests.support.serving import python_path
+
+VERSION = "2025-11-25"
+#: Of the official client, with the pinned suite and the same program (`client_program.py --stock`).
+OFFICIAL = 247
+#: The suite starts nineteen clients at once; each takes a second of processor time.
+CLIENT_SECONDS = 240
+
+
+async def run_suite(results: Path, *options: str) -> str:
+    """Put the client scenarios to our program; what the suite says."""
+    suite = node_modules(HERE) / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
+    command = " ".join([sys.executable, "-m", "tests.conformance.client_program", *options])
+    process = await asyncio.create_subprocess_exec(
+        *(program("node"), "--require", HERE / "loopback.cjs", suite, "client", "--command", command),
+        *("--suite", "all", "--spec-version", VERSION, "--timeout", str(CLIENT_SECONDS * 1000)),
+        *("--output-dir", results),
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return output.decode()
+
+
+def read_all(results: Path) -> dict[Path, list[dict[str, str]]]:
+    return {file: json.loads(file.read_text()) for file in results.rglob("checks.json")}
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(600)  # the first run on a machine installs the suite
+async def test_the_client_scenarios_pass(tmp_path: Path) -> None:
+    """`sse-retry` (B7) among them."""
+    output = await run_suite(tmp_path)
+    checks = read_all(tmp_path)
+    counts = Counter(check["status"] for found in checks.values() for check in found)
+    assert (counts["FAILURE"], counts["WARNING"], counts["SKIPPED"]) == (0, 0, 0), output
+    assert counts["SUCCESS"] >= OFFICIAL, output
+    assert any("sse-retry" in str(file) for file in checks)
