@@ -48,7 +48,11 @@ CODES = {
 }
 
 #: Where the codes are met that are neither a refusal's own nor a response's in an event stream.
-ELSEWHERE = {"PARSE_ERROR": "400", "CLIENT_AWAY": "in the tool that asked"}
+ELSEWHERE = {
+    "PARSE_ERROR": "400",
+    "CLIENT_AWAY": "in the tool that asked",
+    "UNREACHABLE": "in programs that use `perdure.connect`",
+}
 
 #: Limits that are no settings: where the constant stands, what it bounds, what happens beyond.
 FIXED = [

@@ -31,11 +31,8 @@ from mcp.shared.exceptions import MCPError
 
 from perdure._core.gap import Gap
 
-#: As in `ledger`, which stands above this module.
-_OUTCOME_UNKNOWN = -31001
-
-#: Made by the client, never by a server: a request that did not reach one.
 UNREACHABLE = -31020
+"""The request did not reach a server within the client's limits. Made by the client, never by a server."""
 
 
 class PerdureError(Exception):
@@ -92,8 +89,10 @@ class ClientError(PerdureError):
 class OutcomeUnknown(ClientError, MCPError):
     """A call was sent, and nobody can tell what became of it. It is not sent again by itself."""
 
+    CODE = -31001  #: `OUTCOME_UNKNOWN` of the ledger, which stands above this module
+
     def __init__(self, tool: str, arguments: Mapping[str, Any] | None, reason: str, data: Any = None) -> None:
-        MCPError.__init__(self, _OUTCOME_UNKNOWN, f"{tool}: outcome unknown ({reason})", data)
+        MCPError.__init__(self, self.CODE, f"{tool}: outcome unknown ({reason})", data)
         self.tool = tool
         self.arguments = dict(arguments or {})
         self.reason = reason

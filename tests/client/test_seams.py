@@ -22,6 +22,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, methods
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
+import perdure
+from perdure.ledger import OUTCOME_UNKNOWN
+
 pytestmark = pytest.mark.anyio
 
 
@@ -131,6 +134,13 @@ def test_notifications_are_parsed_by_method_and_version() -> None:
     assert isinstance(parsed, types.ProgressNotification), moved("parse_server_notification", "client/pending.py")
     with pytest.raises(KeyError):
         methods.parse_server_notification("notifications/none", "2025-11-25", None)
+
+
+def test_an_unknown_outcome_has_the_code_that_servers_give_it() -> None:
+    assert perdure.OutcomeUnknown.CODE == OUTCOME_UNKNOWN
+    unknown = perdure.OutcomeUnknown("pay", {"n": 1}, "why")
+    assert isinstance(unknown, MCPError)
+    assert (unknown.code, str(unknown)) == (OUTCOME_UNKNOWN, "pay: outcome unknown (why)")
 
 
 def test_an_error_has_code_message_and_data() -> None:

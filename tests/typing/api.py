@@ -1,7 +1,10 @@
 """The public names as a user types them. Never run: the type checker reads this."""
 
+from pathlib import Path
 from typing import assert_type
 
+import httpx2
+import mcp_types as types
 from mcp.server.auth.provider import TokenVerifier
 from mcp.server.mcpserver import MCPServer
 from starlette.applications import Starlette
@@ -33,3 +36,35 @@ def make(name: str) -> perdure.Store:
 
 async def prove() -> None:
     await check_store(make)
+
+
+async def use(url: str, auth: httpx2.Auth) -> str:
+    patience = perdure.Patience(max_time=60.0)
+    async with perdure.connect(url, state="agent.json", headers={"x": "y"}, auth=auth, patience=patience) as client:
+        assert_type(client, perdure.Client)
+        assert_type(client.session_id, str | None)
+        for call in client.pending():
+            assert_type(call, perdure.PendingCall)
+            async for note in call:
+                assert_type(note, types.ServerNotification)
+            assert_type(await call, types.CallToolResult)
+        try:
+            result = await client.call_tool("bake", {"loaves": 1})
+        except perdure.OutcomeUnknown as unknown:
+            return f"{unknown.tool} {unknown.arguments} {unknown.reason}"
+        assert_type(result, types.CallToolResult)
+        assert_type((await client.list_tools()).tools, list[types.Tool])
+    return ""
+
+
+async def use_more(url: str, state: perdure.StateStore, path: Path) -> None:
+    async def token() -> str:
+        return "t"
+
+    async def gone(gap: perdure.Gap) -> None:
+        assert_type(gap.tool, str | None)
+
+    async with perdure.connect(url, state=state, auth=token, on_gap=gone, rerun_safe_tools=True):
+        pass
+    async with perdure.connect(url, state=path, auth=lambda: "t", on_gap=print, terminate_on_close=True):
+        pass
