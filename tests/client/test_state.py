@@ -257,12 +257,34 @@ def _call(tool: str, **arguments: object) -> types.CallToolRequest:
     return types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=arguments))
 
 
+async def test_a_password_in_the_address_is_not_written(site: Site, path: Path) -> None:
+    async with perdure.connect(f"http://ann:secret@127.0.0.1:{site.port}/mcp", state=path) as client:
+        await client.list_tools()
+    assert b"secret" not in saved(path)
+    async with perdure.connect(f"http://ann:newer@127.0.0.1:{site.port}/mcp", state=path) as again:
+        await again.list_tools()
+
+
+async def test_a_handshake_that_was_not_finished_is_made_anew(site: Site, url: str, path: Path) -> None:
+    """The process died between its two halves: nobody knows whether both sides have accepted it."""
+    async with perdure.connect(url, state=path) as client:
+        first = client.session_id
+    state = decode(saved(path))
+    assert state.handshake is not None
+    state.handshake.initialized = False
+    write(path, state.encode())
+    async with perdure.connect(url, state=path) as client:
+        assert client.session_id != first
+        assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"
+
+
 class Shelf:
     """A store of the user's own."""
 
     def __init__(self) -> None:
         self.data: bytes | None = None
         self.is_open = False
+        self.fails = False
 
     def open(self) -> bytes | None:
         if self.is_open:
@@ -271,6 +293,8 @@ class Shelf:
         return self.data
 
     def save(self, data: bytes) -> None:
+        if self.fails:
+            raise LookupError("no bucket")
         self.data = data
 
     def set_aside(self) -> str:
@@ -278,6 +302,14 @@ class Shelf:
 
     def close(self) -> None:
         self.is_open = False
+
+
+async def test_a_store_that_fails_in_its_own_way_stops_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf()
+    async with perdure.connect(url, state=shelf) as client:
+        shelf.fails = True
+        assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"
+    assert "client.state_unwritable" in [vars(record).get("action") for record in caplog.records]
 
 
 async def test_a_store_of_the_users_own(url: str) -> None:

@@ -72,6 +72,25 @@ async def test_a_token_that_stays_refused_is_an_error_of_the_request_alone(shop:
         assert text(await client.call_tool("credentials")) == "ann-1"
 
 
+async def test_many_requests_that_are_refused_at_once_ask_for_one_new_token(shop: Workshop) -> None:
+    guests, given = Guests(), 0
+
+    async def token() -> str:
+        nonlocal given
+        given += 1
+        await asyncio.sleep(0)
+        return f"ann-{given}"
+
+    async with (
+        serve(shop.server, auth=guests, retry=0.02) as site,
+        perdure.connect(f"http://127.0.0.1:{site.port}/mcp", auth=token) as client,
+    ):
+        guests.newest = 2
+        results = await asyncio.gather(*(client.call_tool("credentials") for _ in range(10)))
+        assert {text(result) for result in results} == {"ann-2"}
+        assert given == 2
+
+
 async def test_a_provider_that_fails_is_an_error_of_the_request_alone(shop: Workshop, site_port: int) -> None:
     works = True
 

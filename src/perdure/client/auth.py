@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+import anyio
 import httpx2
 
 TokenProvider = Callable[[], str | Awaitable[str]]
@@ -16,6 +17,7 @@ class Bearer(httpx2.Auth):
     def __init__(self, provider: TokenProvider) -> None:
         self._provider = provider
         self._token: str | None = None
+        self._turn = anyio.Lock()
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         used = self._token or await self._renew(None)
@@ -27,7 +29,8 @@ class Bearer(httpx2.Auth):
 
     async def _renew(self, refused: str | None) -> str:
         """The token that is used from now on; several requests that were refused together ask once."""
-        if self._token is None or self._token == refused:
-            given = self._provider()
-            self._token = await given if inspect.isawaitable(given) else given
-        return self._token
+        async with self._turn:
+            if self._token is None or self._token == refused:
+                given = self._provider()
+                self._token = await given if inspect.isawaitable(given) else given
+            return self._token

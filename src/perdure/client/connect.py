@@ -72,7 +72,7 @@ async def connect(
         http = http_client
         if http is None:
             http = await stack.enter_async_context(_http_client(headers, auth))
-        keeper = Keeper(state_store(state), url)
+        keeper = Keeper(state_store(state), str(httpx2.URL(url).copy_with(userinfo=b"")))
         stack.callback(keeper.close)
         link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
         lasting = Client(link.streams(), link=link, rerun_safe_tools=rerun_safe_tools, mode="legacy", **callbacks)

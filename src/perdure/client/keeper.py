@@ -58,7 +58,7 @@ class Keeper:
         """The first write is the one that may fail: a start that is not written down could be used twice."""
         try:
             self._store.save(self.state.encode())
-        except OSError as error:
+        except Exception as error:
             self._store.close()
             raise StateUnusable(f"the client's state cannot be written: {error}") from error
 
@@ -71,7 +71,7 @@ class Keeper:
             self._due = None
         try:
             self._store.save(self.state.encode())
-        except OSError as error:
+        except Exception as error:  # A store of the user's may raise anything; calls go on.
             if not self._failing:
                 note(
                     logging.WARNING,

@@ -36,6 +36,7 @@ from mcp_types import (
     RequestId,
     jsonrpc_message_adapter,
 )
+from pydantic import ValidationError
 
 from perdure._core.gap import METHOD as GAP
 from perdure._core.gap import Gap, read_gap
@@ -47,7 +48,7 @@ from perdure.client.pending import PendingCall
 from perdure.client.session import Handshaking
 from perdure.client.standalone import Standalone
 from perdure.client.state import Ask, Handshake, Running, State
-from perdure.client.wire import Broken, NotSent, Wire
+from perdure.client.wire import Wire
 from perdure.errors import EventsLost
 from perdure.observe import note
 
@@ -94,9 +95,7 @@ class Link:
         return self._keeper.state.handshake
 
     @asynccontextmanager
-    async def streams(
-        self,
-    ) -> AsyncIterator[tuple[Inbound, Outbound]]:
+    async def streams(self) -> AsyncIterator[tuple[Inbound, Outbound]]:
         """What the SDK's client reads and writes (its `Transport`)."""
         self._inbox, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         outbound, outbox = anyio.create_memory_object_stream[SessionMessage](0)
@@ -235,7 +234,7 @@ class Link:
 
     def _with_own_token(self, message: JSONRPCNotification) -> JSONRPCNotification:
         token = (message.params or {}).get("progressToken")
-        if message.method != "notifications/progress" or token not in self._tokens:
+        if message.method != "notifications/progress" or not isinstance(token, str) or token not in self._tokens:
             return message
         return message.model_copy(update={"params": {**(message.params or {}), "progressToken": self._tokens[token]}})
 
@@ -282,8 +281,13 @@ class Link:
         state = self._keeper.state
         for pending in self.pending:
             self._tasks.start_soon(self._go_on, state.calls[pending.id], pending)
-        for ask in list(state.asks.values()):
-            await self.deliver(jsonrpc_message_adapter.validate_python(ask.message, by_name=False))
+        for key, ask in list(state.asks.items()):
+            try:
+                message = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
+            except ValidationError:
+                del state.asks[key]  # nobody could have written that
+                continue
+            await self.deliver(message)
 
     def _pend(self, running: Running) -> PendingCall:
         pending = PendingCall(
@@ -332,8 +336,10 @@ class Link:
         try:
             if handshake.session:
                 await self.wire.delete(handshake)
-        except (NotSent, Broken):
-            note(logging.INFO, "client.not_deleted", "the server could not be told that the session has ended")
+        except Exception as error:  # whatever it is, the client leaves
+            note(
+                logging.INFO, "client.not_deleted", f"the server could not be told that the session has ended: {error}"
+            )
         self._keeper.state.forget_session()
 
 

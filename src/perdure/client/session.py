@@ -44,12 +44,13 @@ class Handshaking:
         """What the SDK's client asks for first."""
         link, params = self._link, dict(message.params or {})
         recorded = link.handshake
-        if recorded is not None and recorded.session and recorded.fits(params):
+        if recorded is not None and recorded.session and recorded.initialized and recorded.fits(params):
             link.recall()
             await link.deliver(JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result))
             return
         if recorded is not None:
-            link.lose_pending("the client now has other capabilities, so its session could not go on")
+            reason = "the client now has other capabilities" if recorded.session else "the server has no sessions"
+            link.lose_pending(f"its session could not go on: {reason}")
         link.state.forget_session()
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True) | {"id": link.new_id()}
         answer = await self._negotiate(body, params)
@@ -62,7 +63,7 @@ class Handshaking:
             return
         if handshake.initialized:
             await link.revive()
-        elif await self.tell(message.model_dump(by_alias=True, mode="json", exclude_unset=True)):
+        elif await link.tell(message.model_dump(by_alias=True, mode="json", exclude_unset=True)):
             handshake.initialized = True
             link.changed()
         link.listen()

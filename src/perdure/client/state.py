@@ -31,6 +31,7 @@ class Handshake:
     """The params of `initialize`."""
     result: dict[str, Any]
     initialized: bool = False
+    """Only then both sides have accepted it, and another process may go on with it."""
 
     @property
     def version(self) -> str:
@@ -108,7 +109,7 @@ class State:
                 self.sticky.pop(f"uri {params.get('uri')}", None)
 
     def encode(self) -> bytes:
-        return json.dumps({"perdure": VERSION, **asdict(self)}, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> State:
