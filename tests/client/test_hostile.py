@@ -1,0 +1,177 @@
+"""Servers that answer nonsense: the request that met it gets an error, the client goes on, nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from mcp.shared.exceptions import MCPError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+import perdure
+from tests.client.conftest import Inbox, text
+from tests.support.site import under_uvicorn, until
+
+pytestmark = pytest.mark.anyio
+
+BRIEF = perdure.Patience(max_time=0.5, max_tries=3, first_delay=0.01, max_delay=0.02)
+WELCOME = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {"tools": {}},
+    "serverInfo": {"name": "odd", "version": "1"},
+}
+
+
+def result(key: object, **content: object) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": key, "result": content}).encode()
+
+
+def good(key: object) -> bytes:
+    return result(key, content=[{"type": "text", "text": "fine"}])
+
+
+def event(data: bytes, *, at: str = "") -> bytes:
+    name = f"id: {at}\n".encode() if at else b""
+    return name + b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+class Odd:
+    """A server whose tools answer as a test says: `calls` maps a tool to what its POST, then its GETs, give."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, Callable[[object], Response]] = {}
+        self.resumed: list[bytes] = []
+        self.asked: list[object] = []
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/mcp", self.answer, methods=["GET", "POST", "DELETE"])])
+
+    async def answer(self, request: Request) -> Response:
+        if request.method == "GET":
+            if "last-event-id" not in request.headers:
+                return Response(status_code=405)
+            data = self.resumed.pop(0) if self.resumed else b""
+            return Response(data, media_type="text/event-stream")
+        if request.method == "DELETE":
+            return Response()
+        body = json.loads(await request.body())
+        match body.get("method"):
+            case "initialize":
+                return Response(result(body["id"], **WELCOME), media_type="application/json", headers=SESSION)
+            case "tools/list":
+                return Response(result(body["id"], tools=[]), media_type="application/json")
+            case "tools/call":
+                self.asked.append(body["id"])
+                return self.calls[body["params"]["name"]](body["id"])
+            case _:
+                return Response(status_code=202)
+
+
+SESSION = {"mcp-session-id": "odd-session"}
+
+
+def events(*frames: bytes) -> Response:
+    return Response(b"".join(frames), media_type="text/event-stream")
+
+
+def endless(key: object) -> Response:
+    async def frames() -> AsyncIterator[bytes]:
+        yield b"data: "
+        while True:
+            yield b"x" * 1_000_000
+            await asyncio.sleep(0)
+
+    return StreamingResponse(frames(), media_type="text/event-stream")
+
+
+ODDITIES: dict[str, Callable[[object], Response]] = {
+    "a page": lambda key: Response("<html>", media_type="text/html"),
+    "no type": lambda key: Response(b"{}"),
+    "no JSON": lambda key: Response("{", media_type="application/json"),
+    "a list": lambda key: Response("[]", media_type="application/json"),
+    "a request": lambda key: Response(b'{"jsonrpc":"2.0","id":1,"method":"ping"}', media_type="application/json"),
+    "accepted": lambda key: Response(status_code=202),
+    "nothing": lambda key: events(),
+    "no JSON in an event": lambda key: events(event(b"{")),
+    "a wrong result": lambda key: events(event(result(key, content="no list"))),
+    "without end": endless,
+    "500 with a page": lambda key: Response("<html>", status_code=500, media_type="text/html"),
+    "400 with a list": lambda key: Response("[1]", status_code=400, media_type="application/json"),
+    "401": lambda key: Response(status_code=401),
+    "503 for ever": lambda key: Response(status_code=503, headers={"retry-after": "0"}),
+    "a redirect to itself": lambda key: Response(status_code=307, headers={"location": "/mcp"}),
+    "positions that lead nowhere": lambda key: events(event(b"", at="1")),
+}
+
+
+@pytest.mark.parametrize("oddity", ODDITIES)
+async def test_an_odd_answer_is_an_error_of_one_call(oddity: str) -> None:
+    odd = Odd()
+    odd.calls = {oddity: ODDITIES[oddity], "good": lambda key: events(event(good(key)))}
+    async with under_uvicorn(odd.app, complaint=".*") as port, asyncio.timeout(30):
+        async with perdure.connect(f"http://127.0.0.1:{port}/mcp", patience=BRIEF, read_timeout_seconds=2) as client:
+            with pytest.raises((MCPError, ValueError)):
+                await client.call_tool(oddity)
+            assert text(await client.call_tool("good")) == "fine"
+        assert len(odd.asked) == len(set(map(str, odd.asked))) or oddity in ("503 for ever", "a redirect to itself")
+
+
+async def test_bytes_cut_anywhere_comments_and_unknown_events_are_no_trouble() -> None:
+    odd = Odd()
+
+    def call(key: object) -> Response:
+        whole = b": hello\r\n\r\nevent: other\ndata: {}\n\nid: 7\nretry: 1\ndata:\n\n" + event(good(key), at="8")
+
+        async def bytes_one_by_one() -> AsyncIterator[bytes]:
+            for byte in whole:
+                yield bytes([byte])
+
+        return StreamingResponse(bytes_one_by_one(), media_type="text/event-stream; charset=utf-8")
+
+    odd.calls = {"good": call}
+    async with (
+        under_uvicorn(odd.app, complaint=".*") as port,
+        perdure.connect(f"http://127.0.0.1:{port}/mcp", patience=BRIEF) as client,
+    ):
+        assert text(await client.call_tool("good")) == "fine"
+
+
+async def test_notifications_with_odd_params_are_handed_on_or_dropped_and_the_call_ends() -> None:
+    odd, inbox = Odd(), Inbox()
+    notes: list[dict[str, object]] = [
+        {"method": "notifications/progress", "params": {"progressToken": [1], "progress": 1}},
+        {"method": "notifications/progress", "params": {"progressToken": {}, "progress": "x"}},
+        {"method": "notifications/perdure/gap", "params": {"from": "a", "to": None}},
+        {"method": "notifications/cancelled", "params": {"requestId": [2]}},
+        {"method": "notifications/unheard-of"},
+    ]
+    odd.calls = {
+        "chatty": lambda key: events(
+            *(event(json.dumps({"jsonrpc": "2.0", **note}).encode()) for note in notes), event(good(key))
+        )
+    }
+    async with (
+        under_uvicorn(odd.app, complaint=".*") as port,
+        perdure.connect(f"http://127.0.0.1:{port}/mcp", patience=BRIEF, message_handler=inbox) as client,
+    ):
+        assert text(await client.call_tool("chatty")) == "fine"
+        await until(lambda: any(isinstance(error, perdure.EventsLost) for error in inbox.errors))
+
+
+async def test_a_position_is_resumed_until_the_answer_comes() -> None:
+    """Each GET gives a little more; the positions that are asked for are those that were given."""
+    odd = Odd()
+    odd.calls = {"slow": lambda key: events(b"id: a\nretry: 1\ndata:\n\n")}
+    async with (
+        under_uvicorn(odd.app, complaint=".*") as port,
+        perdure.connect(f"http://127.0.0.1:{port}/mcp", patience=BRIEF) as client,
+    ):
+        odd.resumed = [b"", b"id: b\ndata:\n\n", b": nothing\n\n", event(good("whatever id"), at="c")]
+        assert text(await client.call_tool("slow")) == "fine"
+    assert odd.resumed == []
