@@ -40,7 +40,7 @@ class Client(mcp.Client):
 
     def pending(self) -> list[PendingCall]:
         """The calls that a process of before has left running and whose results nobody has taken yet."""
-        return [] if self._link_below is None else list(self._link_below.pending)
+        return [] if self._link_below is None else self._link_below.before.calls
 
     async def call_tool(
         self,

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -34,17 +33,15 @@ from mcp_types import (
     JSONRPCRequest,
     JSONRPCResponse,
     RequestId,
-    jsonrpc_message_adapter,
 )
-from pydantic import ValidationError
 
 from perdure._core.gap import METHOD as GAP
 from perdure._core.gap import Gap, read_gap
 from perdure._core.reconnect import Patience
 from perdure._core.sticky import METHODS as STICKY
+from perdure.client.before import Before
 from perdure.client.call import Call
 from perdure.client.keeper import Keeper
-from perdure.client.pending import PendingCall
 from perdure.client.session import Handshaking
 from perdure.client.standalone import Standalone
 from perdure.client.state import Ask, Handshake, Running, State
@@ -69,7 +66,7 @@ class Link:
     ) -> None:
         self.wire = wire
         self.patience = patience
-        self.pending: list[PendingCall] = []
+        self.before = Before(self)
         self.on_renewed: Callable[[types.InitializeResult], None] | None = None
         self._keeper = keeper
         self._on_gap = on_gap
@@ -80,7 +77,6 @@ class Link:
         """By the id that the SDK's client knows."""
         self._tokens: dict[str, RequestId] = {}
         """Progress tokens on the wire, and the ids behind them."""
-        self._revived: dict[str, PendingCall] = {}
         self._telling = 0
         self._told = anyio.Event()
         self._inbox: Inbox
@@ -121,6 +117,10 @@ class Link:
     def new_id(self) -> str:
         # Not a number, also not as a string: the SDK takes "7" for 7.
         return f"{self._keeper.state.start}.{next(self._numbers)}"
+
+    def start(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
+        """Run something for as long as the link lives."""
+        self._tasks.start_soon(task, *arguments)
 
     async def renew(self, gone: Handshake | None) -> bool:
         return await self._handshaking.renew(gone)
@@ -228,8 +228,8 @@ class Link:
             if message.method == "notifications/cancelled":
                 self._keeper.state.asks.pop(str(cancelled_request_id_from_params(message.params)), None)
             message = self._with_own_token(message)
-            if call is not None and (pending := self._revived.get(call)) is not None:
-                await pending.put(message)
+            if call is not None:
+                await self.before.hear(call, message)
         await self.deliver(message)
 
     def _with_own_token(self, message: JSONRPCNotification) -> JSONRPCNotification:
@@ -269,68 +269,9 @@ class Link:
         except Exception as error:
             await self.complain(error)
 
-    # What a process of before has left
-
-    def recall(self) -> None:
-        """List its calls."""
-        for running in self._keeper.state.calls.values():
-            self._pend(running)
-
-    async def revive(self) -> None:
-        """Go on with its calls, then ask its open questions again."""
-        state = self._keeper.state
-        for pending in self.pending:
-            self._tasks.start_soon(self._go_on, state.calls[pending.id], pending)
-        for key, ask in list(state.asks.items()):
-            try:
-                message = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
-            except ValidationError:
-                del state.asks[key]  # nobody could have written that
-                continue
-            await self.deliver(message)
-
-    def _pend(self, running: Running) -> PendingCall:
-        pending = PendingCall(
-            running,
-            version="" if self.handshake is None else self.handshake.version,
-            handed_out=partial(self._handed_out, running.id),
-            cancel=partial(self._cancel_pending, running.id),
-        )
-        self.pending.append(pending)
-        self._revived[running.id] = pending
-        return pending
-
-    async def _cancel_pending(self, key: str) -> None:
-        if key in self._keeper.state.calls:
-            params = {"requestId": key, "reason": "caller cancelled"}
-            await self.tell({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
-
-    async def _go_on(self, running: Running, pending: PendingCall) -> None:
-        request = {"jsonrpc": "2.0", "id": running.id, "method": "tools/call", "params": running.params}
-        call = Call(self, request, running)
-        if running.position is None:
-            pending.end(call.unknown("the client's process ended before the server had answered"))
-            return
-        pending.end(await call.answer())
-
-    def _handed_out(self, key: str) -> None:
-        """Only now may the call be forgotten: until its result is taken, another process could ask for it."""
-        self.pending = [call for call in self.pending if call.id != key]
-        if key in self._keeper.state.calls:
-            self._keeper.state.end(key)
-            self._keeper.changed()
-
-    def lose_pending(self, reason: str) -> None:
-        """Their session is not the one that goes on."""
-        state = self._keeper.state
-        for running in list(state.calls.values()):
-            call = Call(self, {"id": running.id, "method": "tools/call"}, running)
-            self._pend(running).end(call.unknown(reason))
-
     async def _farewell(self) -> None:
         handshake = self.handshake
-        for pending in self.pending:
-            pending.close()
+        self.before.close()
         if handshake is None or not self._ends_session:
             return
         try:

@@ -45,12 +45,12 @@ class Handshaking:
         link, params = self._link, dict(message.params or {})
         recorded = link.handshake
         if recorded is not None and recorded.session and recorded.initialized and recorded.fits(params):
-            link.recall()
+            link.before.recall()
             await link.deliver(JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result))
             return
         if recorded is not None:
             reason = "the client now has other capabilities" if recorded.session else "the server has no sessions"
-            link.lose_pending(f"its session could not go on: {reason}")
+            link.before.lose(f"its session could not go on: {reason}")
         link.state.forget_session()
         body = message.model_dump(by_alias=True, mode="json", exclude_unset=True) | {"id": link.new_id()}
         answer = await self._negotiate(body, params)
@@ -62,7 +62,7 @@ class Handshaking:
         if handshake is None:
             return
         if handshake.initialized:
-            await link.revive()
+            await link.before.revive()
         elif await link.tell(message.model_dump(by_alias=True, mode="json", exclude_unset=True)):
             handshake.initialized = True
             link.changed()
