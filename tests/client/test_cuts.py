@@ -128,6 +128,17 @@ async def test_a_cancelled_call_is_cancelled_on_the_server(shop: Workshop, proxy
         assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"
 
 
+async def test_calls_one_after_another_share_a_connection(shop: Workshop, proxy: CuttingProxy) -> None:
+    """Not each of them has to connect anew, with TLS in the end."""
+    async with perdure.connect(proxy.url) as client:
+        await proxy.answered("GET")
+        await client.call_tool("count", {"n": 1})
+        accepted = proxy.accepted
+        for _ in range(20):
+            await client.call_tool("count", {"n": 1})
+        assert proxy.accepted - accepted < 10  # a busy machine may miss the moment now and then
+
+
 async def test_a_read_whose_answer_is_lost_is_asked_again(shop: Workshop, proxy: CuttingProxy) -> None:
     """Nothing can happen twice: the specification makes it a read. (A12: it has no position that could be resumed.)"""
     async with perdure.connect(proxy.url) as client:

@@ -6,8 +6,10 @@ course (`_core/reconnect.py`) says when to come back.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import anyio
@@ -19,6 +21,16 @@ from perdure._core.reconnect import Course, Patience, Step, delay
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
 
 Answer = JSONRPCResponse | JSONRPCError
+
+#: Seconds. Servers end a call's stream right behind its answer; a new connection, with TLS, costs more than this.
+LINGER = 0.005
+
+
+async def _linger(chunks: AsyncIterator[bytes]) -> None:
+    """Wait for the end of an answer that is complete, so that its connection can be used again."""
+    with anyio.move_on_after(LINGER), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError):
+        async for _ in chunks:
+            return  # more than the answer: not worth waiting for
 
 
 class Listener(Protocol):
@@ -47,10 +59,12 @@ class Reader:
         self.course = self.course.opened()
         decoder = Decoder()
         try:
-            async for chunk in response.aiter_bytes():
+            chunks = response.aiter_bytes()
+            async for chunk in chunks:
                 for event in decoder.feed(chunk):
                     if (answer := await self._event(event)) is not None:
                         self.course = self.course.step(Step.ANSWERED)
+                        await _linger(chunks)
                         return answer
                 self._move(decoder.last_event_id, decoder.retry)
             self.trouble = "the connection ended"

@@ -19,7 +19,9 @@ ACCEPT_EVENTS = "text/event-stream"
 #: As the SDK's client: seconds for connecting and writing, and between two bytes of an answer.
 TIMEOUT = httpx2.Timeout(30.0, read=300.0)
 #: Every running call holds a connection, so their number has no limit here; the server has one.
-LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+#: An idle connection is used again for two seconds only: servers close theirs after five (uvicorn) or more, and a call
+#: that meets one as it closes would have an unknown outcome.
+LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
 MAX_REDIRECTS = 5
 
 
