@@ -300,7 +300,7 @@ class Exchange:
         if call is not None and call.state is not CallState.RUNNING:
             return None
         if call is None or self._goes_standalone(call):
-            return self._session.say(payload, also)
+            return self._session.home.say(payload, also)
         call.stream.append(payload, also=also)
         return call.stream
 
@@ -365,9 +365,9 @@ class Exchange:
         runtime.task.add_done_callback(lambda _: self._runtime_ended(runtime))
         self._runtime = runtime
         subscriptions = sticky.subscriptions(record.sticky)
-        self._subscribed = subscriptions if self._session.home else ()
+        self._subscribed = subscriptions if self._session.home.here else ()
         for request in record.sticky:
-            if self._session.home or request not in subscriptions:
+            if self._session.home.here or request not in subscriptions:
                 self._repeat(runtime, request)
         return runtime
 
@@ -482,7 +482,7 @@ class Exchange:
             and self.calls.runtime_is_idle
             and not self._private
             and not (self._asks or runtime.keeps_state)
-            and not (self._session.home and sticky.subscriptions(self._session.record.sticky))
+            and not (self._session.home.here and sticky.subscriptions(self._session.record.sticky))
         )
 
     async def drop_runtime(self) -> None:

@@ -22,6 +22,7 @@ from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable
 from perdure.families import Snapshot
 from perdure.house import House
+from perdure.incarnations import tell_attached
 from perdure.ledger import Call
 from perdure.observe import note
 from perdure.session import Session
@@ -145,7 +146,7 @@ class Sessions:
         self._by_id[record.id] = session
         self._house.counters.sessions_loaded += 1
         try:
-            await session.come_home()
+            await session.home.come_here()
         except SessionEnded:
             self._by_id.pop(record.id, None)
             return None
@@ -166,7 +167,7 @@ class Sessions:
             return None
         session.refresh(record, stamp, reattached=True)
         await session.come_back()
-        session.tell_attached()
+        tell_attached(session)
         self._house.counters.reattaches += 1
         note(logging.INFO, "session.reattached", "a client came back to its session", session=session.name)
         return session, record.incarnation

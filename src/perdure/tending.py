@@ -9,6 +9,7 @@ from perdure._core.retention import cutoffs
 from perdure._core.states import LogState, SessionState, SessionStep
 from perdure.errors import StoreError
 from perdure.house import House
+from perdure.incarnations import tell_missed
 from perdure.observe import note
 from perdure.session import Session
 from perdure.sessions import Sessions
@@ -56,12 +57,12 @@ class Tending:
             if away >= settings.session_grace:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
             return
-        session.keep_fresh()
+        session.keep_fresh(busy=session.busy)
         session.enforce_limits()
         if away >= settings.session_grace:
             session.exchange.give_up_asks()
         elif away >= settings.session_grace / 4 and session.exchange.open_asks:
-            session.tell_missed()
+            tell_missed(session)
         if await self._is_unused(session, settings.replay_window):
             await self._sessions.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
         elif not session.waits and await self._is_unused(session, settings.session_grace):

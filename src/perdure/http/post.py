@@ -123,7 +123,7 @@ class Post:
         """Subscriptions live with the home: who changes them becomes it."""
         if any(request.method in _SUBSCRIBING for request in requests):
             try:
-                await session.come_home(take=True)
+                await session.home.come_here(take=True)
             except BaseException:
                 session.exchange.calls.release(requests, incarnation=incarnation)
                 raise
