@@ -20,7 +20,7 @@ def begin_incarnation(session: Session, *, here: bool) -> None:
             if here:  # otherwise one elsewhere may be of this incarnation already
                 _end_elsewhere(session, stream)
     session.attached()  # after its readers have left, so that they count as lost before
-    session.exchange.ask_again()
+    session.exchange.asks.repeat()
 
 
 def _end_reader(session: Session, stream: Stream) -> None:

@@ -129,7 +129,7 @@ class Letters:
             return
         match message:
             case mail.AskAnswered():
-                session.exchange.answer_ask(Response(id=message.response.get("id"), raw=message.response), None)
+                session.exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified():
                 session.exchange.notify(Notification(method=message.method, params=message.params, raw={}), None)
             case mail.Cancelled():

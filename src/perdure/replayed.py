@@ -72,7 +72,7 @@ async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
     if not asked:
         return set()
     waiting = await session.house.journal.within_time(session.house.store.asks(session.id))
-    still = {ask.id for ask in waiting if await _lives(session, ask.node)} | session.exchange.open_asks
+    still = {ask.id for ask in waiting if await _lives(session, ask.node)} | session.exchange.asks.open
     return {seq for seq, ask in asked.items() if ask not in still}
 
 

@@ -60,8 +60,8 @@ class Tending:
         session.keep_fresh(busy=session.busy)
         session.enforce_limits()
         if away >= settings.session_grace:
-            session.exchange.give_up_asks()
-        elif away >= settings.session_grace / 4 and session.exchange.open_asks:
+            session.exchange.asks.give_up()
+        elif away >= settings.session_grace / 4 and session.exchange.asks.open:
             tell_missed(session)
         if await self._is_unused(session, settings.replay_window):
             await self._sessions.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
