@@ -234,7 +234,7 @@ class Settler:
             if ask.stream == stream.id:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
-                session.say(payload, close)
+                session.home.say(payload, close)
 
     # Homes and readers
 
@@ -257,7 +257,7 @@ class Settler:
         if session is None:
             return False
         try:
-            await session.come_home()
+            await session.home.come_here()
         except SessionEnded:
             return True  # and its streams are gone
         await self._withdraw_asks(session.record, session.standalone, round_)
