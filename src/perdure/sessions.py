@@ -37,6 +37,8 @@ class Sessions:
         self._house = house
         self._by_id: dict[SessionId, Session] = {}
         self._loading: dict[SessionId, asyncio.Task[Session | None]] = {}
+        self._ending: dict[SessionId, bool] = {}
+        """Sessions that are being ended here (`True`: have been), of which the store may not know yet."""
         self._resting: dict[SessionId, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -107,6 +109,8 @@ class Sessions:
         store, within = self._house.store, self._house.journal.within_time
         stamp = store.stamp()
         record = await within(store.session(session_id))
+        if session_id in self._ending:
+            return None
         session = self._by_id.get(session_id)
         if record is None or record.state is SessionState.ENDED:
             return await self._gone(session, record)
@@ -218,8 +222,16 @@ class Sessions:
     async def end(self, session: Session, step: SessionStep, reason: str) -> None:
         """End a session; from this moment on its id is unknown."""
         if self._by_id.pop(session.id, None) is not None:
+            self._ending[session.id] = False
             await session.end(step, reason)
+            self._ending[session.id] = True
+            self.forget_ended()
             note(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
+
+    def forget_ended(self) -> None:
+        """The store knows of all sessions that were ended here, once nothing is held."""
+        if self._ending and self._house.journal.state is LogState.HEALTHY:
+            self._ending = {session_id: False for session_id, ended in self._ending.items() if not ended}
 
     async def was_ended(self, session_id: SessionId, reason: str) -> None:
         """Another process has ended a session."""

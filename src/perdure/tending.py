@@ -47,6 +47,7 @@ class Tending:
             if place % _TEND_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._times_are_written = healthy
+        self._sessions.forget_ended()
 
     async def _look_after(self, session: Session) -> None:
         if session.state is SessionState.ENDED:
