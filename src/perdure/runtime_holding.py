@@ -6,7 +6,6 @@ our own.
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextvars
 import itertools
@@ -34,7 +33,7 @@ _OWN_SECONDS = 10.0
 """How long a server may take to tell which tools it has."""
 
 
-class RuntimeHolder(abc.ABC):
+class RuntimeHolder:
     """Holds a runtime, or none. An exchange is one, rather than has one: sessions at rest are counted in bytes."""
 
     __slots__ = ("_fed", "_private", "_runtime", "_subscribed", "calls", "closed", "session")
@@ -51,17 +50,17 @@ class RuntimeHolder(abc.ABC):
         self._subscribed: tuple[bytes, ...] = ()
         """Subscriptions that are alive in this runtime, whatever the record says by now."""
 
-    @abc.abstractmethod
     def emit(self, message: JSONRPCMessage, related: int | str | None) -> Stream | None:
         """What the runtime sends."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def interrupted(self, number: object) -> None:
         """The runtime cut a call short."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def abandon(self, reason: str) -> None:
         """Nobody will answer the running calls any more."""
+        raise NotImplementedError
 
     def feed(self, message: JSONRPCMessage, metadata: ServerMessageMetadata) -> None:
         """Hand a message to the runtime, which is loaded if it is not there."""
