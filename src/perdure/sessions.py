@@ -108,12 +108,15 @@ class Sessions:
     async def _read(self, session_id: SessionId) -> Session | None:
         store, within = self._house.store, self._house.journal.within_time
         stamp = store.stamp()
+        complete = (
+            self._house.journal.state is LogState.HEALTHY
+        )  # nothing is held that would be missing in what is read
         record = await within(store.session(session_id))
         if session_id in self._ending:
             return None
         session = self._by_id.get(session_id)
         if record is None or record.state is SessionState.ENDED:
-            return await self._gone(session, record)
+            return await self._gone(session, record) if complete else session
         if session is not None:
             session.refresh(record, stamp)
             return session
@@ -127,8 +130,8 @@ class Sessions:
             return await self._build(record, stamp)
 
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
-        if session is None or self._house.journal.state is LogState.DEGRADED:
-            return session  # nothing, or one whose record may not be written yet
+        if session is None:
+            return None
         if record is None and session.state is SessionState.OPENING:
             return session
         self._by_id.pop(session.id, None)
