@@ -16,7 +16,7 @@ from perdure._core.states import CallState
 from perdure.ledger import Call
 from perdure.messages import answer_json, ask_json, encode_notification
 from perdure.store.base import AskRecord, CloseAsk, OpenAsk
-from perdure.streams import Stream
+from perdure.streams import Flow
 
 if TYPE_CHECKING:
     from perdure.exchange import Exchange
@@ -78,14 +78,14 @@ class Asks:
             again = f"ask-{session.house.node}-{next(session.house.ask_ids)}"
             self._ask(ask.request.model_copy(update={"id": again}), ask.inner, ask.call)
 
-    def emit(self, message: JSONRPCRequest, related: int | str | None) -> Stream | None:
+    def emit(self, message: JSONRPCRequest, related: int | str | None) -> Flow | None:
         """The runtime asks; gives the stream, if it is written here."""
         call = self._exchange.calls.numbered(related)
         if related is not None and (call is None or call.state is not CallState.RUNNING):
             raise anyio.ClosedResourceError  # a cancelled call that does not stop must not wait for an answer for ever
         return self._ask(message, str(message.id), call)
 
-    def _ask(self, message: JSONRPCRequest, inner: str, call: Call | None) -> Stream | None:
+    def _ask(self, message: JSONRPCRequest, inner: str, call: Call | None) -> Flow | None:
         session = self._exchange.session
         stream = session.standalone if call is None or self._exchange.goes_standalone(call) else call.stream
         payload = ask_json.dump_json(message, by_alias=True, exclude_unset=True)

@@ -9,7 +9,8 @@
     │   ├── StoreTooNew           the file was written by a newer release
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
-    │   └── NodeGone              there is no such node (any more)
+    │   ├── NodeGone              there is no such node (any more)
+    │   └── MailFull              a node has not dealt with its mail for too long
     └── SessionEnded              the session ended while a request for it was on its way
 
 What a *peer* does wrong is not an exception that leaves the package: the HTTP edge answers it (`http/answers.py`).
@@ -57,6 +58,10 @@ class IdTaken(StoreError):
 
 class NodeGone(StoreError):
     """There is no such node."""
+
+
+class MailFull(StoreError):
+    """Too much mail waits for this node."""
 
 
 class SessionEnded(PerdureError):

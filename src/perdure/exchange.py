@@ -21,7 +21,7 @@ from perdure.ledger import REQUEST_CANCELLED, Call, error_payload, unknown_outco
 from perdure.messages import answer_json, closer, encode_notification
 from perdure.runtime_holding import RuntimeHolder
 from perdure.store.base import Step
-from perdure.streams import Stream
+from perdure.streams import Flow, Stream
 
 if TYPE_CHECKING:
     from perdure.session import Session
@@ -101,7 +101,7 @@ class Exchange(RuntimeHolder):
 
     # Outwards
 
-    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Stream | None:
+    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Flow | None:
         """Append what the runtime sends to the stream where it belongs (R2), which is given back.
 
         A call that has its answer already, because it was cancelled, says nothing more; if it asks, it is told that
@@ -115,9 +115,7 @@ class Exchange(RuntimeHolder):
             return self.asks.emit(message, related)
         return self._emit_answer(message)
 
-    def _emit_notification(
-        self, method: str, params: dict[str, Any] | None, related: int | str | None
-    ) -> Stream | None:
+    def _emit_notification(self, method: str, params: dict[str, Any] | None, related: int | str | None) -> Flow | None:
         call = None if related is None else self.calls.numbered(related)
         if params is not None:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
@@ -138,7 +136,7 @@ class Exchange(RuntimeHolder):
             return call.token
         return f"{call.incarnation}:{call.token}"
 
-    def append(self, call: Call | None, payload: bytes, also: Step | None = None) -> Stream | None:
+    def append(self, call: Call | None, payload: bytes, also: Step | None = None) -> Flow | None:
         """Append a message to the stream where it belongs, which is given back if it is written here.
 
         What belongs to a call goes to the call's stream, unless nobody reads that and its client has begun anew (R5);
@@ -156,7 +154,7 @@ class Exchange(RuntimeHolder):
         stream = call.stream
         return self.session.house.settings.json_response or (stream.reader is None and self.session.is_orphan(stream))
 
-    def _emit_answer(self, message: JSONRPCResponse | JSONRPCError) -> Stream | None:
+    def _emit_answer(self, message: JSONRPCResponse | JSONRPCError) -> Flow | None:
         call = self.calls.numbered(message.id)
         if call is None:
             self.answer_own(message)

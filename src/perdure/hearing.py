@@ -29,11 +29,11 @@ async def hear(session: Session, message: Notification | Response, http: HttpReq
             note(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=session.name)
     elif message.method == "notifications/cancelled":
         await _hear_cancelled(session, message.params or {})
-    elif (node := _waiting_node(message)) not in (None, session.house.node):
+    elif (node := _waiting_node(message)) in (None, session.house.node):
+        session.exchange.notify(message, http)
+    elif await _is_asked(session, (message.params or {})["progressToken"]):
         assert node is not None
         await _tell(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))
-    else:
-        session.exchange.notify(message, http)
 
 
 async def _answer_elsewhere(session: Session, response: Response) -> bool:
@@ -41,10 +41,13 @@ async def _answer_elsewhere(session: Session, response: Response) -> bool:
     if node is None or node == session.house.node:
         return False
     assert isinstance(response.id, str)
-    store = session.house.store
-    if await session.house.journal.within_time(store.ask(session.id, response.id)) is None:
+    if not await _is_asked(session, response.id):
         return False
     return await _tell(session, node, mail.AskAnswered(session=session.id, response=response.raw))
+
+
+async def _is_asked(session: Session, ask: str) -> bool:
+    return await session.house.journal.within_time(session.house.store.ask(session.id, ask)) is not None
 
 
 async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from perdure._core.states import SessionState
 from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError
 from perdure.observe import note
 from perdure.store.base import Event, Post, Step
-from perdure.streams import Stream
+from perdure.streams import RUN_AHEAD, Flow, Stream
 
 if TYPE_CHECKING:
     from perdure.session import Session
@@ -32,13 +32,15 @@ _FORWARD_AGAIN = 0.2
 class Home:
     """One session's home, as this node sees it."""
 
-    __slots__ = ("_forwarding", "_homing", "_outgoing", "_session")
+    __slots__ = ("_forwarding", "_homing", "_mailed", "_outgoing", "_room", "_session")
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._outgoing: list[tuple[bytes, Step | None]] | None = None
         self._forwarding: asyncio.Task[None] | None = None
         self._homing: asyncio.Lock | None = None
+        self._mailed = 0
+        self._room: asyncio.Event | None = None
         session.standalone.on_lost = self._lost
 
     @property
@@ -51,10 +53,30 @@ class Home:
         """Messages wait until it is known who the home is."""
         return bool(self._outgoing)
 
-    def say(self, payload: bytes, also: Step | None = None) -> Stream | None:
+    @property
+    def crowded(self) -> bool:
+        """Whoever says more should wait in `flow` until what was said has been accepted."""
+        return self._mailed + len(self._outgoing or ()) >= RUN_AHEAD
+
+    async def flow(self) -> None:
+        while self.crowded and self._session.state is not SessionState.ENDED:
+            self._room = self._room or asyncio.Event()
+            self._room.clear()
+            await self._room.wait()
+
+    def accepted(self) -> None:
+        """A message is in the home's mail, or waits until it is known who that is."""
+        self._mailed -= 1
+        self._make_room()
+
+    def _make_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+
+    def say(self, payload: bytes, also: Step | None = None) -> Flow:
         """Send a message on the standalone stream; through the session's home, where that is another node.
 
-        Gives the stream, if it was appended here.
+        Gives where to wait before more is said.
         """
         standalone = self._session.standalone
         if standalone.writes and not self._outgoing:
@@ -62,10 +84,11 @@ class Home:
             return standalone
         if standalone.node and not self._outgoing:
             # In the journal's order, so that nothing is answered before what was said is in the home's mail (R2).
+            self._mailed += 1
             self._session.house.journal.put(_Mailed(self, payload, also))
         else:
             self.say_later(payload, also)
-        return None
+        return self
 
     def say_later(self, payload: bytes, also: Step | None) -> None:
         """Send it when it is known who the home is."""
@@ -89,6 +112,7 @@ class Home:
                     await asyncio.sleep(_FORWARD_AGAIN)
         finally:
             self._forwarding = None
+            self._make_room()
 
     async def forwarded(self) -> None:
         """Wait until everything said so far has reached the home's mail, or this is the home."""
@@ -100,11 +124,13 @@ class Home:
             outgoing, self._outgoing = self._outgoing, None
             for payload, also in outgoing or ():
                 self._session.standalone.append(payload, also=also)
+            self._make_room()
             return
         some = (self._outgoing or [])[:_FORWARD_AT_ONCE]
         steps = [step for _, step in some if step is not None]
         await self._session.house.journal.write(*steps, self.mailed(*(payload for payload, _ in some)))
         del (self._outgoing or [])[: len(some)]
+        self._make_room()
 
     def mailed(self, *payloads: bytes) -> Post:
         """Messages for the standalone stream, in the mail of the home."""
@@ -172,10 +198,11 @@ class _Mailed:
         return (post,) if self._also is None else (self._also, post)
 
     def accepted(self, steps: Sequence[Step]) -> None:
-        pass
+        self._home.accepted()
 
     def written(self, steps: Sequence[Step]) -> None:
         pass
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         self._home.say_later(self._payload, self._also)
+        self._home.accepted()

@@ -23,6 +23,7 @@ from perdure.observe import note
 from perdure.store.base import (
     LeaveReader,
     Liveness,
+    MoveReader,
     Post,
     PutReader,
     ReaderRecord,
@@ -178,7 +179,9 @@ class Neighbours:
     def progressed(self, reader: Reader) -> None:
         if reader.registered is not None and reader.cursor - reader.registered >= self._lag:
             reader.registered = reader.cursor
-            self._put(self._row(reader), then=(reader.stream.node, reader.stream.id))
+            stream = reader.stream
+            moved = MoveReader(stream=stream.id, reader=self._name(reader), seq=reader.cursor)
+            self._put(moved, then=(stream.node, stream.id))
 
     def left(self, reader: Reader) -> None:
         stream = reader.stream

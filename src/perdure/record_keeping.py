@@ -19,7 +19,7 @@ from perdure.store.base import ChangeSession, SessionRecord, Step, Stick
 class RecordKeeper:
     """Keeps one record. A session is one, rather than has one: the record is read with every message."""
 
-    __slots__ = ("_pending", "_written_active", "active", "house", "record", "stamp")
+    __slots__ = ("_pending", "_written_active", "active", "changes", "house", "record", "stamp")
 
     def __init__(self, house: House, record: SessionRecord) -> None:
         self.house = house
@@ -28,6 +28,8 @@ class RecordKeeper:
         self.stamp: object = None
         """The store's stamp from before the record was last read."""
         self._pending: tuple[ChangeSession | Stick, ...] = ()
+        self.changes = 0
+        """How many changes of ours have been written."""
 
     @property
     def id(self) -> SessionId:
@@ -64,6 +66,7 @@ class RecordKeeper:
 
     def written(self, step: Step) -> None:
         """A change need not be remembered any more: it is stored, or never will be."""
+        self.changes += 1
         self._pending = tuple(pending for pending in self._pending if pending is not step)
 
     def take_in(self, stored: SessionRecord) -> None:

@@ -22,7 +22,7 @@ from perdure.ledger import Calls
 from perdure.messages import stand_in
 from perdure.observe import note
 from perdure.runtime.sdk import Runtime
-from perdure.streams import Stream
+from perdure.streams import Flow
 
 if TYPE_CHECKING:
     from perdure.session import Session
@@ -50,7 +50,7 @@ class RuntimeHolder:
         self._subscribed: tuple[bytes, ...] = ()
         """Subscriptions that are alive in this runtime, whatever the record says by now."""
 
-    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Stream | None:
+    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Flow | None:
         """What the runtime sends."""
         raise NotImplementedError
 

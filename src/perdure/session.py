@@ -230,14 +230,13 @@ class Session(RecordKeeper):
         self.record = replace(self.record, state=state, ended=step.value)
         await self._close(reason)
         self.house.counters.sessions_ended += 1
-        tell = mail.encode(mail.Ended(session=self.id, reason=step.value))
+        told = mail.encode(mail.Ended(session=self.id, reason=step.value))
         end = EndSession(session=self.id, time=self.house.clock(), reason=step.value)
+        posts = [Post(node=node, message=told) for node in self.house.neighbours.others]
         try:
-            await self.house.journal.write(end)  # from then on every process answers 404
+            await self.house.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
-            self.put(end)  # it is written when the store is back
-        for node in self.house.neighbours.others:
-            self.put(Post(node=node, message=tell))
+            self.put(end)  # it is written when the store is back; or only a node was gone, and it is written
 
     async def was_ended(self, reason: str) -> None:
         """It was ended by another process: let go of it."""

@@ -81,6 +81,8 @@ class Sessions:
             return None
         held = self._by_id.get(session_id)
         try:
+            if held is None and not await self._is_owned(session_id, owner):
+                return None
             session = await self.load(session_id)
         except StoreUnavailable:
             # Live traffic goes on (promise 7) with what is known here.
@@ -92,6 +94,11 @@ class Sessions:
             await self._house.journal.within_time(self._house.store.session(session_id))
             return None
         return session
+
+    async def _is_owned(self, session_id: SessionId, owner: str) -> bool:
+        """Asked before anything is loaded: a stranger causes no more than whoever names a session that is not there."""
+        record = await self._house.journal.within_time(self._house.store.session(session_id))
+        return record is not None and record.owner == owner
 
     async def load(self, session_id: SessionId) -> Session | None:
         """The session as the store has it at this moment."""
@@ -108,12 +115,13 @@ class Sessions:
     async def _read(self, session_id: SessionId) -> Session | None:
         store, within = self._house.store, self._house.journal.within_time
         stamp = store.stamp()
-        complete = (
-            self._house.journal.state is LogState.HEALTHY
-        )  # nothing is held that would be missing in what is read
+        complete = self._house.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
+        changes = self._changes_of(session_id)
         record = await within(store.session(session_id))
         if session_id in self._ending:
             return None
+        if self._changes_of(session_id) != changes:
+            return await self._read(session_id)  # what was read may be from before a change of ours
         session = self._by_id.get(session_id)
         if record is None or record.state is SessionState.ENDED:
             return await self._gone(session, record) if complete else session
@@ -128,6 +136,10 @@ class Sessions:
             return None
         with spans.load(record.id[:8]):
             return await self._build(record, stamp)
+
+    def _changes_of(self, session_id: SessionId) -> int:
+        session = self._by_id.get(session_id)
+        return 0 if session is None else session.changes
 
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
         if session is None:
@@ -173,6 +185,7 @@ class Sessions:
         if record is None:
             return None
         session.refresh(record, stamp, reattached=True)
+        session.stamp = None  # a change of ours may have been written in between: the next request reads again
         await session.come_back()
         tell_attached(session)
         self._house.counters.reattaches += 1
@@ -230,6 +243,10 @@ class Sessions:
             self._ending[session.id] = True
             self.forget_ended()
             note(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
+
+    def is_ending(self, session_id: str) -> bool:
+        """It is being ended here at this moment."""
+        return session_id in self._ending
 
     def forget_ended(self) -> None:
         """The store knows of all sessions that were ended here, once nothing is held."""

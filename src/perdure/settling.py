@@ -113,7 +113,11 @@ class Settler:
 
     async def _cancelled(self, dead: NodeId) -> frozenset[tuple[SessionId, int, int | str]]:
         """Calls that their client has cancelled, and the dead node has not heard of it."""
-        messages = [mail.decode(raw) for _, raw in await self._ask(self._house.store.mail(dead))]
+        messages: list[mail.Message | None] = []
+        after = 0
+        while page := await self._ask(self._house.store.mail(dead, after=after)):
+            messages += [mail.decode(raw) for _, raw in page]
+            after = page[-1].key
         return frozenset(
             (message.session, message.incarnation, coerce_id(message.request_id))
             for message in messages
@@ -177,6 +181,8 @@ class Settler:
         if not begun.withdrawn:
             await self._withdraw_asks(owner, stream, round_)
             begun.withdrawn = True
+        if (held := self._sessions.held(owner.id)) is not None:
+            held.adopt(stream)  # it may have been loaded meanwhile, for a reader of this very stream
         for verdict in verdicts:
             await self._settle_call(owner, session, stream, begun.calls[0], verdict, round_)
             del begun.calls[0]
