@@ -54,9 +54,14 @@ class Home:
         return bool(self._outgoing)
 
     @property
+    def waiting(self) -> int:
+        """Messages that are on their way to the home."""
+        return self._mailed + len(self._outgoing or ())
+
+    @property
     def crowded(self) -> bool:
         """Whoever says more should wait in `flow` until what was said has been accepted."""
-        return self._mailed + len(self._outgoing or ()) >= RUN_AHEAD
+        return self.waiting >= RUN_AHEAD
 
     async def flow(self) -> None:
         while self.crowded and self._session.state is not SessionState.ENDED:

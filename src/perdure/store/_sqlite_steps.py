@@ -285,7 +285,7 @@ class Steps:
         if self._cursor.rowcount != 1:
             return None
         self._cursor.execute(_SQL["next_generation"], (node, self.next_fence(), stream))
-        self._cursor.execute(_SQL["forget_generations"], (stream, KEPT_GENERATIONS))
+        self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": KEPT_GENERATIONS})
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
     def reattach(self, session: SessionId) -> SessionRecord | None:

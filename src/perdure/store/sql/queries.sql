@@ -209,8 +209,8 @@ SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed =
 UPDATE stream SET node = ?, fence = ?, generation = generation + 1 WHERE id = ?;
 
 -- forget_generations: of a stream, all ends but the newest
-DELETE FROM generation WHERE stream = (SELECT key FROM stream WHERE id = ?1)
-    AND generation < (SELECT generation FROM stream WHERE id = ?1) - ?2;
+DELETE FROM generation WHERE stream = (SELECT key FROM stream WHERE id = :stream)
+    AND generation < (SELECT generation FROM stream WHERE id = :stream) - :kept;
 
 -- put_node: a node joins
 INSERT INTO node (id, record, beat, facts) VALUES (?, ?, 0, ?)
