@@ -8,6 +8,7 @@ its principal is back, in that request's context: until then it waits, for `sess
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,6 +56,8 @@ class _Begun:
     """Those that are not dealt with yet."""
     withdrawn: bool = False
     """Its asks are."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One at a time: its principal may come back while it is being settled."""
 
 
 class Settler:
@@ -144,9 +147,14 @@ class Settler:
     # A call's stream
 
     async def settle_stream(self, record: StreamRecord, round_: Round) -> None:
+        begun = self._begun.setdefault(record.id, _Begun())
+        async with begun.turn:
+            await self._settle_stream(record, begun, round_)
+        self._begun.pop(record.id, None)
+
+    async def _settle_stream(self, record: StreamRecord, begun: _Begun, round_: Round) -> None:
         house = self._house
         owner = await self._ask(house.store.session(record.session))
-        begun = self._begun.setdefault(record.id, _Begun())
         if begun.stream is not None and begun.stream.writes and owner is not None:
             await self._settle_calls(owner, begun.stream, begun, round_)  # where the store failed
         elif (claimed := await self.claim(record)) is None:
@@ -161,7 +169,6 @@ class Settler:
             begun.calls = await self.left_on(record)
             begun.stream = self.take_over(self._sessions.held(owner.id), claimed, owed=len(begun.calls))
             await self._settle_calls(owner, begun.stream, begun, round_)
-        self._begun.pop(record.id, None)
 
     async def claim(self, record: StreamRecord) -> StreamRecord | None:
         """Become the writer. Also where this node is it: what it had under way then finds a stale fence."""
