@@ -9,7 +9,8 @@
     │   ├── StoreTooNew           the file was written by a newer release
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
-    │   └── NodeGone              there is no such node (any more)
+    │   ├── NodeGone              there is no such node (any more)
+    │   └── MailFull              a node has not dealt with its mail for too long
     ├── SessionEnded              the session ended while a request for it was on its way
     └── ClientError               `perdure.connect`
         ├── OutcomeUnknown        a call was sent, and nobody can tell what became of it (also an `MCPError`)
@@ -76,6 +77,10 @@ class IdTaken(StoreError):
 
 class NodeGone(StoreError):
     """There is no such node."""
+
+
+class MailFull(StoreError):
+    """Too much mail waits for this node."""
 
 
 class SessionEnded(PerdureError):

@@ -93,6 +93,7 @@ class Reader:
         "cursor",
         "failure",
         "last_write",
+        "listed",
         "live_from",
         "registered",
         "replay",
@@ -131,6 +132,8 @@ class Reader:
         self._closed_asks = closed_asks
         self.registered: int | None = None
         """How far it had got when the store was last told, of one on a stream that another node writes."""
+        self.listed = False
+        """The store knows of it: from then on its row tells who reads."""
         self._connection: Connection | None = None
         self._owner: asyncio.Task[object] | None = None
         self._pump: asyncio.Task[None] | None = None

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
-from perdure.errors import NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
+from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
@@ -329,7 +329,7 @@ class Steps:
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         # Mail to a node that is gone concerns nobody, and whoever lost a claim says so itself.
-        level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence) else logging.ERROR
+        level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR
         note(level, "journal.refused", f"the store refused steps: {reason}")
 
 

@@ -59,7 +59,7 @@ class Letters:
         session = self._sessions.held(stream.session)
         if session is not None and session.standalone is stream:
             try:
-                await session.come_home()
+                await session.home.come_here()
             except SessionEnded:
                 await self._sessions.load(stream.session)  # which lets go of it
 
@@ -73,14 +73,14 @@ class Letters:
             self._house.journal.put(Steps((received,)))
             return
         payloads = [payload.encode() for payload in message.payloads]
-        if session.home:
+        if session.home.here:
             for payload in payloads[:-1]:
-                session.say(payload)
-            session.say(payloads[-1], received)
+                session.home.say(payload)
+            session.home.say(payloads[-1], received)
             return
         for payload in payloads:
-            session.say(payload)
-        await session.forwarded()
+            session.home.say(payload)
+        await session.home.forwarded()
         self._house.journal.put(Steps((received,)))
 
     def _is_known(self, forward: str) -> bool:
@@ -129,7 +129,7 @@ class Letters:
             return
         match message:
             case mail.AskAnswered():
-                session.exchange.answer_ask(Response(id=message.response.get("id"), raw=message.response), None)
+                session.exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified():
                 session.exchange.notify(Notification(method=message.method, params=message.params, raw={}), None)
             case mail.Cancelled():

@@ -32,6 +32,7 @@ from perdure.sessions import Sessions
 from perdure.settings import Settings
 from perdure.settling import Settler
 from perdure.store.base import Liveness, Store
+from perdure.tending import Tending
 
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
@@ -107,7 +108,8 @@ async def living(
             lapsed=lapsed,
             monotonic=time.monotonic,
         )
-        chores = (house.hub.watch, sessions.tend, sessions.sweep, node.run)
+        tending = Tending(house, sessions)
+        chores = (house.hub.watch, tending.tend, tending.sweep, node.run)
         stack.push_async_callback(_cancel, [asyncio.create_task(chore()) for chore in chores])
         yield life
 

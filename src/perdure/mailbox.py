@@ -64,8 +64,8 @@ class Mailbox:
             self._task = None
 
     async def _collect(self, addressee: Addressee) -> None:
-        for key, raw in await self._journal.within_time(self._store.mail(self._node)):
-            if key > self._dealt:
+        while page := await self._journal.within_time(self._store.mail(self._node, after=self._dealt)):
+            for key, raw in page:
                 await self._deal(addressee, raw, Received(node=self._node, through=key))
                 self._dealt = key
 

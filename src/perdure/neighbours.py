@@ -23,6 +23,7 @@ from perdure.observe import note
 from perdure.store.base import (
     LeaveReader,
     Liveness,
+    MoveReader,
     Post,
     PutReader,
     ReaderRecord,
@@ -141,9 +142,9 @@ class Neighbours:
             self._look_as_writer(stream, None if row is None or row.node == self._node else row)
             return
         reader = stream.reader
-        # Its own row is written before anybody is told to look.
-        overtaken = row is None or (reader is not None and row.reader != self._name(reader))
-        if reader is not None and reader.registered is not None and overtaken:
+        if reader is None or reader.registered is None or not reader.listed:
+            return  # nobody here; or it is about to overtake whoever is in the row
+        if row is None or row.reader != self._name(reader):
             reader.registered = None
             self._followed.pop(stream.id, None)
             reader.end()
@@ -173,12 +174,15 @@ class Neighbours:
             return
         self._followed[stream.id] = stream
         reader.registered = reader.cursor
-        self._put(self._row(reader), *((self._reading(stream.node, stream),) if stream.node else ()))
+        told = (self._reading(stream.node, stream),) if stream.node else ()
+        self._journal.put(_Listing(reader, (self._row(reader), *told)))
 
     def progressed(self, reader: Reader) -> None:
         if reader.registered is not None and reader.cursor - reader.registered >= self._lag:
             reader.registered = reader.cursor
-            self._put(self._row(reader), then=(reader.stream.node, reader.stream.id))
+            stream = reader.stream
+            moved = MoveReader(stream=stream.id, reader=self._name(reader), seq=reader.cursor)
+            self._put(moved, then=(stream.node, stream.id))
 
     def left(self, reader: Reader) -> None:
         stream = reader.stream
@@ -288,6 +292,22 @@ class Neighbours:
         task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class _Listing(Steps):
+    """Steps that enter a reader in the store."""
+
+    __slots__ = ("_reader",)
+
+    def __init__(self, reader: Reader, steps: Sequence[Step]) -> None:
+        super().__init__(steps)
+        self._reader = reader
+
+    def written(self, steps: Sequence[Step]) -> None:
+        self._reader.listed = True
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        self._reader.listed = True  # only the writer could not be told, who is gone
 
 
 class _Hinting(Steps):

@@ -61,19 +61,19 @@ class Node:
 
     async def _repeat(self, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
-            await self._attempt("node.round", "other nodes could not be looked after", work())
+            await self._attempt("", "other nodes could not be looked after", work())
             await asyncio.sleep(pause)
 
-    async def _attempt(self, action: str, what: str, work: Awaitable[None]) -> None:
-        """Do something that may fail and is tried again in the next round."""
+    async def _attempt(self, node: str, what: str, work: Awaitable[None]) -> None:
+        """Do something, maybe for a node, that may fail and is tried again in the next round."""
         try:
             await work
-            self._failing.discard(action)
+            self._failing.discard(node)
         except Exception as failure:
             # The store fails, which is told elsewhere; or one node cannot be settled, which must not stop us.
-            level = logging.DEBUG if action in self._failing else logging.WARNING
-            note(level, action, f"{what}: {failure!r}")
-            self._failing.add(action)
+            level = logging.DEBUG if node in self._failing else logging.WARNING
+            note(level, "node.round", f"{what}: {failure!r}")
+            self._failing.add(node)
 
     async def _beat(self) -> None:
         # One that hangs must not be the last: the store may be back long before anybody notices.
@@ -84,7 +84,7 @@ class Node:
         dead = await self._neighbours.meet()
         self._settling &= set(dead)
         for node in dead:
-            await self._attempt(f"node.settle.{node}", f"node {node[:8]} could not be settled", self._settle(node))
+            await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node))
         await self._settler.go_round()
         self._neighbours.look()
 
@@ -93,5 +93,4 @@ class Node:
             self._settling.add(dead)
             note(logging.WARNING, "node.dead", f"node {dead[:8]} has died; its calls are being settled", node=dead)
         await self._settler.settle(dead)
-        self._failing.discard(f"node.settle.{dead}")
         await self._neighbours.meet()

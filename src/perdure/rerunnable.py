@@ -19,23 +19,21 @@ class Rerunnable:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._known: dict[str, bool | None] = {}
+        self._known: dict[str, bool] | None = None
         """As callers without a name see them."""
 
     async def ask(self, session_id: SessionId, name: str, http: HttpRequest | None) -> bool | None:
         """Whether a tool may run again; `None` if the server does not show it to whoever is asking."""
-        if http is None and name in self._known:
-            return self._known[name]
-        tools = await self._list(session_id, http)
-        if http is None:
-            # Also what is not there: a server that does not answer is not asked again for each call.
-            self._known[name] = None
-            self._known.update(tools)
-        return tools.get(name)
+        if http is not None:
+            return (await self._list(session_id, http)).get(name)
+        if self._known is None:  # asked once: a server that does not answer is not waited for with each call
+            self._known = {}
+            self._known = await self._list(session_id, None)
+        return self._known.get(name)
 
     def known(self, name: str) -> bool:
         """Whether it is known that a tool may run again."""
-        return self._known.get(name) or False
+        return (self._known or {}).get(name, False)
 
     async def _list(self, session_id: SessionId, http: HttpRequest | None) -> dict[str, bool]:
         session = await self._sessions.load(session_id)

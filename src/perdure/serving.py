@@ -29,6 +29,8 @@ from perdure.listener import BACKLOG, Connection
 from perdure.settings import Settings
 from perdure.target import blame
 
+_logger = logging.getLogger("perdure")
+
 #: Longer than what load balancers keep an idle connection for (60 s is common), so that they close first and no
 #: request meets a connection that we are just closing.
 KEEP_ALIVE_SECONDS = 65
@@ -167,7 +169,7 @@ class _Server(uvicorn.Server):
         try:
             await self.app.drain()
         except Exception:
-            logging.getLogger("perdure").exception("draining failed", extra={"action": "drain.failed"})
+            _logger.exception("draining failed", extra={"action": "drain.failed"})
         finally:
             self.should_exit = True
 

@@ -1,4 +1,4 @@
-"""All sessions of this process: open, find, load, tend, end.
+"""All sessions of this process: open, find, load, rest, end.
 
 A session answers only the principal that opened it; to anybody else it does not exist (promise 5). One that this
 process does not hold is loaded from its record, once, however many ask for it (H1, H4). What is in memory counts as
@@ -10,62 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic_core import to_json
 
-from perdure import metrics, spans
+from perdure import spans
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
-from perdure._core.retention import cutoffs
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
-from perdure.errors import SessionEnded, StoreError, StoreUnavailable
+from perdure.errors import SessionEnded, StoreUnavailable
 from perdure.families import Snapshot
 from perdure.house import House
+from perdure.incarnations import tell_attached
 from perdure.ledger import Call
 from perdure.observe import note
 from perdure.session import Session
+from perdure.session_info import SessionInfo, numbers, session_info
 from perdure.store.base import EndSession, OpenStream, PutSession, SessionRecord, StreamRecord
-
-_TEND_MOST = 30.0
-_TEND_LEAST = 0.05
-"""Seconds between two rounds over all sessions, whatever the settings say."""
-
-_TEND_AT_ONCE = 100
-"""Sessions looked after before others get their turn."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamInfo:
-    """A stream, as it is shown to whoever asks for a session (S6)."""
-
-    id: str
-    kind: str
-    state: str
-    last: int
-    """Sequence number of the last event."""
-    connected_since: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionInfo:
-    """A session, as it is shown to whoever asks (S6)."""
-
-    id: str
-    owner: str
-    state: str
-    version: str
-    created: float
-    active: float
-    loaded: bool
-    """Its runtime is in memory."""
-    running_calls: tuple[str, ...]
-    """Methods of the requests that are not answered yet."""
-    streams: tuple[StreamInfo, ...]
-    """The standalone stream, then the calls' streams that are not over."""
 
 
 class Sessions:
@@ -75,12 +37,16 @@ class Sessions:
         self._house = house
         self._by_id: dict[SessionId, Session] = {}
         self._loading: dict[SessionId, asyncio.Task[Session | None]] = {}
+        self._ending: dict[SessionId, bool] = {}
+        """Sessions that are being ended here (`True`: have been), of which the store may not know yet."""
         self._resting: dict[SessionId, asyncio.Task[None]] = {}
-        self._times_are_written = True
-        """The store knows when each session was last used, as of the last round over all of them."""
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        """Those held at this moment."""
+        return iter(list(self._by_id.values()))
 
     async def full(self) -> bool:
         """There is no room for another session, not even by ending one that is dormant."""
@@ -115,6 +81,8 @@ class Sessions:
             return None
         held = self._by_id.get(session_id)
         try:
+            if held is None and not await self._is_owned(session_id, owner):
+                return None
             session = await self.load(session_id)
         except StoreUnavailable:
             # Live traffic goes on (promise 7) with what is known here.
@@ -126,6 +94,11 @@ class Sessions:
             await self._house.journal.within_time(self._house.store.session(session_id))
             return None
         return session
+
+    async def _is_owned(self, session_id: SessionId, owner: str) -> bool:
+        """Asked before anything is loaded: a stranger causes no more than whoever names a session that is not there."""
+        record = await self._house.journal.within_time(self._house.store.session(session_id))
+        return record is not None and record.owner == owner
 
     async def load(self, session_id: SessionId) -> Session | None:
         """The session as the store has it at this moment."""
@@ -142,10 +115,16 @@ class Sessions:
     async def _read(self, session_id: SessionId) -> Session | None:
         store, within = self._house.store, self._house.journal.within_time
         stamp = store.stamp()
+        complete = self._house.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
+        changes = self._changes_of(session_id)
         record = await within(store.session(session_id))
+        if session_id in self._ending:
+            return None
+        if self._changes_of(session_id) != changes:
+            return await self._read(session_id)  # what was read may be from before a change of ours
         session = self._by_id.get(session_id)
         if record is None or record.state is SessionState.ENDED:
-            return await self._gone(session, record)
+            return await self._gone(session, record) if complete else session
         if session is not None:
             session.refresh(record, stamp)
             return session
@@ -158,9 +137,13 @@ class Sessions:
         with spans.load(record.id[:8]):
             return await self._build(record, stamp)
 
+    def _changes_of(self, session_id: SessionId) -> int:
+        session = self._by_id.get(session_id)
+        return 0 if session is None else session.changes
+
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
-        if session is None or self._house.journal.state is LogState.DEGRADED:
-            return session  # nothing, or one whose record may not be written yet
+        if session is None:
+            return None
         if record is None and session.state is SessionState.OPENING:
             return session
         self._by_id.pop(session.id, None)
@@ -182,7 +165,7 @@ class Sessions:
         self._by_id[record.id] = session
         self._house.counters.sessions_loaded += 1
         try:
-            await session.come_home()
+            await session.home.come_here()
         except SessionEnded:
             self._by_id.pop(record.id, None)
             return None
@@ -202,8 +185,9 @@ class Sessions:
         if record is None:
             return None
         session.refresh(record, stamp, reattached=True)
+        session.stamp = None  # a change of ours may have been written in between: the next request reads again
         await session.come_back()
-        session.tell_attached()
+        tell_attached(session)
         self._house.counters.reattaches += 1
         note(logging.INFO, "session.reattached", "a client came back to its session", session=session.name)
         return session, record.incarnation
@@ -254,8 +238,20 @@ class Sessions:
     async def end(self, session: Session, step: SessionStep, reason: str) -> None:
         """End a session; from this moment on its id is unknown."""
         if self._by_id.pop(session.id, None) is not None:
+            self._ending[session.id] = False
             await session.end(step, reason)
+            self._ending[session.id] = True
+            self.forget_ended()
             note(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
+
+    def is_ending(self, session_id: str) -> bool:
+        """It is being ended here at this moment."""
+        return session_id in self._ending
+
+    def forget_ended(self) -> None:
+        """The store knows of all sessions that were ended here, once nothing is held."""
+        if self._ending and self._house.journal.state is LogState.HEALTHY:
+            self._ending = {session_id: False for session_id, ended in self._ending.items() if not ended}
 
     async def was_ended(self, session_id: SessionId, reason: str) -> None:
         """Another process has ended a session."""
@@ -265,100 +261,16 @@ class Sessions:
     def info(self, session_id: str) -> SessionInfo | None:
         """What there is to know of a session (S6)."""
         session = self._by_id.get(SessionId(session_id))
-        if session is None:
-            return None
-        record = session.record
-        streams = (session.standalone, *session.streams.values())
-        return SessionInfo(
-            id=record.id,
-            owner=record.owner,
-            state=record.state.value,
-            version=record.version,
-            created=record.created,
-            active=session.active,
-            loaded=session.exchange.loaded,
-            running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
-            streams=tuple(
-                StreamInfo(
-                    id=stream.id,
-                    kind="standalone" if stream.kind is Kind.STANDALONE else "call",
-                    state=stream.state.value,
-                    last=stream.last,
-                    connected_since=stream.reader.since if stream.reader else None,
-                )
-                for stream in streams
-            ),
-        )
+        return None if session is None else session_info(session)
 
     def numbers(self) -> Snapshot:
         """What this node has to tell of itself at this moment."""
-        house, held = self._house, self._by_id.values()
-        states = Counter(session.state.value for session in held)
-        return metrics.snapshot(
-            house.node,
-            house.counters,
-            sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
-            streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
-            readers=len(house.hub.readers),
-            degraded=house.journal.state is LogState.DEGRADED,
-        )
+        return numbers(self._house, self._by_id.values())
 
     def ids(self) -> Sequence[str]:
         return list(self._by_id)
 
-    # Tending
-
-    async def tend(self) -> None:
-        """Drop idle runtimes, turn unused sessions dormant, end those whose time has passed; runs for ever."""
-        settings = self._house.settings
-        shortest = min(settings.runtime_idle, settings.session_grace, settings.replay_window, settings.cleanup_interval)
-        while True:
-            await asyncio.sleep(max(_TEND_LEAST, min(_TEND_MOST, shortest / 2)))
-            await self._look_after_all()
-
-    async def _look_after_all(self) -> None:
-        # On its own, or `tend` would hold on to the last one while it sleeps.
-        healthy = self._house.journal.state is LogState.HEALTHY
-        for place, session in enumerate(list(self._by_id.values())):
-            await self._look_after(session)
-            if place % _TEND_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        self._times_are_written = healthy
-
-    async def _look_after(self, session: Session) -> None:
-        if session.state is SessionState.ENDED:
-            return  # while another one was looked after
-        settings, now = self._house.settings, self._house.clock()
-        away = 0.0 if session.connected else now - session.seen
-        if session.state is SessionState.OPENING:
-            if away >= settings.session_grace:
-                await self.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
-            return
-        session.keep_fresh()
-        session.enforce_limits()
-        if away >= settings.session_grace:
-            session.exchange.give_up_asks()
-        elif away >= settings.session_grace / 4 and session.exchange.open_asks:
-            session.tell_missed()
-        if await self._is_unused(session, settings.replay_window):
-            await self.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
-        elif not session.waits and await self._is_unused(session, settings.session_grace):
-            await self._rest(session)
-        elif session.exchange.runtime_may_go(settings.runtime_idle):
-            await session.exchange.drop_runtime()
-
-    async def _is_unused(self, session: Session, seconds: float) -> bool:
-        """Nobody has used it for so long, here or at any other node."""
-        if session.busy or self._house.clock() - max(session.active, session.seen) < seconds:
-            return False
-        if not self._house.neighbours.alone:
-            try:
-                await self.load(session.id)  # with what the others have written
-            except StoreError:
-                return False
-        return not session.busy and self._house.clock() - session.active >= seconds
-
-    async def _rest(self, session: Session) -> None:
+    async def rest(self, session: Session) -> None:
         """From now on the store alone knows it; the next request loads it again."""
         if self._by_id.get(session.id) is not session:
             return  # it has ended meanwhile
@@ -371,27 +283,6 @@ class Sessions:
             await session.rest()
         finally:
             self._by_id.pop(session.id, None)
-
-    async def sweep(self) -> None:
-        """Remove what has expired from the store, on a timer; runs for ever."""
-        while True:
-            await asyncio.sleep(self._house.settings.cleanup_interval)
-            await self._sweep_once()
-
-    async def _sweep_once(self) -> None:
-        house, settings = self._house, self._house.settings
-        if house.journal.state is LogState.DEGRADED or not self._times_are_written:
-            return  # the store does not know yet what was used meanwhile
-        before = cutoffs(now=house.clock(), event_ttl=settings.event_ttl, replay_window=settings.replay_window)
-        try:
-            rows = await house.store.sweep(before)
-        except Exception as failure:  # whatever it is, the next time it may work
-            note(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
-            return
-        for session in self._by_id.values():
-            session.retained.swept(before)
-        if rows:
-            note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
 
     def running_calls(self) -> list[tuple[Session, Call]]:
         return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]

@@ -8,6 +8,7 @@ its principal is back, in that request's context: until then it waits, for `sess
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,6 +56,8 @@ class _Begun:
     """Those that are not dealt with yet."""
     withdrawn: bool = False
     """Its asks are."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One at a time: its principal may come back while it is being settled."""
 
 
 class Settler:
@@ -113,7 +116,11 @@ class Settler:
 
     async def _cancelled(self, dead: NodeId) -> frozenset[tuple[SessionId, int, int | str]]:
         """Calls that their client has cancelled, and the dead node has not heard of it."""
-        messages = [mail.decode(raw) for _, raw in await self._ask(self._house.store.mail(dead))]
+        messages: list[mail.Message | None] = []
+        after = 0
+        while page := await self._ask(self._house.store.mail(dead, after=after)):
+            messages += [mail.decode(raw) for _, raw in page]
+            after = page[-1].key
         return frozenset(
             (message.session, message.incarnation, coerce_id(message.request_id))
             for message in messages
@@ -140,9 +147,14 @@ class Settler:
     # A call's stream
 
     async def settle_stream(self, record: StreamRecord, round_: Round) -> None:
+        begun = self._begun.setdefault(record.id, _Begun())
+        async with begun.turn:
+            await self._settle_stream(record, begun, round_)
+        self._begun.pop(record.id, None)
+
+    async def _settle_stream(self, record: StreamRecord, begun: _Begun, round_: Round) -> None:
         house = self._house
         owner = await self._ask(house.store.session(record.session))
-        begun = self._begun.setdefault(record.id, _Begun())
         if begun.stream is not None and begun.stream.writes and owner is not None:
             await self._settle_calls(owner, begun.stream, begun, round_)  # where the store failed
         elif (claimed := await self.claim(record)) is None:
@@ -157,7 +169,6 @@ class Settler:
             begun.calls = await self.left_on(record)
             begun.stream = self.take_over(self._sessions.held(owner.id), claimed, owed=len(begun.calls))
             await self._settle_calls(owner, begun.stream, begun, round_)
-        self._begun.pop(record.id, None)
 
     async def claim(self, record: StreamRecord) -> StreamRecord | None:
         """Become the writer. Also where this node is it: what it had under way then finds a stale fence."""
@@ -177,6 +188,8 @@ class Settler:
         if not begun.withdrawn:
             await self._withdraw_asks(owner, stream, round_)
             begun.withdrawn = True
+        if (held := self._sessions.held(owner.id)) is not None:
+            held.adopt(stream)  # it may have been loaded meanwhile, for a reader of this very stream
         for verdict in verdicts:
             await self._settle_call(owner, session, stream, begun.calls[0], verdict, round_)
             del begun.calls[0]
@@ -234,7 +247,7 @@ class Settler:
             if ask.stream == stream.id:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
-                session.say(payload, close)
+                session.home.say(payload, close)
 
     # Homes and readers
 
@@ -257,7 +270,7 @@ class Settler:
         if session is None:
             return False
         try:
-            await session.come_home()
+            await session.home.come_here()
         except SessionEnded:
             return True  # and its streams are gone
         await self._withdraw_asks(session.record, session.standalone, round_)

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, position_prefix
 from perdure._core.retention import Kept
@@ -35,6 +35,15 @@ RUN_AHEAD = 128
 
 TAIL_BYTES = 256 * 1024
 """Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
+
+
+class Flow(Protocol):
+    """Where a writer waits before it goes on."""
+
+    @property
+    def crowded(self) -> bool: ...
+
+    async def flow(self) -> None: ...
 
 
 class Stream:
@@ -171,6 +180,7 @@ class Stream:
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
+        self.delivered = min(self.delivered, record.last)
         self.owed = owed
         self._pace()
         if self.reader is not None:
@@ -367,9 +377,15 @@ class Stream:
         lost = [*append.events, *self._pending]
         if self._also:
             self._journal.put(Steps(self._also))  # they are no less so because their events go elsewhere
+        if self.on_also is not None:
+            for step in (*steps[1:], *self._also):
+                self.on_also(step)
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
         self.last = self.visible = self.durable
         self.writes = False
+        self.delivered = min(self.delivered, self.durable)
+        if self.reader is not None and self.reader.cursor > self.durable:
+            self.reader.end()  # it was shown what is not in the log; its position tells, when it comes again
         note(logging.WARNING, "stream.refused", f"stream {self.id} is not written here any more: {reason}")
         self._lose(lost)
         self.moved()
@@ -384,7 +400,11 @@ class Stream:
             return tail[start : start + min(limit, self.visible - after)]
         if after >= self.durable:
             return ()
-        return await self._journal.read(self.id, after=after, limit=limit)
+        events = await self._journal.read(self.id, after=after, limit=limit)
+        if events and events[-1].seq > self.durable:
+            # Another node has become the writer, and this one does not know its generation yet.
+            events = [event for event in events if event.seq <= self.durable]
+        return events
 
     async def before_oldest(self) -> int:
         """The sequence number before the oldest event that is retained."""

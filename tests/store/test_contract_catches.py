@@ -111,8 +111,8 @@ class ClaimsWhatIsSealed(MemoryStore):
 class HandsMailOutOnce(MemoryStore):
     """Mail is lost with whoever read it and died before it did anything."""
 
-    async def mail(self, node: NodeId) -> Sequence[Mail]:
-        mail = await super().mail(node)
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
+        mail = await super().mail(node, after=after)
         if mail:
             self.commit_now([Received(node=node, through=mail[-1].key)])
         return mail

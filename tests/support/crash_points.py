@@ -46,7 +46,7 @@ SECOND_POINTS = {
     "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
     "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
     "before a session is loaded": at("perdure.sessions", "Sessions._build", "enter"),
-    "before a session's runtime is loaded": at("perdure.exchange", "Exchange._load", "enter"),
+    "before a session's runtime is loaded": at("perdure.runtime_holding", "RuntimeHolder._load", "enter"),
     "before it is noted that a call runs again": at("perdure.outcomes", "Outcomes.run_again", "enter"),
     "between that note and the runtime": at("perdure.exchange", "Exchange.start", "enter"),
     "before an unknown outcome is told": at("perdure.outcomes", "Outcomes.unknown", "enter"),

@@ -184,9 +184,9 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.nodes()
 
-    async def mail(self, node: NodeId) -> Sequence[Mail]:
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         await _fail(self.reads)
-        return await self._inner.mail(node)
+        return await self._inner.mail(node, after=after)
 
     def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
         return self._inner.subscribe(node, listener)

@@ -34,7 +34,7 @@ from perdure.life import Life, living
 from perdure.listener import BREAK_OFF
 from perdure.observe import Counters
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
-from perdure.sessions import SessionInfo
+from perdure.session_info import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store

@@ -15,7 +15,9 @@ from perdure.http.body import accepts
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
 from perdure.hub import BATCH, gap_frames, warning_frames
+from perdure.incarnations import tell_attached
 from perdure.observe import note
+from perdure.replayed import catch_up, find_stream
 from perdure.session import Session
 from perdure.streams import Stream
 
@@ -77,7 +79,7 @@ class Get:
             self._house.counters.standalone_readers += 1
             if not named:
                 session.attached()
-                session.tell_attached()
+                tell_attached(session)
         return self._desk.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
 
     async def _start(self, session: Session, text: str) -> _Start:
@@ -93,7 +95,7 @@ class Get:
             return await self._start_standalone(session, position)
         if not self._settings.enable_replay:
             raise Refused(Refusal.REPLAY_OFF)
-        stream = await session.find_stream(position.stream)
+        stream = await find_stream(session, position.stream)
         if session.state is SessionState.ENDED:
             raise self._desk.gone()
         if stream is None:
@@ -134,7 +136,7 @@ class Get:
 
     async def _place(self, session: Session, stream: Stream, position: Position) -> _Start:
         """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost."""
-        await session.catch_up(stream)
+        await catch_up(session, stream)
         same = position.generation == stream.generation
         house = self._house
         ended = () if same else await house.journal.within_time(house.store.generations(stream.id))

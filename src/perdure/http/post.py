@@ -14,6 +14,7 @@ from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, parse_body
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StoreError
+from perdure.hearing import hear
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import accepts, read_body, replayed
 from perdure.http.desk import Desk, Headers
@@ -90,7 +91,7 @@ class Post:
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                await session.exchange.hear(message, http)
+                await hear(session, message, http)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 
@@ -123,7 +124,7 @@ class Post:
         """Subscriptions live with the home: who changes them becomes it."""
         if any(request.method in _SUBSCRIBING for request in requests):
             try:
-                await session.come_home(take=True)
+                await session.home.come_here(take=True)
             except BaseException:
                 session.exchange.calls.release(requests, incarnation=incarnation)
                 raise

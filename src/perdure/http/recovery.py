@@ -57,9 +57,11 @@ class Recovery:
     async def gone(self, headers: Headers, owner: str, scope: Scope) -> Refused:
         """The answer for a session that is not there, or is not the caller's: the two look alike (promise 5)."""
         self._house.counters.sessions_not_found += 1
-        record = await self._ended(headers.get(b"mcp-session-id", b"").decode("latin-1"), owner)
+        text = headers.get(b"mcp-session-id", b"").decode("latin-1")
+        record = await self._ended(text, owner)
         why = None if record is None else record.ended
-        wanted = self._reissues and scope["method"] != "DELETE" and why != SessionStep.CLIENT_DELETED.value
+        deleted = why == SessionStep.CLIENT_DELETED.value or self._sessions.is_ending(text)
+        wanted = self._reissues and scope["method"] != "DELETE" and not deleted
         if not wanted or not self._may(owner) or await self._full(owner):
             return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
         session = await self._reissue(headers, owner, record, scope)

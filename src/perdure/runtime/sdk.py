@@ -35,7 +35,7 @@ from mcp_types import (
 
 from perdure._core.ids import NodeId
 from perdure.store.base import SessionRecord
-from perdure.streams import Stream
+from perdure.streams import Flow
 
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself: neither
@@ -48,8 +48,11 @@ _ending: set[asyncio.Task[None]] = set()
 class Answers(Protocol):
     """Where a runtime's messages go: the session."""
 
-    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Stream | None:
-        """Append a message to the log; gives the stream that has it. `related` is the number of the message's call."""
+    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Flow | None:
+        """Append a message to the log; gives where to wait before more is said.
+
+        `related` is the number of the message's call.
+        """
         ...
 
     def interrupted(self, number: object) -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from perdure._core.ids import Fence, Generation, NodeId, StreamId
 from perdure._core.leases import Leases
-from perdure.errors import NodeGone
+from perdure.errors import MailFull, NodeGone
 from perdure.store.base import (
+    MAIL_AT_ONCE,
+    MAX_MAIL,
     RECORD_VERSION,
     CallRecord,
     Event,
@@ -92,13 +94,15 @@ class MemoryNodes:
 
     # Mail
 
-    async def mail(self, node: NodeId) -> Sequence[Mail]:
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         row = self._nodes.get(node)
-        return tuple(row.mail) if row else ()
+        return [mail for mail in row.mail if mail.key > after][:MAIL_AT_ONCE] if row else ()
 
-    def _deliver(self, step: Post) -> NodeGone | None:
+    def _deliver(self, step: Post) -> NodeGone | MailFull | None:
         if (row := self._nodes.get(step.node)) is None:
             return NodeGone(f"there is no node {step.node}")
+        if len(row.mail) >= MAX_MAIL:
+            return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")
         self._mail_key += 1
         row.mail.append(Mail(self._mail_key, step.message))
         self.hint(step.node, ())

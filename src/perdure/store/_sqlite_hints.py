@@ -228,4 +228,5 @@ def _encode(hinted: Hinted) -> bytes:
 
 
 def _decode(message: bytes) -> Hinted:
-    return {StreamId(stream) for stream in message.decode().split("\n")} if message else None
+    """What cannot be read is a hint all the same."""
+    return {StreamId(stream) for stream in message.decode(errors="replace").split("\n")} if message else None

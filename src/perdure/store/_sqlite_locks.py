@@ -13,8 +13,10 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
@@ -29,6 +31,18 @@ _SOCKET = ".sock"
 _TRIES = 100
 
 
+_all: weakref.WeakSet[Locks] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A child that was forked shares its parent's locks: it must not keep them held when the parent dies."""
+    for locks in list(_all):
+        locks.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
 class Locks:
     """The locks of one process: of its own nodes, and of the dead ones that it settles. May be used in any thread."""
 
@@ -38,6 +52,13 @@ class Locks:
         self._own: dict[NodeId, int] = {}
         self._settling: dict[NodeId, int] = {}
         self._turn = threading.RLock()
+        _all.add(self)
+
+    def let_go(self) -> None:
+        """Close the files without freeing the locks, which another process has as well."""
+        for held in (self._own, self._settling):
+            while held:
+                os.close(held.popitem()[1])
 
     def holds(self, node: NodeId) -> bool:
         return node in self._own
@@ -124,7 +145,8 @@ class Locks:
                 os.mkdir(self.folder, 0o700)
             # Whoever closes last removes the folder, perhaps in this moment.
             with contextlib.suppress(FileNotFoundError):
-                return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+                _refuse_foreign(self.folder)
+                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         raise FileNotFoundError(errno.ENOENT, "the folder comes and goes")
 
     def _remove(self, node: NodeId, held: int) -> None:
@@ -133,6 +155,13 @@ class Locks:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.folder, _name(node) + suffix))
         os.close(held)
+
+
+def _refuse_foreign(folder: str) -> None:
+    """Whoever may write into the folder decides who is alive."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EACCES, "the folder is not this user's alone")
 
 
 def _lock_at_once(file: int) -> bool:

@@ -13,6 +13,7 @@ from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
 from perdure.store._sqlite_readers import ReaderPool
 from perdure.store.base import (
+    MAIL_AT_ONCE,
     AskRecord,
     CallRecord,
     Event,
@@ -116,8 +117,8 @@ class Reads:
     async def nodes(self) -> Sequence[NodeRecord]:
         return await self._all("all_nodes", rows.node_record)
 
-    async def mail(self, node: NodeId) -> Sequence[Mail]:
-        return await self._all("read_mail", rows.mail, node)
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
+        return await self._all("read_mail", rows.mail, node, after, MAIL_AT_ONCE)
 
     async def _one(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> T | None:
         found = await self._all(query, record, *values)

@@ -15,11 +15,13 @@ from typing import Any
 from perdure._core import sticky
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState
-from perdure.errors import IdTaken, NodeGone, SessionEnded, StaleFence
+from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence
 from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
 from perdure.store._sqlite_weigh import MAX_INLINE_EVENTS
 from perdure.store.base import (
+    KEPT_GENERATIONS,
+    MAX_MAIL,
     RECORD_VERSION,
     Append,
     ChangeSession,
@@ -27,6 +29,7 @@ from perdure.store.base import (
     DropStream,
     EndSession,
     LeaveReader,
+    MoveReader,
     OpenAsk,
     OpenStream,
     Post,
@@ -54,6 +57,9 @@ _OPEN_CALL = _SQL["open_call"]
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 
+_COUNT_MAIL = 64
+"""Of so many messages one looks how many wait: counting is not free."""
+
 MAX_KEYS = 20_000
 """Streams whose keys are remembered: about 3 MiB, and more than are written at a time."""
 
@@ -79,6 +85,7 @@ class Steps:
             OpenAsk: self._open_ask,
             CloseAsk: self._close_ask,
             PutReader: self._put_reader,
+            MoveReader: self._move_reader,
             LeaveReader: self._leave_reader,
             Post: self._post,
             Received: self._received,
@@ -117,7 +124,7 @@ class Steps:
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed))
         if cursor.rowcount != 1:
             there = self._look_up(record.id) is not None
-            return None if there else SessionEnded(f"session {record.session} has ended")
+            return None if there else SessionEnded(f"session {record.session[:8]} has ended")
         key = cursor.lastrowid or 0
         if key <= self._newest:
             self.forget()
@@ -126,7 +133,7 @@ class Steps:
             cursor.execute(_OPEN_CALL, rows.call_row(key, place, call))
             if cursor.rowcount != 1:
                 cursor.execute(_SQL["close_stream"], (key,))
-                return IdTaken(f"request {call.request_id!r} of session {call.session} runs already")
+                return IdTaken(f"request {call.request_id!r} of session {call.session[:8]} runs already")
         self._remember(record.id, key)
         return None
 
@@ -242,14 +249,26 @@ class Steps:
     def _put_reader(self, step: PutReader) -> None:
         self._cursor.execute(_SQL["put_reader"], rows.reader_row(step.record))
 
+    def _move_reader(self, step: MoveReader) -> None:
+        self._cursor.execute(_SQL["move_reader"], (step.seq, step.stream, step.reader))
+
     def _leave_reader(self, step: LeaveReader) -> None:
         self._cursor.execute(_SQL["leave_reader"], (step.stream, step.reader))
 
     # Mail
 
-    def _post(self, step: Post) -> NodeGone | None:
+    def _post(self, step: Post) -> NodeGone | MailFull | None:
         self._cursor.execute(_SQL["post_mail"], (step.message, step.node))
-        return None if self._cursor.rowcount == 1 else NodeGone(f"there is no node {step.node}")
+        if self._cursor.rowcount != 1:
+            return NodeGone(f"there is no node {step.node}")
+        key = self._cursor.lastrowid or 0
+        if key % _COUNT_MAIL == 0 and self._too_much_waits(step.node):
+            self._cursor.execute(_SQL["unpost_mail"], (key,))
+            return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")
+        return None
+
+    def _too_much_waits(self, node: NodeId) -> bool:
+        return self._cursor.execute(_SQL["much_mail"], (node, MAX_MAIL)).fetchone() is not None
 
     def _received(self, step: Received) -> None:
         self._cursor.execute(_SQL["take_mail"], (step.node, step.through))
@@ -266,6 +285,7 @@ class Steps:
         if self._cursor.rowcount != 1:
             return None
         self._cursor.execute(_SQL["next_generation"], (node, self.next_fence(), stream))
+        self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": KEPT_GENERATIONS})
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
     def reattach(self, session: SessionId) -> SessionRecord | None:

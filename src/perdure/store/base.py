@@ -42,7 +42,7 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, NodeGone, SessionEnded, StaleFence
+from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence
 
 RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
@@ -164,6 +164,17 @@ class NodeRecord:
     """Rises with each `Liveness.beat`."""
     facts: bytes
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
+
+
+MAIL_AT_ONCE = 256
+"""Messages that are read in one go."""
+
+MAX_MAIL = 10_000
+"""Messages that wait for one node, nearly. One that does not deal with its mail for long (it was stopped, or it hangs)
+must not fill the store; what its neighbours have for it waits with them, or is refused."""
+
+KEPT_GENERATIONS = 1_000
+"""Ends of generations that are kept of one stream; a position of an older one is answered as lost."""
 
 
 class Mail(NamedTuple):
@@ -295,9 +306,18 @@ class CloseAsk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutReader:
-    """A reader attached, or told how far it has got."""
+    """A reader attached: whoever was there is overtaken."""
 
     record: ReaderRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveReader:
+    """A reader has got further; nothing happens if another one has taken its place."""
+
+    stream: StreamId
+    reader: str
+    seq: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,7 +330,10 @@ class LeaveReader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Post:
-    """A message for a node, who is given a hint. Refused (`NodeGone`) if there is no such node."""
+    """A message for a node, who is given a hint.
+
+    Refused if there is no such node (`NodeGone`), or too much waits for it (`MailFull`).
+    """
 
     node: NodeId
     message: bytes
@@ -338,12 +361,13 @@ Step = (
     | OpenAsk
     | CloseAsk
     | PutReader
+    | MoveReader
     | LeaveReader
     | Post
     | Received
 )
 
-Refused = StaleFence | IdTaken | NodeGone | SessionEnded
+Refused = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded
 Refusals = Sequence[Refused | None]
 """For each step of a commit: `None`, or why it was refused."""
 
@@ -517,8 +541,8 @@ class Nodes(Protocol):
         """
         ...
 
-    async def mail(self, node: NodeId) -> Sequence[Mail]:
-        """A node's messages that it has not dealt with yet, the oldest first."""
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
+        """A node's messages that it has not dealt with yet, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
         ...
 
 

@@ -21,6 +21,7 @@ from perdure._core.states import CallState, SessionState
 from perdure.errors import IdTaken, SessionEnded, StaleFence
 from perdure.store._memory_nodes import MemoryNodes, StreamRow
 from perdure.store.base import (
+    KEPT_GENERATIONS,
     Append,
     AskRecord,
     CallRecord,
@@ -31,6 +32,7 @@ from perdure.store.base import (
     Event,
     KeptRecord,
     LeaveReader,
+    MoveReader,
     OpenAsk,
     OpenStream,
     Post,
@@ -121,6 +123,9 @@ class MemoryStore(MemoryNodes):
                 self._asks.get(step.session, {}).pop(step.id, None)
             case PutReader(record=reader) if found := self._streams.get(reader.stream):
                 found.reader = reader
+            case MoveReader() if found := self._streams.get(step.stream):
+                if found.reader is not None and found.reader.reader == step.reader:
+                    found.reader = replace(found.reader, seq=step.seq)
             case LeaveReader() if found := self._streams.get(step.stream):
                 if found.reader is not None and found.reader.reader == step.reader:
                     found.reader = None
@@ -131,10 +136,10 @@ class MemoryStore(MemoryNodes):
         if record.id in self._streams:
             return None
         if not self._going_on(record.session):
-            return SessionEnded(f"session {record.session} has ended")
+            return SessionEnded(f"session {record.session[:8]} has ended")
         names = [_name(call) for call in step.calls]
         if len(set(names)) < len(names) or not self._open_calls.keys().isdisjoint(names):
-            return IdTaken(f"a request of session {record.session} runs already under one of the ids {names}")
+            return IdTaken(f"a request of session {record.session[:8]} runs already under one of the ids {names}")
         stream = StreamRow(record, calls={(call.incarnation, call.request_id): call for call in step.calls})
         self._open_calls.update(dict.fromkeys(names, stream))
         self._streams[record.id] = stream
@@ -229,6 +234,7 @@ class MemoryStore(MemoryNodes):
         self._writes += 1
         before = found.record
         found.generations.append(Generation(generation=before.generation, end=before.last))
+        del found.generations[:-KEPT_GENERATIONS]
         found.record = replace(before, node=node, fence=self._next_fence(), generation=before.generation + 1)
         return found.record
 

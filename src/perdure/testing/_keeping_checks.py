@@ -15,6 +15,7 @@ from perdure.store.base import (
     EndSession,
     KeptRecord,
     LeaveReader,
+    MoveReader,
     OpenAsk,
     OpenStream,
     PutReader,
@@ -127,8 +128,10 @@ async def promise_9_a_closed_store_fails_by_name_or_not_at_all(case: Case) -> No
 async def the_newest_reader_stays_when_an_older_one_leaves(case: Case) -> None:
     await case.open_stream()
     await put(case.store, PutReader(record=a_reader("old")), PutReader(record=a_reader("new", seq=3)))
-    await put(case.store, LeaveReader(stream=STREAM, reader="old"))
+    await put(case.store, MoveReader(stream=STREAM, reader="old", seq=9), LeaveReader(stream=STREAM, reader="old"))
     same("the reader", await case.store.reader(STREAM), a_reader("new", seq=3))
+    await put(case.store, MoveReader(stream=STREAM, reader="new", seq=5))
+    same("the reader that has got further", await case.store.reader(STREAM), a_reader("new", seq=5))
     await put(case.store, LeaveReader(stream=STREAM, reader="new"))
     same("the reader", await case.store.reader(STREAM), None)
     await put(case.store, PutReader(record=a_reader(stream="not there")), OpenAsk(record=an_ask(stream="not there")))

@@ -7,8 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.errors import NodeGone
-from perdure.store.base import ChangeSession, Liveness, OpenStream, Post, PutReader, PutSession, Received, Store
+from perdure.errors import MailFull, NodeGone
+from perdure.store.base import (
+    MAIL_AT_ONCE,
+    MAX_MAIL,
+    ChangeSession,
+    Liveness,
+    OpenStream,
+    Post,
+    PutReader,
+    PutSession,
+    Received,
+    Store,
+)
 from perdure.testing._case import Case, accepted, refused, same
 from perdure.testing._values import (
     NODE,
@@ -109,6 +120,21 @@ async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
     same("mail that came meanwhile", await messages(case.store), [b"late"])
     same("the other's mail", await messages(case.store, OTHER), [b"theirs"])
     same("mail of nobody", list(await case.store.mail(NodeId("nobody"))), [])
+
+
+async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(case: Case) -> None:
+    await case.store.join(OTHER)
+    posts = [Post(node=NODE, message=b"%d" % number) for number in range(MAX_MAIL + 1_000)]
+    refused = [refusal for refusal in await put(case.store, *posts) if refusal is not None]
+    if not refused or not all(isinstance(refusal, MailFull) for refusal in refused):
+        raise AssertionError(f"{len(posts)} messages wait for one node, and none was refused by name")
+    accepted(await put(case.store, Post(node=OTHER, message=b"theirs")))
+    page = list(await case.store.mail(NODE))
+    same("the first page", [message for _, message in page], [b"%d" % number for number in range(MAIL_AT_ONCE)])
+    (after, _), *_ = await case.store.mail(NODE, after=page[-1].key)
+    same("the next page begins later", after > page[-1].key, True)
+    await put(case.store, Received(node=NODE, through=page[-1].key + MAX_MAIL * 2))
+    accepted(await put(case.store, *posts[:64]))
 
 
 async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_all(case: Case) -> None:

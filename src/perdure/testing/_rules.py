@@ -24,6 +24,7 @@ from perdure.store.base import (
     EndSession,
     Event,
     LeaveReader,
+    MoveReader,
     OpenAsk,
     PutCall,
     PutReader,
@@ -177,6 +178,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(stream=streams, reader=st.sampled_from(["old", "new"]), seq=few, node=places)
     def put_reader(self, stream: str, reader: str, seq: int, node: int) -> None:
         self.twins.put(PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.twins.nodes[node][0])))
+
+    @rule(stream=streams, reader=st.sampled_from(["old", "new"]), seq=few)
+    def move_reader(self, stream: str, reader: str, seq: int) -> None:
+        self.twins.put(MoveReader(stream=StreamId(stream), reader=reader, seq=seq))
 
     @rule(stream=streams, reader=st.sampled_from(["old", "new"]))
     def leave_reader(self, stream: str, reader: str) -> None:

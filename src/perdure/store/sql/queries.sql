@@ -92,6 +92,9 @@ DELETE FROM ask WHERE session = ? AND id = ?;
 -- put_reader: who reads a stream, and how far
 INSERT OR REPLACE INTO reader (stream, record, reader, node, seq) SELECT key, ?, ?, ?, ? FROM stream WHERE id = ?;
 
+-- move_reader: a reader has got further, unless another one has taken its place
+UPDATE reader SET seq = ? WHERE stream = (SELECT key FROM stream WHERE id = ?) AND reader = ?;
+
 -- leave_reader: a reader left, unless another one has taken its place
 DELETE FROM reader WHERE stream = (SELECT key FROM stream WHERE id = ?) AND reader = ?;
 
@@ -205,6 +208,10 @@ SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed =
 -- next_generation: a stream's new writer
 UPDATE stream SET node = ?, fence = ?, generation = generation + 1 WHERE id = ?;
 
+-- forget_generations: of a stream, all ends but the newest
+DELETE FROM generation WHERE stream = (SELECT key FROM stream WHERE id = :stream)
+    AND generation < (SELECT generation FROM stream WHERE id = :stream) - :kept;
+
 -- put_node: a node joins
 INSERT INTO node (id, record, beat, facts) VALUES (?, ?, 0, ?)
 ON CONFLICT (id) DO UPDATE SET record = excluded.record;
@@ -239,8 +246,14 @@ DELETE FROM reader WHERE node = ?;
 -- post_mail: a message for a node that is there
 INSERT INTO mail (node, message) SELECT id, ? FROM node WHERE id = ?;
 
--- read_mail: a node's messages, the oldest first
-SELECT key, message FROM mail WHERE node = ? ORDER BY key;
+-- read_mail: some of a node's messages after a key, the oldest first
+SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
+
+-- much_mail: whether more than so many messages wait for a node
+SELECT 1 FROM mail WHERE node = ? ORDER BY key LIMIT 1 OFFSET ?;
+
+-- unpost_mail: a message was too much
+DELETE FROM mail WHERE key = ?;
 
 -- inherit_mail: a node's messages for another one, under new keys: it may have dealt with later ones already
 INSERT INTO mail (node, message) SELECT ?, message FROM mail WHERE node = ? ORDER BY key;

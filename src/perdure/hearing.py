@@ -1,0 +1,89 @@
+"""What a client says beside its requests: it may come to one node and concern another."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request as HttpRequest
+
+from perdure._core import mail
+from perdure._core.ids import NodeId
+from perdure._core.jsonrpc import Notification, Response
+from perdure.asks import node_of_ask
+from perdure.errors import NodeGone
+from perdure.observe import note
+from perdure.store.base import Post
+
+if TYPE_CHECKING:
+    from perdure.session import Session
+
+
+async def hear(session: Session, message: Notification | Response, http: HttpRequest | None) -> None:
+    """What the client says beside its requests, wherever it is to be heard.
+
+    Late and unknown answers and cancellations are dropped: the race is the client's right.
+    """
+    if isinstance(message, Response):
+        if not session.exchange.asks.answer(message, http) and not await _answer_elsewhere(session, message):
+            note(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=session.name)
+    elif message.method == "notifications/cancelled":
+        await _hear_cancelled(session, message.params or {})
+    elif (node := _waiting_node(message)) in (None, session.house.node):
+        session.exchange.notify(message, http)
+    elif await _is_asked(session, (message.params or {})["progressToken"]):
+        assert node is not None
+        await _tell(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))
+
+
+async def _answer_elsewhere(session: Session, response: Response) -> bool:
+    node = node_of_ask(response.id)
+    if node is None or node == session.house.node:
+        return False
+    assert isinstance(response.id, str)
+    if not await _is_asked(session, response.id):
+        return False
+    return await _tell(session, node, mail.AskAnswered(session=session.id, response=response.raw))
+
+
+async def _is_asked(session: Session, ask: str) -> bool:
+    return await session.house.journal.within_time(session.house.store.ask(session.id, ask)) is not None
+
+
+async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
+    request_id = params.get("requestId")
+    if not isinstance(request_id, str | int) or isinstance(request_id, bool):
+        return
+    incarnation = session.record.incarnation
+    if session.exchange.cancel(request_id, incarnation=incarnation, params=params):
+        return
+    house = session.house
+    if house.neighbours.alone and not session.waits:
+        return
+    row = await house.journal.within_time(
+        house.store.open_call(session.id, incarnation=incarnation, request_id=request_id)
+    )
+    stream = None if row is None else await house.journal.within_time(house.store.stream(row.stream))
+    if stream is None or not stream.node:
+        return
+    cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=request_id, params=params)
+    if stream.node == house.node:
+        await house.neighbours.cancel_waiting(cancelled)
+    else:
+        await _tell(session, stream.node, cancelled)
+
+
+async def _tell(session: Session, node: NodeId, message: mail.Message) -> bool:
+    """Send mail; tells whether the node is still there."""
+    try:
+        await session.house.journal.write(Post(node=node, message=mail.encode(message)))
+    except NodeGone:
+        return False
+    return True
+
+
+def _waiting_node(notification: Notification) -> NodeId | None:
+    """The node that a notification is for: progress of an ask is for the one that waits for it."""
+    if notification.method != "notifications/progress":
+        return None
+    return node_of_ask((notification.params or {}).get("progressToken"))

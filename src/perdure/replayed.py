@@ -1,0 +1,87 @@
+"""What is read again: a call's stream, from memory or the store, and what has become of the answers and asks in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perdure._core.ids import Kind, NodeId, StreamId
+from perdure.ledger import POSITION_LOST, error_payload
+from perdure.store.base import Event
+from perdure.streams import Stream
+
+if TYPE_CHECKING:
+    from perdure.session import Session
+
+_MARK = b'"ask-'
+"""Stands in every ask; what does not contain it need not be looked at."""
+
+
+async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
+    """A call's stream of this session, from memory or from the store."""
+    if (stream := session.streams.get(stream_id)) is not None:
+        return stream
+    record = await session.house.journal.within_time(session.house.store.stream(stream_id))
+    if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
+        return None
+    if (stream := session.streams.get(stream_id)) is not None:
+        return stream  # another resume was faster
+    stream = session.house.stream(record, writes=False)
+    stream.on_settled = session.let_go
+    session.streams[stream_id] = stream
+    return stream
+
+
+async def catch_up(session: Session, stream: Stream) -> None:
+    """What another node writes may have grown since it was last read here."""
+    if stream.writes or stream.over:
+        return
+    record = await session.house.journal.within_time(session.house.store.stream(stream.id))
+    if record is not None:
+        stream.follow(record)
+    if stream.kind is Kind.CALL:  # it may be over, and let go of: but its reader comes now
+        session.streams.setdefault(stream.id, stream)
+        stream.on_settled = stream.on_settled or session.let_go
+
+
+async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
+    """Error responses for the calls of a stream whose answers are no longer retained."""
+    answered = {json.loads(event.payload).get("id") for event in await _finals(session, stream)}
+    asked = await session.house.journal.within_time(session.house.store.requests(stream.id))
+    message = "The answer to this request is no longer retained"
+    return [
+        error_payload(request_id, POSITION_LOST, message, {"method": method})
+        for request_id, method in asked
+        if request_id not in answered
+    ]
+
+
+async def _finals(session: Session, stream: Stream) -> list[Event]:
+    finals: list[Event] = []
+    after = 0
+    while events := await session.house.journal.read(stream.id, after=after, limit=1_000):
+        finals += [event for event in events if event.final]
+        after = events[-1].seq
+    return finals
+
+
+async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
+    """Of replayed events, those that are asks which nobody waits for any more."""
+    asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
+    if not asked:
+        return set()
+    waiting = await session.house.journal.within_time(session.house.store.asks(session.id))
+    still = {ask.id for ask in waiting if await _lives(session, ask.node)} | session.exchange.asks.open
+    return {seq for seq, ask in asked.items() if ask not in still}
+
+
+async def _lives(session: Session, node: NodeId) -> bool:
+    neighbours = session.house.neighbours
+    return node in (session.house.node, *neighbours.others) or not await neighbours.is_dead(node)
+
+
+def _ask_id(payload: bytes) -> str | None:
+    message = json.loads(payload)
+    ask = message.get("id")
+    return ask if "method" in message and isinstance(ask, str) and ask.startswith("ask-") else None

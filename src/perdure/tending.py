@@ -1,0 +1,104 @@
+"""What time does to sessions: idle runtimes go, unused sessions rest, expired ones end, and the store is swept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from perdure._core.retention import cutoffs
+from perdure._core.states import LogState, SessionState, SessionStep
+from perdure.errors import StoreError
+from perdure.house import House
+from perdure.incarnations import tell_missed
+from perdure.observe import note
+from perdure.session import Session
+from perdure.sessions import Sessions
+
+_TEND_MOST = 30.0
+_TEND_LEAST = 0.05
+"""Seconds between two rounds over all sessions, whatever the settings say."""
+
+_TEND_AT_ONCE = 100
+"""Sessions looked after before others get their turn."""
+
+
+class Tending:
+    """Looks after the sessions that this process holds."""
+
+    def __init__(self, house: House, sessions: Sessions) -> None:
+        self._house = house
+        self._sessions = sessions
+        self._times_are_written = True
+        """The store knows when each session was last used, as of the last round over all of them."""
+
+    async def tend(self) -> None:
+        """Drop idle runtimes, turn unused sessions dormant, end those whose time has passed; runs for ever."""
+        settings = self._house.settings
+        shortest = min(settings.runtime_idle, settings.session_grace, settings.replay_window, settings.cleanup_interval)
+        while True:
+            await asyncio.sleep(max(_TEND_LEAST, min(_TEND_MOST, shortest / 2)))
+            await self._look_after_all()
+
+    async def _look_after_all(self) -> None:
+        # On its own, or `tend` would hold on to the last one while it sleeps.
+        healthy = self._house.journal.state is LogState.HEALTHY
+        for place, session in enumerate(self._sessions):
+            await self._look_after(session)
+            if place % _TEND_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._times_are_written = healthy
+        self._sessions.forget_ended()
+
+    async def _look_after(self, session: Session) -> None:
+        if session.state is SessionState.ENDED:
+            return  # while another one was looked after
+        settings, now = self._house.settings, self._house.clock()
+        away = 0.0 if session.connected else now - session.seen
+        if session.state is SessionState.OPENING:
+            if away >= settings.session_grace:
+                await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
+            return
+        session.keep_fresh(busy=session.busy)
+        session.enforce_limits()
+        if away >= settings.session_grace:
+            session.exchange.asks.give_up()
+        elif away >= settings.session_grace / 4 and session.exchange.asks.open:
+            tell_missed(session)
+        if await self._is_unused(session, settings.replay_window):
+            await self._sessions.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
+        elif not session.waits and await self._is_unused(session, settings.session_grace):
+            await self._sessions.rest(session)
+        elif session.exchange.runtime_may_go(settings.runtime_idle):
+            await session.exchange.drop_runtime()
+
+    async def _is_unused(self, session: Session, seconds: float) -> bool:
+        """Nobody has used it for so long, here or at any other node."""
+        if session.busy or self._house.clock() - max(session.active, session.seen) < seconds:
+            return False
+        if not self._house.neighbours.alone:
+            try:
+                await self._sessions.load(session.id)  # with what the others have written
+            except StoreError:
+                return False
+        return not session.busy and self._house.clock() - session.active >= seconds
+
+    async def sweep(self) -> None:
+        """Remove what has expired from the store, on a timer; runs for ever."""
+        while True:
+            await asyncio.sleep(self._house.settings.cleanup_interval)
+            await self._sweep_once()
+
+    async def _sweep_once(self) -> None:
+        house, settings = self._house, self._house.settings
+        if house.journal.state is LogState.DEGRADED or not self._times_are_written:
+            return  # the store does not know yet what was used meanwhile
+        before = cutoffs(now=house.clock(), event_ttl=settings.event_ttl, replay_window=settings.replay_window)
+        try:
+            rows = await house.store.sweep(before)
+        except Exception as failure:  # whatever it is, the next time it may work
+            note(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
+            return
+        for session in self._sessions:
+            session.retained.swept(before)
+        if rows:
+            note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
