@@ -61,7 +61,7 @@ FIXED = [
     ("perdure._core.jsonrpc", "MAX_ID_CHARS", "characters of a request id", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
     ("perdure._core.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
-    ("perdure.store.base", "MAX_MAIL", "messages that wait for one node, nearly", "what is for it waits, or is refused"),
+    ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "what is for it waits, or is refused"),
     ("perdure.store.base", "KEPT_GENERATIONS", "ends of generations kept of one stream", "older positions are lost"),
     ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a minute", "404 without a new one"),
     ("perdure.listener", "HEAD_SECONDS", "seconds until a request's headers are complete", "the connection is closed"),
