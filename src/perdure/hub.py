@@ -396,6 +396,15 @@ class Hub:
                 self.registry.left(reader)
             stream.unread()
 
+    def move(self, reader: Reader, stream: Stream) -> None:
+        """A reader's stream is known by another object from now on: the one through which this node writes it."""
+        step = StreamStep.READER_REPLACED if stream.is_read else StreamStep.READER_ATTACHED
+        reader.stream.reader = None
+        reader.stream, stream.reader = stream, reader
+        stream.advance(step)
+        stream.moved()
+        reader.wake()
+
     async def watch(self) -> None:
         """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
         while True:

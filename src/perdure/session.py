@@ -157,7 +157,8 @@ class Session(RecordKeeper):
         """A call's stream that this node has claimed before it held the session."""
         if self.streams.get(stream.id) is not stream:
             if (before := self.streams.get(stream.id)) is not None and before.reader is not None:
-                before.reader.end()  # it came while the stream was being claimed, and comes again
+                self.house.hub.move(before.reader, stream)  # it came while the stream was being claimed
+                self.house.neighbours.now_written_here(stream)
             self.streams[stream.id] = stream
             self._own(stream)
 
