@@ -9,7 +9,7 @@ export HOME := $(CURDIR)/build/home
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format conformance bench clean
+.PHONY: help setup demo test coverage lint format conformance bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ demo: .venv/ready ## Watch a call survive a cut connection, then try it (PORT=80
 
 test: lint ## Check style and types, run all tests
 	@scripts/test
+
+coverage: .venv/ready ## Run all tests and measure how much of the package they reach (slow)
+	@scripts/test --coverage
 
 lint: .venv/ready ## Check style and types
 	@scripts/lint
