@@ -175,7 +175,8 @@ class Neighbours:
         self._followed[stream.id] = stream
         reader.registered = reader.cursor
         told = (self._reading(stream.node, stream),) if stream.node else ()
-        self._journal.put(_Listing(reader, (self._row(reader), *told)))
+        # Once its row is there, a look: what came before it was hinted to nobody.
+        self._journal.put(_Listing(reader, (self._row(reader), *told), lambda: self._hinted((stream.id,))))
 
     def progressed(self, reader: Reader) -> None:
         if reader.registered is not None and reader.cursor - reader.registered >= self._lag:
@@ -297,17 +298,19 @@ class Neighbours:
 class _Listing(Steps):
     """Steps that enter a reader in the store."""
 
-    __slots__ = ("_reader",)
+    __slots__ = ("_look", "_reader")
 
-    def __init__(self, reader: Reader, steps: Sequence[Step]) -> None:
+    def __init__(self, reader: Reader, steps: Sequence[Step], look: Callable[[], None]) -> None:
         super().__init__(steps)
         self._reader = reader
+        self._look = look
 
     def written(self, steps: Sequence[Step]) -> None:
         self._reader.listed = True
+        self._look()
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        self._reader.listed = True  # only the writer could not be told, who is gone
+        self.written(steps)  # only the writer could not be told, who is gone
 
 
 class _Hinting(Steps):

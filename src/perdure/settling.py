@@ -188,9 +188,9 @@ class Settler:
         if not begun.withdrawn:
             await self._withdraw_asks(owner, stream, round_)
             begun.withdrawn = True
-        if (held := self._sessions.held(owner.id)) is not None:
-            held.adopt(stream)  # it may have been loaded meanwhile, for a reader of this very stream
         for verdict in verdicts:
+            if (held := self._sessions.held(owner.id)) is not None:
+                held.adopt(stream)  # it may have been loaded meanwhile, for a reader of this very stream
             await self._settle_call(owner, session, stream, begun.calls[0], verdict, round_)
             del begun.calls[0]
 

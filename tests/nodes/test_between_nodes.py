@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from perdure._core.ids import NodeId, SessionId
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import SqliteStore
-from perdure.store.base import Append, Event, SessionRecord
+from perdure.store.base import Append, Event, SessionRecord, StreamRecord
 from perdure.streams import RUN_AHEAD
 from perdure.tokens import FileTokens
 from tests.nodes.conftest import Pair
@@ -82,6 +82,42 @@ async def test_a_reader_that_comes_while_its_call_is_being_settled_gets_the_answ
         reader = await peer.through(two).get(left.position())
         shop.go.set()
         assert [message["error"]["code"] for message in await reader.rest()] == [-31001]
+
+
+class Late(SqliteStore):
+    """Keeps back, once, what it has read of a stream."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.hold, self.reached, self.go = False, asyncio.Event(), asyncio.Event()
+
+    async def stream(self, stream: StreamId) -> StreamRecord | None:
+        record = await super().stream(stream)
+        if self.hold and record is not None and record.kind is Kind.CALL:
+            self.hold = False
+            self.reached.set()
+            await self.go.wait()
+        return record
+
+
+async def test_a_reader_that_knows_its_stream_from_before_it_was_settled_gets_the_answer(tmp_path: Path) -> None:
+    """Promise 3: what it was told of the stream is no longer so when it attaches."""
+    path = tmp_path / "log.db"
+    async with serve(Library().server, store=SqliteStore(str(path))) as one:
+        peer = await one.join()
+        ghost = await Ghost.on(path)
+        left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
+    await ghost.die()
+    shop, store = SlowList(), Late(str(path))
+    async with serve(shop.server, store=store) as two:
+        await shop.asked.wait()
+        store.hold = True
+        reading = asyncio.create_task(peer.through(two).get(left.position()))
+        await store.reached.wait()
+        shop.go.set()
+        await until(lambda: two.app.counters.nodes_settled)
+        store.go.set()
+        assert [message["error"]["code"] for message in await (await reading).rest()] == [-31001]
 
 
 async def test_a_forked_child_does_not_keep_a_dead_node_alive(tmp_path: Path) -> None:

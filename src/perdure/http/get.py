@@ -45,19 +45,26 @@ class Get:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
         session = await self._desk.session(headers, owner, scope)
         arrival = self._house.hub.arrive()
+        text = headers.get(b"last-event-id", b"").decode("latin-1")
         try:
-            start = await self._start(session, headers.get(b"last-event-id", b"").decode("latin-1"))
-            if start.stream.kind is Kind.STANDALONE:
-                self._desk.refuse_if_draining()
-            if not self._house.neighbours.alone and start.stream.writes:
-                await self._look_who_reads(start.stream)
-            try:
-                return await self._read(session, start, arrival)
-            except BaseException:
-                start.stream.unread()  # it may have been loaded for this reader, who does not come
-                raise
+            while (response := await self._attach(session, text, arrival)) is None:
+                pass  # this node has claimed the stream meanwhile, and knows it by another object now
+            return response
         except StoreError:
             raise Refused(Refusal.STORE_UNREADABLE) from None
+
+    async def _attach(self, session: Session, text: str, arrival: int) -> Streamed | None:
+        """A reader on the stream that a position names; `None` if it has to be looked for again."""
+        start = await self._start(session, text)
+        if start.stream.kind is Kind.STANDALONE:
+            self._desk.refuse_if_draining()
+        try:
+            if not self._house.neighbours.alone and start.stream.writes:
+                await self._look_who_reads(start.stream)
+            return await self._read(session, start, arrival)
+        except BaseException:
+            start.stream.unread()  # it may have been loaded for this reader, who does not come
+            raise
 
     async def _look_who_reads(self, stream: Stream) -> None:
         """A reader on another node, of which this one may not have heard yet, is overtaken with the rest."""
@@ -65,7 +72,7 @@ class Get:
         elsewhere = None if row is None or row.node == self._house.node else row
         stream.read_elsewhere(elsewhere, arrival=self._house.hub.arrive())
 
-    async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed:
+    async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed | None:
         """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
         stream, cursor, told, named = start
         if stream.state is StreamState.SEALED and cursor >= stream.last:
@@ -75,6 +82,8 @@ class Get:
             cursor, ahead = stream.delivered, ()
         if self._house.hub.full and stream.reader is None:
             raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
+        if stream.kind is Kind.CALL and session.streams.get(stream.id) is not stream:
+            return None
         if stream is session.standalone:
             self._house.counters.standalone_readers += 1
             if not named:
