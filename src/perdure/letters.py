@@ -104,7 +104,7 @@ class Letters:
         session = self._sessions.held(message.session)
         if session is None:
             return
-        stream = session.standalone if session.standalone.id == message.stream else session.streams.get(message.stream)
+        stream = session.held_stream(message.stream)
         if stream is not None:
             await self._look_who_writes(stream)
             await self._neighbours.look_who_reads(stream)

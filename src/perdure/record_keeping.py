@@ -48,11 +48,6 @@ class RecordKeeper:
     def state(self) -> SessionState:
         return self.record.state
 
-    @property
-    def changing(self) -> bool:
-        """Changes of ours are not written yet."""
-        return bool(self._pending)
-
     def put(self, *steps: Step) -> None:
         """Write steps that nobody waits for."""
         self.house.journal.put(Steps(steps))

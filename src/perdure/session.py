@@ -153,6 +153,10 @@ class Session(RecordKeeper):
         stream.on_lost = self._call_lost
         stream.on_also = self.written
 
+    def held_stream(self, stream_id: StreamId) -> Stream | None:
+        """A stream of it that is in memory."""
+        return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
+
     def adopt(self, stream: Stream) -> None:
         """A call's stream that this node has claimed before it held the session."""
         if self.streams.get(stream.id) is not stream:

@@ -280,8 +280,7 @@ class Settler:
         """The reader of a stream went with its node: let the writer know."""
         session = self._sessions.held(record.session)
         if record.node == self._house.node and session is not None:
-            stream = session.standalone if session.standalone.id == record.id else session.streams.get(record.id)
-            if stream is not None:
+            if (stream := session.held_stream(record.id)) is not None:
                 stream.read_elsewhere(None, arrival=self._house.hub.arrive())
         elif record.node:
             message = mail.encode(mail.Reading(session=record.session, stream=record.id))

@@ -5,8 +5,8 @@ The distinction that matters: a request that did not leave may be sent again, on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
@@ -76,18 +76,15 @@ class Wire:
             await response.aclose()
 
 
-class _named_errors:  # noqa: N801
+@contextmanager
+def _named_errors() -> Iterator[None]:
     """Errors of the HTTP library, as the two that matter."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        match error:
-            case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.PoolTimeout():
-                raise NotSent(_told(error)) from error
-            case httpx2.TransportError() | httpx2.DecodingError() | httpx2.StreamError():
-                raise Broken(_told(error)) from error
+    try:
+        yield
+    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+        raise NotSent(_told(error)) from error
+    except (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError) as error:
+        raise Broken(_told(error)) from error
 
 
 def _told(error: Exception) -> str:
