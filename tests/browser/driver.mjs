@@ -21,9 +21,12 @@ const built = await build({
   logLevel: 'error',
 });
 const script = built.outputFiles[0].text;
+const page = '<!doctype html><title>page</title><script type=module src=/page.js></script>';
 const site = createServer((request, response) => {
-  const page = request.url.startsWith('/page.js') ? ['text/javascript', script] : ['text/html', '<!doctype html><title>page</title><script type=module src=/page.js></script>'];
-  response.writeHead(200, { 'content-type': page[0], 'cache-control': 'no-store' }).end(page[1]);
+  const answer = (type, text) => response.writeHead(200, { 'content-type': type, 'cache-control': 'no-store' }).end(text);
+  if (request.url.startsWith('/page.js')) answer('text/javascript', script);
+  else if (request.url.startsWith('/?')) answer('text/html', page);
+  else answer('text/html', '<!doctype html><title>blank</title>');
 });
 await new Promise((resolve) => site.listen(0, '127.0.0.1', resolve));
 const { port } = site.address();
@@ -42,10 +45,16 @@ const context = await chromium.launchPersistentContext(profile, {
 });
 context.setDefaultTimeout(20_000);
 const tabs = [];
-const requests = [];
+const responses = [];
 
-function watch(tab) {
-  tab.on('request', (request) => requests.push([request.method(), request.resourceType(), request.url()]));
+async function watch(tab) {
+  const network = await context.newCDPSession(tab);
+  const methods = new Map();
+  network.on('Network.requestWillBeSent', ({ requestId, request }) => methods.set(requestId, request.method));
+  network.on('Network.responseReceived', ({ requestId, type, response }) =>
+    responses.push([methods.get(requestId), type, response.mimeType, response.url]),
+  );
+  await network.send('Network.enable');
   tab.on('pageerror', (error) => console.error(String(error)));
   tab.on('console', (message) => message.type() === 'error' && console.error(message.text()));
   return tabs.push(tab) - 1;
@@ -56,7 +65,7 @@ const commands = {
   async open({ url, init }) {
     const tab = await context.newPage();
     if (init) await tab.addInitScript(init);
-    const number = watch(tab);
+    const number = await watch(tab);
     await tab.goto(url);
     return number;
   },
@@ -71,7 +80,8 @@ const commands = {
   },
   offline: ({ on }) => context.setOffline(on),
   close: ({ tab }) => tabs[tab].close(),
-  requests: () => requests,
+  goto: async ({ tab, url }) => void (await tabs[tab].goto(url)),
+  responses: () => responses,
   async shoot({ tab, path, width, height, dark }) {
     await tabs[tab].setViewportSize({ width, height });
     await tabs[tab].emulateMedia({ colorScheme: dark ? 'dark' : 'light' });

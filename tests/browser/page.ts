@@ -92,7 +92,20 @@ const lab = {
   capabilities: () => client.getServerCapabilities() ?? null,
   pending: () => transport.pending().map((call) => (recovered(call), keyOf(call.params))),
   positions: () => transport.positions,
+  url: query.get('url'),
   cancel: (key: string) => calls.get(key)?.cancel('enough'),
+  /** Take all the room that is left in storage. */
+  fill(): void {
+    let filling = '';
+    for (let size = 4 << 20; size >= 1; size >>= 1) {
+      try {
+        sessionStorage.setItem('filling', filling + 'x'.repeat(size));
+        filling += 'x'.repeat(size);
+      } catch {
+        // It did not fit; less may.
+      }
+    }
+  },
   call(name: string, args: Record<string, unknown>): void {
     const key = args['key'] as string;
     const onprogress = ({ progress }: { progress: number }) => show('progress', key, progress);
@@ -116,7 +129,7 @@ Object.assign(globalThis, { lab });
 if (query.get('answer') !== 'none') {
   const handle = async (request: { params: { message: string } }) => {
     show('asked', request.params.message);
-    return query.get('answer') === 'wait'
+    return query.get('answer') === 'wait' && !localStorage.getItem('answer')
       ? new Promise<never>(() => {})
       : { action: 'accept' as const, content: { answer: 'forty-two' } };
   };

@@ -72,9 +72,9 @@ class Browser:
     async def offline(self, on: bool) -> None:
         await self.do("offline", on=on)
 
-    async def requests(self) -> list[list[str]]:
-        """Method, the type that the network tab shows, and address of every request so far."""
-        found: list[list[str]] = await self.do("requests")
+    async def responses(self) -> list[list[str]]:
+        """Of every response so far: method, the type that the network tab shows, the answer's type, and address."""
+        found: list[list[str]] = await self.do("responses")
         return found
 
 

@@ -10,8 +10,8 @@ import { Decoder, type ServerEvent } from './sse.js';
 export interface Exchange {
   /** GET; gives `undefined` where the status settles the matter and there is nothing to read (any more). */
   open(line: Line): Promise<Response | undefined>;
-  /** Events have come. Whatever they change must be stored before this returns. */
-  deliver(line: Line, events: ServerEvent[]): void;
+  /** Events have come. What each of them changes is stored in the turn in which it is handed on. */
+  deliver(line: Line, events: ServerEvent[]): Promise<void>;
   /** Whether a line is in trouble. */
   trouble(line: Line, cause?: unknown): void;
   /** Wait, or less if there is reason to hope. */
@@ -54,6 +54,7 @@ export class Line {
       try {
         if (response) this.exchange.slots.add(this);
         else await this.exchange.slots.enter(this);
+        this.heard = Date.now();
         response ??= this.over ? undefined : await this.exchange.open(this);
         if (!response) break;
         this.exchange.trouble(this, undefined);
@@ -79,7 +80,6 @@ export class Line {
 
   async #read(response: Response): Promise<void> {
     this.#decoder.reset();
-    this.heard = Date.now();
     const body = response.body?.getReader();
     // A body that is aborted need not say so in every engine.
     this.signal.addEventListener('abort', () => void body?.cancel().catch(() => {}));
@@ -88,7 +88,7 @@ export class Line {
       if (done || this.signal.aborted) return;
       this.heard = Date.now();
       const events = this.#decoder.feed(value);
-      if (events.length) this.exchange.deliver(this, events);
+      if (events.length) await this.exchange.deliver(this, events);
     }
     void body?.cancel().catch(() => {});
   }

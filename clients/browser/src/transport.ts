@@ -12,7 +12,7 @@ import { type Notification, RecoveredCall } from './calls.js';
 import { OutcomeUnknown, Refused, SessionLost, Unauthorized } from './errors.js';
 import { ComeBack, type Exchange, Line, Slots } from './lines.js';
 import { type Release, take } from './lock.js';
-import type { ServerEvent } from './sse.js';
+import { Decoder, type ServerEvent } from './sse.js';
 import { Keeper, type KeptCall, type KeyValue, type State } from './state.js';
 import { type Id, Ids, isKept, isRepeatable, isRequest, isResponse, type Message, tokenOf, withToken } from './wire.js';
 import { wait } from './backoff.js';
@@ -248,19 +248,13 @@ export class PerdureTransport {
 
   /** An answer has begun. */
   #take(response: Response, id: string, running: Running): void {
-    const type = response.headers.get('content-type') ?? '';
     const line = this.#line(id);
     running.line = line;
-    if (type.startsWith('text/event-stream')) void line.run(response);
-    else
-      void response.json().then(
-        (body: Message | Message[]) => {
-          for (const m of [body].flat()) this.#route(m, line);
-          this.#save();
-        },
-        (error) => this.#settle(id, new OutcomeUnknown(running.kept.method, running.kept.params, String(error))),
-      );
-    if (!type.startsWith('text/event-stream')) this.#lines.delete(line);
+    if (isEventStream(response)) return void line.run(response);
+    void firstAnswer(response)
+      .then((m) => this.#route(m, line))
+      .catch((error) => this.#settle(id, new OutcomeUnknown(running.kept.method, running.kept.params, String(error))))
+      .then(() => this.#save());
   }
 
   /** POST until there is an answer that counts. Only what may be sent twice is, unless the server has not taken it. */
@@ -312,7 +306,7 @@ export class PerdureTransport {
       this.onmessage?.({ jsonrpc: '2.0', id: m.id, result: handshake.result });
       return;
     }
-    if (this.#recovered.size && session !== undefined) this.#abandon();
+    if (this.#recovered.size && session !== undefined) this.#abandon(session);
     const reconnect = this.#state.session;
     this.#state.asks = {}; // they are asked again
     await this.#call(m as Message & { id: Id; method: string }, options, reconnect);
@@ -322,10 +316,7 @@ export class PerdureTransport {
   #opened(response: Response, m: Message): void {
     const session = response.headers.get('mcp-session-id') ?? undefined;
     const before = this.#state.session;
-    if (before !== undefined && before !== session) {
-      this.#keeper.clear();
-      this.#options.onlost?.(before);
-    }
+    if (before !== undefined && before !== session) this.#abandon(before);
     if (session !== undefined) this.#state.session = session;
     this.#state.handshake = { params: m.params, result: undefined };
   }
@@ -421,8 +412,7 @@ export class PerdureTransport {
     const params = this.#state.handshake?.params;
     this.#ready = false;
     this.#setStatus();
-    this.#abandon();
-    this.#options.onlost?.(session);
+    this.#abandon(session);
     for (const line of this.#lines) line.end();
     const m: Message = { jsonrpc: '2.0', id: this.#ids.wire('renew'), method: 'initialize', ...withParams(params) };
     try {
@@ -443,10 +433,10 @@ export class PerdureTransport {
   }
 
   /** Nobody will ever know what became of the calls that run. */
-  #abandon(): void {
+  #abandon(session: string): void {
     const running = [...this.#running];
     this.#keeper.clear();
-    this.#save();
+    this.#guard(() => this.#options.onlost?.(session));
     for (const [id, { kept, recovered }] of running) {
       if (kept.method === 'initialize') continue;
       this.#settle(id, new SessionLost(kept.method, kept.params, 'the session is gone'));
@@ -464,18 +454,22 @@ export class PerdureTransport {
 
   // What comes in
 
-  #deliver(line: Line, events: ServerEvent[]): void {
-    if (this.#leaving) return; // the next page will read it
-    try {
-      for (const { id, data } of events) {
-        if (line.over) return;
-        if (id) this.#moved(line, id);
-        if (data) this.#route(JSON.parse(data) as Message, line);
-        this.#trace('event', line);
+  async #deliver(line: Line, events: ServerEvent[]): Promise<void> {
+    const messages = events.map(({ id, data }) => [id, data ? (JSON.parse(data) as Message) : undefined] as const);
+    let told = false;
+    for (const [id, m] of messages) {
+      if (m && isResponse(m) && told) {
+        // The SDK's client hands notifications on a moment later, and drops those that its answer overtakes.
+        this.#save();
+        await nextTurn();
       }
-    } finally {
-      this.#save();
+      if (line.over || this.#leaving) return; // the next page will read it
+      if (id) this.#moved(line, id);
+      if (m) this.#route(m, line);
+      told ||= m !== undefined;
+      this.#trace('event', line);
     }
+    this.#save();
   }
 
   #moved(line: Line, position: string): void {
@@ -648,7 +642,8 @@ export class PerdureTransport {
       this.#cutSilent(0);
       this.#wake();
     });
-    this.#tick = setInterval(() => this.#cutSilent(this.#options.silence ?? SILENCE), TICK);
+    const silence = this.#options.silence ?? SILENCE;
+    this.#tick = setInterval(() => this.#cutSilent(silence), Math.min(TICK, silence / 3));
     if (globalThis.navigator?.onLine === false) this.#trouble('offline', new Error('offline'));
   }
 
@@ -777,11 +772,25 @@ function agree(one: unknown, other: unknown): boolean {
 }
 
 async function firstAnswer(response: Response): Promise<Message> {
-  const text = await response.text();
-  const type = response.headers.get('content-type') ?? '';
-  if (!type.startsWith('text/event-stream')) return JSON.parse(text) as Message;
-  const data = [...text.matchAll(/^data: ?(.+)$/gm)].map(([, json]) => JSON.parse(json as string) as Message);
-  return data.find(isResponse) ?? { jsonrpc: '2.0' };
+  const bytes = new Uint8Array(await response.arrayBuffer());
+  if (!isEventStream(response)) return JSON.parse(new TextDecoder().decode(bytes)) as Message;
+  const messages = new Decoder().feed(bytes).flatMap(({ data }) => (data ? [JSON.parse(data) as Message] : []));
+  return messages.find(isResponse) ?? { jsonrpc: '2.0' };
+}
+
+const isEventStream = (response: Response): boolean =>
+  response.headers.get('content-type')?.startsWith('text/event-stream') ?? false;
+
+/** Timers are slowed down in pages that nobody sees; messages are not. */
+function nextTurn(): Promise<void> {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(0);
+  });
 }
 
 /** Looking at it throws where it is forbidden. */
