@@ -54,6 +54,8 @@ export class Line {
       try {
         if (response) this.exchange.slots.add(this);
         else await this.exchange.slots.enter(this);
+        // Not before: whoever cuts a line that waits means the connection before.
+        this.#abort = new AbortController();
         this.heard = Date.now();
         response ??= this.over ? undefined : await this.exchange.open(this);
         if (!response) break;
@@ -66,7 +68,6 @@ export class Line {
         this.exchange.slots.leave(this);
       }
       if (this.over) break;
-      this.#abort = new AbortController();
       if (this.#parked) {
         this.#parked = false;
         continue;
