@@ -17,7 +17,7 @@ help: ## List these targets
 setup: .venv/ready ## Make the environment in .venv (demo and test do it by themselves)
 
 demo: .venv/ready ## Watch a call survive a cut connection, then try it (PORT=8000)
-	@.venv/bin/python examples/demo.py --port $(PORT)
+	@.venv/bin/python -m examples.demo --port $(PORT)
 
 test: lint ## Check style and types, run all tests
 	@scripts/test
