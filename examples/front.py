@@ -48,6 +48,9 @@ class Front:
         self._listener = listen("127.0.0.1", port)
         self.port: int = self._listener.getsockname()[1]
         self._cuts: set[asyncio.Event] = set()
+        # A connection that is kept may lead to a server that was killed.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx2.AsyncClient(timeout=None, trust_env=False, verify=False, limits=limits)
         routes = [
             Route("/", lambda _: self._file(PAGE / "index.html")),
             Route("/page.css", lambda _: self._file(PAGE / "page.css")),
@@ -127,24 +130,23 @@ class Front:
 
     async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
         headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
-        async with httpx2.AsyncClient(timeout=None, trust_env=False) as http:
-            try:
-                request = http.build_request(scope["method"], self._upstream(), headers=headers, content=body)
-                answer = await http.send(request, stream=True)
-            except httpx2.ConnectError:
-                return await _say(send, 503, b"the server is away", (b"retry-after", b"1"))
-            except httpx2.TransportError:
-                return await _say(send, 502, b"the server went away")
-            try:
-                kept = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP]
-                await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
-                async for chunk in answer.aiter_raw():
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-            except httpx2.TransportError:
-                raise Broken from None
-            finally:
-                await answer.aclose()
+        try:
+            request = self._http.build_request(scope["method"], self._upstream(), headers=headers, content=body)
+            answer = await self._http.send(request, stream=True)
+        except httpx2.ConnectError:
+            return await _say(send, 503, b"the server is away", (b"retry-after", b"1"))
+        except httpx2.TransportError:
+            return await _say(send, 502, b"the server went away")
+        try:
+            kept = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP]
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            async for chunk in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except httpx2.TransportError:
+            raise Broken from None
+        finally:
+            await answer.aclose()
 
 
 def _ours(request: Request) -> bool:

@@ -126,8 +126,11 @@ export class Card {
 
   /** An event has come, and this is its position. */
   at(position: string, missed: boolean): void {
+    if (position.includes('~')) return this.#change({ position }); // a place to come back to, and no message
+    sums.add('events');
     this.#change({ position, missed: this.state.missed + Number(missed) });
-    note(missed ? 'missed' : 'event', `call ${this.key}: ${missed ? 'was waiting in the log' : 'an event'}`, position);
+    const number = Number(position.split('.').at(-1));
+    note('event', `call ${this.key}: event ${number}${missed ? ', which was waiting in the log' : ''}`, position);
   }
 
   recovered(): void {

@@ -61,15 +61,14 @@ const opened = new Map<Card | undefined, number>();
 function trace({ what, call, position, cause }: Trace): void {
   const card = call && cards.get(keyOf(call.params));
   const whose = card ? `call ${card.key}` : 'the standalone stream';
+  if (what === 'open' || what === 'turn') opened.set(card, performance.now());
   if (what === 'open') {
-    opened.set(card, performance.now());
     if (position) sums.add('reconnects');
     note('good', `${position ? 'back on' : 'listening to'} ${whose}`, position);
   } else if (what === 'broken') note('loss', `${whose} lost its connection`, String(cause));
-  else if (what === 'event' && card) {
-    sums.add('events');
+  else if (what === 'event' && card && position) {
     const missed = performance.now() - (opened.get(card) ?? Number.NEGATIVE_INFINITY) < AT_ONCE;
-    card.at(position ?? '', missed);
+    card.at(position, missed);
   }
 }
 

@@ -191,7 +191,9 @@ async def test_a_session_that_went_while_the_page_was_away(browser: Browser, ser
     assert await tab.record("lost") == [["lost"]]
 
 
-FORBIDDEN = "Object.defineProperty(globalThis, 'sessionStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
+FORBIDDEN = (
+    "Object.defineProperty(globalThis, 'sessionStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
+)
 FULL = """
 const set = Storage.prototype.setItem;
 Storage.prototype.setItem = function (key, value) {

@@ -123,9 +123,7 @@ class Tab:
     async def saw(self, *what: Any) -> None:
         """Wait until the page has shown a line that begins so."""
         shown = json.dumps(list(what))
-        await self.until(
-            f"globalThis.lab?.record().some((line) => {shown}.every((word, i) => word === line[i]))"
-        )
+        await self.until(f"globalThis.lab?.record().some((line) => {shown}.every((word, i) => word === line[i]))")
 
     async def progress(self, key: str) -> list[int]:
         return [line[2] for line in await self.record("progress") if line[1] == key]

@@ -22,7 +22,7 @@ export interface Exchange {
 /** An answer that says when to come back. */
 export class ComeBack extends Error {
   constructor(readonly after: number | undefined) {
-    super('not now');
+    super('the server is away');
   }
 }
 
@@ -33,8 +33,9 @@ export class Line {
   /** When the last byte came. */
   heard = Date.now();
   readonly #decoder = new Decoder();
+  /** It has let go of its connection only to make room. */
+  parked = false;
   #abort = new AbortController();
-  #parked = false;
 
   constructor(
     private readonly exchange: Exchange,
@@ -58,6 +59,7 @@ export class Line {
         this.#abort = new AbortController();
         this.heard = Date.now();
         response ??= this.over ? undefined : await this.exchange.open(this);
+        this.parked = false;
         if (!response) break;
         this.exchange.trouble(this, undefined);
         await this.#read(response);
@@ -68,10 +70,7 @@ export class Line {
         this.exchange.slots.leave(this);
       }
       if (this.over) break;
-      if (this.#parked) {
-        this.#parked = false;
-        continue;
-      }
+      if (this.parked) continue;
       if (this.position !== before) attempt = 0;
       if (error) this.exchange.trouble(this, error);
       await this.exchange.pause((error as ComeBack | undefined)?.after ?? wait(attempt++, this.#decoder.retry));
@@ -96,7 +95,7 @@ export class Line {
 
   /** Let go of the connection; it comes back when there is room. */
   park(): void {
-    this.#parked = true;
+    this.parked = true;
     this.#abort.abort();
   }
 

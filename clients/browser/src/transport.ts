@@ -29,7 +29,8 @@ export interface Gap {
 
 /** What a page may want to show or to log. */
 export interface Trace {
-  readonly what: 'event' | 'open' | 'broken' | 'parked';
+  /** `turn`: it has a connection again, which it had let go of to make room for others. */
+  readonly what: 'event' | 'open' | 'turn' | 'broken';
   /** The call's method and params, or nothing for the standalone stream. */
   readonly call?: { readonly method: string; readonly params: unknown };
   readonly position?: string;
@@ -465,9 +466,9 @@ export class PerdureTransport {
       }
       if (line.over || this.#leaving) return; // the next page will read it
       if (id) this.#moved(line, id);
+      this.#trace('event', line);
       if (m) this.#route(m, line);
       told ||= m !== undefined;
-      this.#trace('event', line);
     }
     this.#save();
   }
@@ -559,7 +560,7 @@ export class PerdureTransport {
     const { session } = this.#state;
     const response = await this.#fetch('GET', { position: line.position, signal: line.signal });
     if (response.ok) {
-      this.#trace('open', line);
+      this.#trace(line.parked ? 'turn' : 'open', line);
       return response;
     }
     const { status } = response;
