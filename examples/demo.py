@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-
 from examples.front import Front
+
 from perdure._core.sse import Decoder, ServerSentEvent
 from perdure.errors import Misuse
 

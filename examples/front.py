@@ -60,8 +60,9 @@ class Front:
         ]
         self._own = Starlette(routes=routes)
         # It would tell of each connection that breaks, and they are meant to.
-        quiet = {"log_config": None, "log_level": "critical"}
-        config = uvicorn.Config(self._serve, interface="asgi3", ws="none", lifespan="off", **quiet)
+        config = uvicorn.Config(
+            self._serve, interface="asgi3", ws="none", lifespan="off", log_config=None, log_level="critical"
+        )
         config.load()  # here, because an interrupted import in this thread would hold up the other one
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)

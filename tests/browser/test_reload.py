@@ -108,8 +108,8 @@ async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, ga
     for number in range(RELOADS):
         await tab.reload()
         if number % 5 == 0:  # the others come in the middle of the beginning
-            seen = len(await tab.progress("a"))
-            await tab.until(f"globalThis.lab?.record().filter(([what]) => what === 'progress').length > {seen}")
+            before = len(await tab.progress("a"))
+            await tab.until(f"globalThis.lab?.record().filter(([what]) => what === 'progress').length > {before}")
     await tab.saw("recovered", "a")
     await tab.eval("lab.cancel('a')")
     await tab.saw("error", "a")

@@ -1,0 +1,18 @@
+// The unit tests under node's own runner.
+import { spawnSync } from 'node:child_process';
+import { readdirSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { build } from 'esbuild';
+
+process.chdir(fileURLToPath(new URL('.', import.meta.url)));
+const tests = readdirSync('test').filter((name) => name.endsWith('.test.ts'));
+await build({
+  entryPoints: tests.map((name) => `test/${name}`),
+  outdir: 'build/test',
+  bundle: true,
+  format: 'esm',
+  platform: 'node',
+  logLevel: 'warning',
+});
+const files = tests.map((name) => `build/test/${name.replace(/ts$/, 'js')}`);
+process.exit(spawnSync(process.execPath, ['--test', ...files], { stdio: 'inherit' }).status ?? 1);
