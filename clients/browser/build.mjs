@@ -6,11 +6,27 @@ import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 
 /** What the package may weigh on the wire. */
-const MOST = 6 * 1024;
+const MOST = 7 * 1024;
 
-process.chdir(fileURLToPath(new URL('.', import.meta.url)));
-const common = { bundle: true, format: 'esm', target: 'es2022', minify: true, legalComments: 'none', logLevel: 'warning' };
-await build({ ...common, entryPoints: ['src/index.ts'], outfile: 'dist/perdure.js', sourcemap: true });
+const here = fileURLToPath(new URL('.', import.meta.url));
+process.chdir(here);
+const common = {
+  absWorkingDir: here,
+  bundle: true,
+  format: 'esm',
+  target: 'es2022',
+  minify: true,
+  legalComments: 'none',
+  logLevel: 'warning',
+};
+await build({
+  ...common,
+  entryPoints: { perdure: 'src/index.ts' },
+  outdir: 'dist',
+  splitting: true,
+  chunkNames: '[name]',
+  sourcemap: true,
+});
 await build({
   ...common,
   entryPoints: ['../../examples/page/page.ts'],

@@ -4,9 +4,11 @@ import { readdirSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
-process.chdir(fileURLToPath(new URL('.', import.meta.url)));
+const here = fileURLToPath(new URL('.', import.meta.url));
+process.chdir(here);
 const tests = readdirSync('test').filter((name) => name.endsWith('.test.ts'));
 await build({
+  absWorkingDir: here,
   entryPoints: tests.map((name) => `test/${name}`),
   outdir: 'build/test',
   bundle: true,

@@ -72,7 +72,8 @@ const commands = {
   eval: ({ tab, code }) => tabs[tab].evaluate(code),
   // Not before the page's script has run: it is what a test talks to.
   reload: async ({ tab }) => void (await tabs[tab].reload({ waitUntil: 'load' })),
-  until: async ({ tab, code }) => void (await tabs[tab].waitForFunction(code, null, { polling: 20 })),
+  until: async ({ tab, code, timeout }) =>
+    void (await tabs[tab].waitForFunction(code, null, { polling: 20, timeout })),
   async duplicate({ tab }) {
     const [copy] = await Promise.all([context.waitForEvent('page'), tabs[tab].evaluate('void window.open(location.href)')]);
     await copy.waitForLoadState();

@@ -61,7 +61,7 @@ export class Line {
         response ??= this.over ? undefined : await this.exchange.open(this);
         this.parked = false;
         if (!response) break;
-        this.exchange.trouble(this, undefined);
+        this.exchange.trouble(this);
         await this.#read(response);
       } catch (caught) {
         error = caught;
@@ -75,7 +75,7 @@ export class Line {
       if (error) this.exchange.trouble(this, error);
       await this.exchange.pause((error as ComeBack | undefined)?.after ?? wait(attempt++, this.#decoder.retry));
     }
-    this.exchange.trouble(this, undefined);
+    this.exchange.trouble(this);
   }
 
   async #read(response: Response): Promise<void> {

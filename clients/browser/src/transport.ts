@@ -8,61 +8,17 @@
  * another stream.
  */
 
+import { wait } from './backoff.js';
 import { type Notification, RecoveredCall } from './calls.js';
 import { OutcomeUnknown, Refused, SessionLost, Unauthorized } from './errors.js';
+import { answerIn, isEventStream, isNotNow, request, retryAfter, type Sending, textOf } from './http.js';
 import { ComeBack, type Exchange, Line, Slots } from './lines.js';
 import { type Release, take } from './lock.js';
-import { Decoder, type ServerEvent } from './sse.js';
+import type { Asked, Options, SendOptions, Status, Trace } from './options.js';
+import { isOffline, Page } from './page.js';
+import type { ServerEvent } from './sse.js';
 import { Keeper, type KeptCall, type KeyValue, type State } from './state.js';
 import { type Id, Ids, isKept, isRepeatable, isRequest, isResponse, type Message, tokenOf, withToken } from './wire.js';
-import { wait } from './backoff.js';
-
-export type Status = 'connecting' | 'connected' | 'reconnecting' | 'disconnected';
-
-export interface Gap {
-  /** The call that events are missing of; none for the standalone stream. */
-  readonly call?: { readonly method: string; readonly params: unknown };
-  readonly from: number;
-  readonly to: number;
-  readonly reason: string;
-}
-
-/** What a page may want to show or to log. */
-export interface Trace {
-  /** `turn`: it has a connection again, which it had let go of to make room for others. */
-  readonly what: 'event' | 'open' | 'turn' | 'broken';
-  /** The call's method and params, or nothing for the standalone stream. */
-  readonly call?: { readonly method: string; readonly params: unknown };
-  readonly position?: string;
-  readonly cause?: unknown;
-}
-
-export interface Options {
-  /** Where the state is kept: `sessionStorage` unless told otherwise; `null` keeps nothing. */
-  storage?: KeyValue | null;
-  /** The name of the state in storage; needed where one page has several transports to one URL. */
-  key?: string;
-  /** A bearer token, asked for before each request. `renew` is true after the server has refused the last one. */
-  token?: (ask: { renew: boolean }) => string | undefined | Promise<string | undefined>;
-  headers?: Record<string, string>;
-  /** Streams that are read at the same time; the others take turns. More than 4 is for servers behind HTTP/2. */
-  streams?: number;
-  /** Milliseconds without a byte, keep-alives included, after which a connection counts as dead. */
-  silence?: number;
-  onstatus?: (status: Status) => void;
-  /** The call was running when the page before this one went. Set its `onnotification` here. */
-  onrecovered?: (call: RecoveredCall) => void;
-  /** The server says that events are gone. */
-  ongap?: (gap: Gap) => void;
-  /** The server no longer knows the session; a new one follows, and running calls end with `SessionLost`. */
-  onlost?: (session: string) => void;
-  ontrace?: (trace: Trace) => void;
-}
-
-export interface SendOptions {
-  headers?: unknown;
-  onresumptiontoken?: ((token: string) => void) | undefined;
-}
 
 /** A request of this page or of one before it. */
 interface Running {
@@ -74,6 +30,7 @@ interface Running {
 
 /** Attempts for what may be sent twice; together with the waits between them about a minute. */
 const ATTEMPTS = 7;
+const FOR_EVER = Infinity;
 const TICK = 5000;
 /** Keep-alives come every 30 s unless the server is told otherwise. */
 const SILENCE = 45_000;
@@ -81,8 +38,6 @@ const SILENCE = 45_000;
 const STREAMS = 4;
 
 const inUse = new Set<string>();
-
-const never = new Promise<never>(() => {});
 
 export class PerdureTransport {
   onclose?: (() => void) | undefined;
@@ -93,6 +48,11 @@ export class PerdureTransport {
   readonly #url: string;
   readonly #options: Options;
   readonly #exchange: Exchange;
+  readonly #silence: number;
+  readonly #page = new Page(
+    (dead) => this.#cutSilent(dead ? 0 : undefined),
+    (is) => this.#trouble(this, is ? new Error('offline') : undefined),
+  );
   #keeper: Keeper;
   #ids = new Ids(0);
   #running = new Map<string, Running>();
@@ -103,22 +63,20 @@ export class PerdureTransport {
   #ready = false;
   #resumed = false;
   #closed = false;
-  #leaving = false;
   #renewing: Promise<void> | undefined;
   #release: Release | undefined;
-  #wakers = new Set<() => void>();
-  #listeners = new AbortController();
   #tick: ReturnType<typeof setInterval> | undefined;
 
   constructor(url: string | URL, options: Options = {}) {
     this.#url = String(new URL(url, globalThis.location?.href));
     this.#options = options;
     this.#keeper = this.#keep(options.storage === undefined ? perTab() : (options.storage ?? undefined));
+    this.#silence = options.silence ?? SILENCE;
     this.#exchange = {
       open: (line) => this.#open(line),
       deliver: (line, events) => this.#deliver(line, events),
       trouble: (line, cause) => this.#trouble(line, cause),
-      pause: (ms) => this.#pause(ms),
+      pause: (ms) => this.#page.pause(ms),
       slots: new Slots(options.streams ?? STREAMS),
     };
   }
@@ -133,14 +91,9 @@ export class PerdureTransport {
   }
 
   /** Positions as they are stored: of the standalone stream, and of the calls that run. */
-  get positions(): { standalone?: string; calls: { method: string; params: unknown; position?: string }[] } {
+  get positions(): { standalone: string | undefined; calls: readonly KeptCall[] } {
     const { standalone, calls } = this.#state;
-    const list = Object.values(calls).map(({ method, params, position }) => ({
-      method,
-      params,
-      ...(position !== undefined && { position }),
-    }));
-    return { ...(standalone !== undefined && { standalone }), calls: list };
+    return { standalone, calls: Object.values(calls) };
   }
 
   /** The calls of pages before this one. They are read from the next turn on: set `onnotification` at once. */
@@ -161,7 +114,7 @@ export class PerdureTransport {
     const { key } = this.#keeper;
     if (inUse.has(key)) throw new Error(`this page has a transport with the key ${key} already; give each its own`);
     inUse.add(key);
-    this.#setStatus();
+    this.#trouble(this, isOffline() ? new Error('offline') : undefined);
     const found = await this.#claim(this.#keeper.load());
     if (this.#closed) return;
     if (found) this.#keeper.state = found;
@@ -169,7 +122,7 @@ export class PerdureTransport {
     this.#ids = new Ids(this.#state.life);
     this.#recover();
     this.#save();
-    this.#listen();
+    this.#tick = setInterval(() => this.#cutSilent(), Math.min(TICK, this.#silence / 3));
   }
 
   /** The state that was found, if no other page has it; a duplicated tab begins with one of its own. */
@@ -187,10 +140,9 @@ export class PerdureTransport {
   async close(): Promise<void> {
     if (this.#closed) return;
     this.#closed = true;
-    this.#listeners.abort();
     clearInterval(this.#tick);
     for (const line of this.#lines) line.end();
-    this.#wake();
+    this.#page.end();
     this.#release?.();
     inUse.delete(this.#keeper.key);
     this.#setStatus();
@@ -216,9 +168,8 @@ export class PerdureTransport {
   }
 
   /** A notification, or a response to one of the server's requests. Hearing it twice does no harm there. */
-  async #say(m: Message, options: SendOptions = {}): Promise<void> {
-    const response = await this.#post(this.#ids.out(m), options, true);
-    await response.body?.cancel();
+  async #say(m: Message, { headers }: SendOptions = {}): Promise<void> {
+    await textOf(await this.#post(this.#ids.out(m), { headers }, ATTEMPTS));
     if (isResponse(m)) {
       delete this.#state.asks[m.id];
       this.#save();
@@ -237,7 +188,8 @@ export class PerdureTransport {
       this.#save();
     }
     try {
-      const response = await this.#post(wire, options, isRepeatable(m.method), reconnect);
+      const attempts = isRepeatable(m.method) ? ATTEMPTS : 0;
+      const response = await this.#post(wire, { headers: options.headers, reconnect }, attempts);
       if (m.method === 'initialize') this.#opened(response, m);
       this.#take(response, id, running);
     } catch (error) {
@@ -252,48 +204,47 @@ export class PerdureTransport {
     const line = this.#line(id);
     running.line = line;
     if (isEventStream(response)) return void line.run(response);
-    void firstAnswer(response)
+    void answerIn(response)
       .then((m) => this.#route(m, line))
       .catch((error) => this.#settle(id, new OutcomeUnknown(running.kept.method, running.kept.params, String(error))))
       .then(() => this.#save());
   }
 
-  /** POST until there is an answer that counts. Only what may be sent twice is, unless the server has not taken it. */
-  async #post(m: Message, options: SendOptions, repeatable: boolean, reconnect?: string): Promise<Response> {
+  /**
+   * POST until there is an answer that counts. Only what may be sent twice gets attempts, unless the server has not
+   * taken it; who has no end of them looks at a 404 alone.
+   */
+  async #post(m: Message, sending: Sending, attempts: number): Promise<Response> {
     for (let attempt = 0; ; attempt++) {
-      await this.#online();
-      const session = this.#state.session;
-      let response: Response;
+      await this.#page.online();
+      const { session } = this.#state;
+      let after: number | undefined;
       try {
-        response = await this.#fetch('POST', { body: m, options, reconnect });
-        this.#trouble(m, undefined);
-      } catch (error) {
-        if (error instanceof Unauthorized) throw error;
-        if (!repeatable || attempt >= ATTEMPTS)
-          throw m.method ? new OutcomeUnknown(m.method, m.params, 'the connection was lost') : error;
-        this.#trouble(m, error);
-        await this.#pause(wait(attempt, undefined));
-        continue;
-      }
-      if (response.ok) return response;
-      if (response.status === 404 && session !== undefined && m.method !== 'initialize') {
-        // It was refused, so it has not run, and may be sent to the next session.
-        const running = isRequest(m) ? this.#running.get(m.id as string) : undefined;
-        if (running) this.#running.delete(m.id as string);
-        await this.#lost(session);
-        if (running) {
-          this.#running.set(m.id as string, running);
-          if (isKept(running.kept.method)) this.#state.calls[m.id as string] = running.kept;
+        const response = await this.#fetch('POST', { ...sending, body: m });
+        const { ok, status } = response;
+        if (ok || (status === 404 && attempts === FOR_EVER)) {
+          this.#trouble(m);
+          return response;
         }
-        if (attempt === 0) continue;
+        if (status === 404 && session && m.method !== 'initialize' && attempt === 0) {
+          // It was refused, so it has not run, and may be sent to the next session.
+          await this.#lost(session);
+          continue;
+        }
+        const refused = new Refused(status, await textOf(response));
+        if (!isNotNow(response) && (status < 500 || attempt >= attempts)) throw refused;
+        if (attempt >= Math.max(attempts, ATTEMPTS)) throw refused;
+        after = retryAfter(response);
+        this.#trouble(m, refused);
+      } catch (error) {
+        if (error instanceof Refused || attempt >= attempts || this.#closed) {
+          this.#trouble(m);
+          if (error instanceof Refused || !m.method) throw error;
+          throw new OutcomeUnknown(m.method, m.params, 'the connection was lost');
+        }
+        this.#trouble(m, error);
       }
-      if (isNotNow(response) && attempt < ATTEMPTS) {
-        this.#trouble(m, new Refused(response.status, ''));
-        await this.#pause(retryAfter(response) ?? wait(attempt, undefined));
-        continue;
-      }
-      this.#trouble(m, undefined);
-      throw new Refused(response.status, await response.text().catch(() => ''));
+      await this.#page.pause(after ?? wait(attempt, undefined));
     }
   }
 
@@ -325,20 +276,9 @@ export class PerdureTransport {
   /** Whether the server still knows the session. It waits for a server that is away. */
   async #alive(): Promise<boolean> {
     const ping: Message = { jsonrpc: '2.0', id: this.#ids.wire('ping'), method: 'ping' };
-    for (let attempt = 0; ; attempt++) {
-      try {
-        const response = await this.#fetch('POST', { body: ping });
-        if (response.status === 404) return false;
-        if (!response.ok) throw new Refused(response.status, '');
-        await response.text();
-        this.#trouble(ping, undefined);
-        return true;
-      } catch (error) {
-        if (error instanceof Unauthorized || this.#closed) throw error;
-        this.#trouble(ping, error);
-        await this.#pause(wait(attempt, undefined));
-      }
-    }
+    const response = await this.#post(ping, {}, FOR_EVER);
+    await textOf(response);
+    return response.ok;
   }
 
   async #initialized(m: Message): Promise<void> {
@@ -397,8 +337,7 @@ export class PerdureTransport {
   async #cancel(id: string, reason?: string): Promise<void> {
     const params = { requestId: id, ...(reason !== undefined && { reason }) };
     const m: Message = { jsonrpc: '2.0', method: 'notifications/cancelled', params };
-    const response = await this.#post(m, {}, true);
-    await response.body?.cancel();
+    await textOf(await this.#post(m, {}, ATTEMPTS));
   }
 
   // When the session is gone
@@ -417,9 +356,9 @@ export class PerdureTransport {
     for (const line of this.#lines) line.end();
     const m: Message = { jsonrpc: '2.0', id: this.#ids.wire('renew'), method: 'initialize', ...withParams(params) };
     try {
-      const response = await this.#post(m, {}, true);
+      const response = await this.#post(m, {}, ATTEMPTS);
       this.#opened(response, m);
-      const answer = await firstAnswer(response);
+      const answer = await answerIn(response);
       if (!answer.result) throw new Refused(200, JSON.stringify(answer.error));
       this.#shaken(answer.result);
       await this.#say({ jsonrpc: '2.0', method: 'notifications/initialized' });
@@ -438,10 +377,9 @@ export class PerdureTransport {
     const running = [...this.#running];
     this.#keeper.clear();
     this.#guard(() => this.#options.onlost?.(session));
-    for (const [id, { kept, recovered }] of running) {
-      if (kept.method === 'initialize') continue;
-      this.#settle(id, new SessionLost(kept.method, kept.params, 'the session is gone'));
-      if (recovered && !this.#ready) this.#recovered.set(id, recovered);
+    for (const [id, { kept, recovered, line }] of running) {
+      if (recovered || line) this.#settle(id, new SessionLost(kept.method, kept.params, 'the session is gone'));
+      else if (isKept(kept.method)) this.#state.calls[id] = kept; // on its way, and not accepted there
     }
   }
 
@@ -464,7 +402,7 @@ export class PerdureTransport {
         this.#save();
         await nextTurn();
       }
-      if (line.over || this.#leaving) return; // the next page will read it
+      if (line.over || this.#page.leaving) return; // the next page will read it
       if (id) this.#moved(line, id);
       this.#trace('event', line);
       if (m) this.#route(m, line);
@@ -526,7 +464,7 @@ export class PerdureTransport {
     this.#guard(() => this.#options.ongap?.({ from, to, reason, ...(call && { call }) }));
   }
 
-  #shown(line: Line): { method: string; params: unknown } | undefined {
+  #shown(line: Line): Asked | undefined {
     const kept = line.call === undefined ? undefined : this.#running.get(line.call)?.kept;
     return kept && { method: kept.method, params: kept.params };
   }
@@ -556,7 +494,7 @@ export class PerdureTransport {
   }
 
   async #open(line: Line): Promise<Response | undefined> {
-    await this.#online();
+    await this.#page.online();
     const { session } = this.#state;
     const response = await this.#fetch('GET', { position: line.position, signal: line.signal });
     if (response.ok) {
@@ -569,7 +507,7 @@ export class PerdureTransport {
     if (status === 404 && session !== undefined) void this.#lost(session).catch(() => {});
     else if (line.call !== undefined) this.#unanswered(line.call, status);
     else if (status === 400 && line.position !== undefined) this.#anew();
-    else if (status !== 405) this.#report(new Refused(status, await response.text())); // 405: no such stream here
+    else if (status !== 405) this.#report(new Refused(status, await textOf(response))); // 405: no such stream here
     return undefined;
   }
 
@@ -586,104 +524,19 @@ export class PerdureTransport {
     this.#listenStandalone();
   }
 
-  // HTTP
-
-  async #fetch(method: string, with_: Sending = {}, renew = false): Promise<Response> {
-    const { body, options, reconnect, position, signal } = with_;
-    const token = await this.#options.token?.({ renew });
-    const { session, version } = this.#state;
-    const headers = new Headers(this.#options.headers);
-    for (const [name, value] of Object.entries((options?.headers as Record<string, string>) ?? {}))
-      headers.set(name, value);
-    headers.set('accept', method === 'POST' ? 'application/json, text/event-stream' : 'text/event-stream');
-    const set = (name: string, value: string | undefined) => value !== undefined && headers.set(name, value);
-    set('content-type', body && 'application/json');
-    const first = body?.method === 'initialize';
-    set('mcp-session-id', first ? undefined : session);
-    set('mcp-protocol-version', first ? undefined : version);
-    set('x-mcp-reconnect-session', reconnect);
-    set('last-event-id', position);
-    set('authorization', token && `Bearer ${token}`);
-    const init: RequestInit = { method, headers, cache: 'no-store' };
-    if (body) init.body = JSON.stringify(body);
-    if (signal) init.signal = signal;
-    const response = await this.#alivePage(fetch(this.#url, init));
-    if (response.status !== 401) return response;
-    if (this.#options.token && !renew) return this.#fetch(method, with_, true);
-    throw new Unauthorized(401, await response.text().catch(() => ''));
-  }
-
-  /** A page that goes loses its connections; what follows from that is not its affair any more. */
-  async #alivePage<T>(promise: Promise<T>): Promise<T> {
-    try {
-      return await promise;
-    } catch (error) {
-      if (this.#leaving) return never;
-      throw error;
-    }
-  }
-
-  // The page and its network
-
-  #listen(): void {
-    const { signal } = this.#listeners;
-    const on = (target: EventTarget | undefined, name: string, then: (event: Event) => void) =>
-      target?.addEventListener(name, then, { signal });
-    on(globalThis, 'offline', () => this.#trouble('offline', new Error('offline')));
-    on(globalThis, 'online', () => {
-      this.#trouble('offline', undefined);
-      this.#wake();
-      this.#cutSilent(0);
-    });
-    on(globalThis.document, 'visibilitychange', () => document.visibilityState === 'visible' && this.#look());
-    on(globalThis, 'pagehide', () => (this.#leaving = true));
-    on(globalThis, 'pageshow', (event) => {
-      if (!(event as PageTransitionEvent).persisted) return;
-      this.#leaving = false;
-      this.#cutSilent(0);
-      this.#wake();
-    });
-    const silence = this.#options.silence ?? SILENCE;
-    this.#tick = setInterval(() => this.#cutSilent(silence), Math.min(TICK, silence / 3));
-    if (globalThis.navigator?.onLine === false) this.#trouble('offline', new Error('offline'));
-  }
-
   /** After a sleep, connections are dead and nobody has said so. */
-  #look(): void {
-    this.#wake();
-    this.#cutSilent(this.#options.silence ?? SILENCE);
+  #cutSilent(ms = this.#silence): void {
+    for (const line of this.#lines) if (line.position && Date.now() - line.heard >= ms) line.cut();
   }
 
-  #cutSilent(ms: number): void {
-    for (const line of this.#lines)
-      if (line.position !== undefined && Date.now() - line.heard >= ms) line.cut();
-  }
-
-  async #online(): Promise<void> {
-    while (globalThis.navigator?.onLine === false && !this.#closed) await this.#pause(LONG);
-  }
-
-  #pause(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const done = () => {
-        clearTimeout(timer);
-        this.#wakers.delete(done);
-        resolve();
-      };
-      const timer = setTimeout(done, ms);
-      this.#wakers.add(done);
-      if (this.#closed) done();
-    });
-  }
-
-  #wake(): void {
-    for (const done of this.#wakers) done();
+  #fetch(method: string, sending?: Sending): Promise<Response> {
+    return this.#page.outlived(request(method, this.#url, this.#options, this.#state, sending));
   }
 
   // Telling
 
-  #trouble(who: unknown, cause: unknown): void {
-    if (this.#leaving) return;
+  #trouble(who: unknown, cause?: unknown): void {
+    if (this.#page.leaving) return;
     const line = who instanceof Line ? who : undefined;
     if (line?.over) this.#lines.delete(line);
     if (cause === undefined) this.#troubled.delete(who);
@@ -734,30 +587,12 @@ export class PerdureTransport {
   }
 
   #save(): void {
-    if (!this.#leaving) this.#keeper.save();
+    if (!this.#page.leaving) this.#keeper.save();
   }
 
   #keep(storage: KeyValue | undefined): Keeper {
     return new Keeper(storage, this.#options.key ?? `perdure:${this.#url}`, (error) => this.#report(error));
   }
-}
-
-interface Sending {
-  body?: Message | undefined;
-  options?: SendOptions | undefined;
-  reconnect?: string | undefined;
-  position?: string | undefined;
-  signal?: AbortSignal | undefined;
-}
-
-/** There is no event for everything that may bring a network back. */
-const LONG = 10_000;
-
-const isNotNow = ({ status }: Response): boolean => status === 503 || status === 429;
-
-function retryAfter(response: Response): number | undefined {
-  const seconds = Number(response.headers.get('retry-after') ?? Number.NaN);
-  return Number.isFinite(seconds) ? seconds * 1000 : undefined;
 }
 
 const withParams = (params: unknown): { params?: Record<string, unknown> } =>
@@ -771,16 +606,6 @@ function agree(one: unknown, other: unknown): boolean {
   };
   return seen(one) === seen(other);
 }
-
-async function firstAnswer(response: Response): Promise<Message> {
-  const bytes = new Uint8Array(await response.arrayBuffer());
-  if (!isEventStream(response)) return JSON.parse(new TextDecoder().decode(bytes)) as Message;
-  const messages = new Decoder().feed(bytes).flatMap(({ data }) => (data ? [JSON.parse(data) as Message] : []));
-  return messages.find(isResponse) ?? { jsonrpc: '2.0' };
-}
-
-const isEventStream = (response: Response): boolean =>
-  response.headers.get('content-type')?.startsWith('text/event-stream') ?? false;
 
 /** Timers are slowed down in pages that nobody sees; messages are not. */
 function nextTurn(): Promise<void> {
