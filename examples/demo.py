@@ -312,7 +312,7 @@ class Bakery:
             self._process.communicate()
 
 
-def run(port: int, *, once: bool, folder: str) -> int:
+def run(port: int, *, once: bool, scenes: bool, folder: str) -> int:
     terminal = Terminal()
     store = f"sqlite:{folder}/demo.db"
     bakery = Bakery(store)
@@ -323,7 +323,7 @@ def run(port: int, *, once: bool, folder: str) -> int:
         bakery.start()
         front.start()
         terminal.line(f"ready on {front.mcp}")
-        lost = play(bakery, front.mcp, terminal)
+        lost = play(bakery, front.mcp, terminal) if scenes else []
         if not once and not lost:
             invite(front, terminal)
             bakery.wait()
@@ -337,11 +337,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Calls that survive a cut connection and a killed server.")
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (8000); 0 picks a free one")
     parser.add_argument("--once", action="store_true", help="end after the scene")
+    parser.add_argument("--page", action="store_true", help="only the page, without the scenes in the terminal")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
-            return run(given.port, once=given.once, folder=folder)
+            return run(given.port, once=given.once, scenes=not given.page, folder=folder)
     except Misuse:
         print(f"demo: port {given.port} is in use; choose another: make demo PORT=8001", file=sys.stderr)
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -21,14 +22,18 @@ PATIENCE = 90
 
 
 @pytest.fixture
-async def page() -> AsyncIterator[str]:
-    """The demo, once it has played its scenes and stays up; gives the page's address."""
+def built() -> None:
     node_modules(PACKAGE)
     subprocess.run([program("node"), PACKAGE / "build.mjs"], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+async def page(built: None) -> AsyncIterator[str]:
+    """The demo without its scenes; gives the page's address."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-u", "-m", "examples.demo", "--port", "0"),
+        *(sys.executable, "-u", "-m", "examples.demo", "--page", "--port", "0"),
         cwd=ROOT,
-        env={"PYTHONPATH": python_path()},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
