@@ -9,15 +9,19 @@ export HOME := $(CURDIR)/build/home
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint format conformance bench clean
+PAGE = examples/page/dist/page.js
+
+.PHONY: help setup demo page test coverage lint format conformance bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/ready ## Make the environment in .venv (demo and test do it by themselves)
 
-demo: .venv/ready ## Watch a call survive a cut connection, then try it (PORT=8000)
-	@.venv/bin/python examples/demo.py --port $(PORT)
+demo: .venv/ready page ## Watch calls survive, in the terminal and then on a page (PORT=8000)
+	@.venv/bin/python -m examples.demo --port $(PORT)
+
+page: $(PAGE) ## Build the browser package and the demo's page
 
 test: lint ## Check style and types, run all tests
 	@scripts/test
@@ -40,7 +44,7 @@ bench: ## Measure Perdure beside its peers; results in bench/results
 	@.bench-venv/bin/python -m bench.run
 
 clean: ## Remove what was made here
-	rm -rf .venv .bench-venv build dist .coverage .coverage.* .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .bench-venv build dist clients/browser/build clients/browser/dist examples/page/dist .coverage .coverage.* .hypothesis .mypy_cache .ruff_cache
 	find . -name node_modules -prune -exec rm -rf {} +
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -49,3 +53,7 @@ clean: ## Remove what was made here
 	@echo "setting up .venv; the first time this takes a few minutes"
 	@$(PYTHON) scripts/setup
 	@touch $@
+
+# The demo's first part needs no page, so a machine that cannot build it goes on without.
+$(PAGE): .venv/ready scripts/browser $(wildcard clients/browser/*.json clients/browser/*.mjs clients/browser/src/* examples/page/*.ts)
+	@scripts/browser build || echo "the page could not be built; the rest of the demo goes on" >&2

@@ -1,7 +1,8 @@
 """Calls that survive a cut connection and a killed server, played in the terminal: `make demo`.
 
 Starts `perdure serve examples/hello.py:server` and talks to it over real HTTP with nothing but an HTTP client and a
-decoder of server-sent events, so that each step is in sight. Then the server stays up for you to try.
+decoder of server-sent events, so that each step is in sight. Then the server stays up for you to try, with a page in
+front of it (`front.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -21,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from examples.front import Front
 
 from perdure._core.sse import Decoder, ServerSentEvent
 from perdure.errors import Misuse
-from perdure.listener import listen
 
 BAKERY = Path(__file__).with_name("hello.py")
 LOAVES = 8
@@ -184,9 +186,9 @@ def losses(events: list[ServerSentEvent], request_id: int, loaves: int = LOAVES)
     return found
 
 
-def play(bakery: Bakery, terminal: Terminal) -> list[str]:
+def play(bakery: Bakery, url: str, terminal: Terminal) -> list[str]:
     """Both scenes; returns what was lost."""
-    client = Client(url=bakery.url, terminal=terminal)
+    client = Client(url=url, terminal=terminal)
     terminal.step("A client opens a session")
     terminal.line(f"Mcp-Session-Id: {client.open_session()}")
     return cut_the_connection(client, terminal) + kill_the_server(bakery, client, terminal)
@@ -239,9 +241,11 @@ def judge(client: Client, terminal: Terminal) -> list[str]:
     return lost
 
 
-def invite(url: str, terminal: Terminal) -> None:
+def invite(front: Front, terminal: Terminal) -> None:
     """How to try it yourself."""
+    url = front.mcp
     terminal.step("Try it yourself; the server stays up until you press Ctrl-C")
+    terminal.block("a page that you can reload in the middle of a call", f"{front.url}\n")
     terminal.block("curl", CURL.format(url=url))
     again = "stop the last command with Ctrl-C before it ends, and go on behind the last `id:` you saw"
     terminal.block(again, CURL_RESUME.format(position="…"))
@@ -252,11 +256,12 @@ def invite(url: str, terminal: Terminal) -> None:
 class Bakery:
     """The server in a process of its own, again and again on one port and one file."""
 
-    def __init__(self, port: int, store: str) -> None:
-        self.port = port
+    def __init__(self, store: str) -> None:
+        self.port = 0
         self.url = ""
         self._store = store
         self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
 
     @property
     def process(self) -> subprocess.Popen[str]:
@@ -286,26 +291,44 @@ class Bakery:
         self.process.communicate()
         return self.pid
 
+    def restart(self) -> None:
+        """Kill it and start it again; from any thread."""
+        with self._lock:
+            self.kill()
+            self.start()
+
+    def wait(self) -> None:
+        """Until it ends by itself."""
+        while True:
+            process = self.process
+            process.wait()
+            with self._lock:
+                if self.process is process:
+                    return
+
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.communicate()
 
 
-def run(port: int, *, once: bool, folder: str) -> int:
+def run(port: int, *, once: bool, scenes: bool, folder: str) -> int:
     terminal = Terminal()
     store = f"sqlite:{folder}/demo.db"
+    bakery = Bakery(store)
+    front = Front(port, upstream=lambda: bakery.url, restart=bakery.restart)
     terminal.step("A server starts, with its log in a file")
-    terminal.line(f"perdure serve examples/hello.py:server --port {port} --store {store}")
-    bakery = Bakery(port, store)
+    terminal.line(f"perdure serve examples/hello.py:server --store {store}")
     try:
         bakery.start()
-        terminal.line(f"ready on {bakery.url}")
-        lost = play(bakery, terminal)
+        front.start()
+        terminal.line(f"ready on {front.mcp}")
+        lost = play(bakery, front.mcp, terminal) if scenes else []
         if not once and not lost:
-            invite(bakery.url, terminal)
-            bakery.process.wait()
+            invite(front, terminal)
+            bakery.wait()
     finally:
+        front.stop()
         bakery.stop()
     return 1 if lost else 0
 
@@ -314,13 +337,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Calls that survive a cut connection and a killed server.")
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (8000); 0 picks a free one")
     parser.add_argument("--once", action="store_true", help="end after the scene")
+    parser.add_argument("--page", action="store_true", help="only the page, without the scenes in the terminal")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with listen("127.0.0.1", given.port):
-            pass
         with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
-            return run(given.port, once=given.once, folder=folder)
+            return run(given.port, once=given.once, scenes=not given.page, folder=folder)
     except Misuse:
         print(f"demo: port {given.port} is in use; choose another: make demo PORT=8001", file=sys.stderr)
         return 2

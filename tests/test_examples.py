@@ -31,7 +31,8 @@ Process = subprocess.Popen[str]
 @contextmanager
 def playing(*options: str) -> Iterator[Process]:
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / "demo.py"), *options],
+        [sys.executable, "-m", "examples.demo", *options],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,0 +1,44 @@
+// Bundles the package and the demo's page, and prints the package's size. With `--types` it writes the types as well.
+import { execFileSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
+import { gzipSync } from 'node:zlib';
+import { build } from 'esbuild';
+
+/** What the package may weigh on the wire. */
+const MOST = 7 * 1024;
+
+const here = fileURLToPath(new URL('.', import.meta.url));
+process.chdir(here);
+const common = {
+  absWorkingDir: here,
+  bundle: true,
+  format: 'esm',
+  target: 'es2022',
+  minify: true,
+  legalComments: 'none',
+  logLevel: 'warning',
+};
+await build({
+  ...common,
+  entryPoints: { perdure: 'src/index.ts' },
+  outdir: 'dist',
+  splitting: true,
+  chunkNames: '[name]',
+  sourcemap: true,
+});
+await build({
+  ...common,
+  entryPoints: ['../../examples/page/page.ts'],
+  outfile: '../../examples/page/dist/page.js',
+  alias: { perdure: './src/index.ts' },
+  nodePaths: ['node_modules'],
+});
+const size = gzipSync(readFileSync('dist/perdure.js'), { level: 9 }).length;
+console.log(`perdure.js: ${size} bytes gzipped`);
+if (size > MOST) {
+  console.error(`perdure.js: more than ${MOST} bytes`);
+  process.exitCode = 1;
+}
+if (process.argv.includes('--types'))
+  execFileSync(process.execPath, ['node_modules/typescript/bin/tsc', '-p', 'tsconfig.types.json'], { stdio: 'inherit' });

@@ -1,0 +1,31 @@
+/** The lock for pages that are no secure context. */
+
+import type { Release } from './lock.js';
+
+/** A living page answers within a turn or two; a busy machine is given more. */
+const ANSWER = 200;
+
+/** Ask the other pages; whoever has it says so. */
+export async function byChannel(name: string, patience: number): Promise<Release | undefined> {
+  if (!globalThis.BroadcastChannel) return () => {};
+  const channel = new BroadcastChannel(name);
+  const mine = Math.random();
+  let held = false;
+  let taken = false;
+  channel.onmessage = ({ data }: MessageEvent<{ ask?: number; held?: number }>) => {
+    // Of two that ask at once, the smaller number wins.
+    if (data.ask !== undefined && (held || mine < data.ask)) channel.postMessage({ held: data.ask });
+    if (data.held === mine) taken = true;
+  };
+  const leave = () => channel.close();
+  globalThis.addEventListener?.('pagehide', leave, { once: true });
+  for (let waited = 0; waited <= patience && !held; waited += ANSWER) {
+    taken = false;
+    channel.postMessage({ ask: mine });
+    await new Promise((resolve) => setTimeout(resolve, ANSWER));
+    held = !taken;
+  }
+  if (held) return leave;
+  leave();
+  return undefined;
+}

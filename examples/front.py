@@ -1,0 +1,175 @@
+"""What stands in front of the demo's server: the page, two buttons that make trouble, and the way to the server.
+
+The page must be there while the server is not, so it comes from here; `/mcp` is passed on as it is. A server that is
+down is a 503 (nobody has taken the request, so it may be sent again), and one that goes in the middle of an answer
+takes the connection with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from perdure.listener import listen
+
+PAGE = Path(__file__).with_name("page")
+SCRIPT = PAGE / "dist" / "page.js"
+NOT_BUILT = "The page is not built: make page"
+
+#: It stops at once, unless something holds it up; nobody needs to wait for that.
+STOP_SECONDS = 3
+
+#: Of one connection, not of the message.
+HOP = {b"host", b"connection", b"transfer-encoding", b"content-length", b"keep-alive"}
+
+
+class Broken(Exception):
+    """The connection ends here, without a farewell."""
+
+
+class Front:
+    """Serves the page and passes on `/mcp`, in a thread of its own."""
+
+    def __init__(self, port: int, *, upstream: Callable[[], str], restart: Callable[[], object]) -> None:
+        self._upstream = upstream
+        self._restart = restart
+        self._listener = listen("127.0.0.1", port)
+        self.port: int = self._listener.getsockname()[1]
+        self._cuts: set[asyncio.Event] = set()
+        # A connection that is kept may lead to a server that was killed.
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx2.AsyncClient(timeout=None, trust_env=False, verify=False, limits=limits)
+        routes = [
+            Route("/", lambda _: self._file(PAGE / "index.html")),
+            Route("/page.css", lambda _: self._file(PAGE / "page.css")),
+            Route("/page.js", lambda _: self._file(SCRIPT)),
+            Route("/demo/cut", self._cut, methods=["POST"]),
+            Route("/demo/restart", self._restarted, methods=["POST"]),
+        ]
+        self._own = Starlette(routes=routes)
+        # It would tell of each connection that breaks, and they are meant to.
+        config = uvicorn.Config(
+            self._serve, interface="asgi3", ws="none", lifespan="off", log_config=None, log_level="critical"
+        )
+        config.load()  # here, because an interrupted import in this thread would hold up the other one
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    @property
+    def mcp(self) -> str:
+        return f"{self.url}mcp"
+
+    def start(self) -> None:
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)  # what is waited for has no event of its own
+
+    def stop(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+        self._listener.close()
+
+    # The page
+
+    def _file(self, path: Path) -> Response:
+        if not path.exists():
+            return PlainTextResponse(NOT_BUILT, status_code=503)
+        return FileResponse(path, headers={"Cache-Control": "no-store"})
+
+    async def _cut(self, request: Request) -> Response:
+        if not _ours(request):
+            return PlainTextResponse("not for other pages", status_code=403)
+        for cut in self._cuts:
+            cut.set()
+        return PlainTextResponse("cut")
+
+    async def _restarted(self, request: Request) -> Response:
+        if not _ours(request):
+            return PlainTextResponse("not for other pages", status_code=403)
+        await asyncio.to_thread(self._restart)
+        return PlainTextResponse("started again")
+
+    # The way to the server
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] != "/mcp":
+            return await self._own(scope, receive, send)
+        body = await _body(receive)
+        cut = asyncio.Event()
+        self._cuts.add(cut)
+        passing = asyncio.ensure_future(self._pass(scope, body, send))
+        ends = [asyncio.ensure_future(cut.wait()), asyncio.ensure_future(_gone(receive))]
+        try:
+            await asyncio.wait([passing, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if cut.is_set():
+                raise Broken
+            if passing.done():
+                passing.result()
+        finally:
+            self._cuts.discard(cut)
+            for task in (passing, *ends):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Broken):
+                    await task
+
+    async def _pass(self, scope: Scope, body: bytes, send: Send) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
+        try:
+            request = self._http.build_request(scope["method"], self._upstream(), headers=headers, content=body)
+            answer = await self._http.send(request, stream=True)
+        except httpx2.ConnectError:
+            return await _say(send, 503, b"the server is away", (b"retry-after", b"1"))
+        except httpx2.TransportError:
+            return await _say(send, 502, b"the server went away")
+        try:
+            kept = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP]
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            async for chunk in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except httpx2.TransportError:
+            raise Broken from None
+        finally:
+            await answer.aclose()
+
+
+def _ours(request: Request) -> bool:
+    """Another site's page could send a plain POST to this machine, but not with a header of its own."""
+    return "x-demo" in request.headers
+
+
+async def _body(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message: Message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _say(send: Send, status: int, text: bytes, *headers: tuple[bytes, bytes]) -> None:
+    about = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(text)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": about})
+    await send({"type": "http.response.body", "body": text})

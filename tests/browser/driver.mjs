@@ -1,0 +1,102 @@
+// Chromium, driven by JSON lines: {n, do, …} comes in on stdin, {n, value} or {n, error} goes out on stdout.
+// Serves the page of the tests as well, so that it is there while the MCP server is not.
+import { createServer } from 'node:http';
+import { createRequire } from 'node:module';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+
+const here = (path) => fileURLToPath(new URL(path, import.meta.url));
+const browserPackage = createRequire(here('../../clients/browser/package.json'));
+const { chromium } = browserPackage('playwright-core');
+const { build } = browserPackage('esbuild');
+const [executablePath, profile] = process.argv.slice(2);
+
+const built = await build({
+  entryPoints: [here('page.ts')],
+  bundle: true,
+  format: 'esm',
+  target: 'es2022',
+  write: false,
+  nodePaths: [here('../../clients/browser/node_modules')],
+  logLevel: 'error',
+});
+const script = built.outputFiles[0].text;
+const page = '<!doctype html><title>page</title><script type=module src=/page.js></script>';
+const site = createServer((request, response) => {
+  const answer = (type, text) => response.writeHead(200, { 'content-type': type, 'cache-control': 'no-store' }).end(text);
+  if (request.url.startsWith('/page.js')) answer('text/javascript', script);
+  else if (request.url.startsWith('/?')) answer('text/html', page);
+  else answer('text/html', '<!doctype html><title>blank</title>');
+});
+await new Promise((resolve) => site.listen(0, '127.0.0.1', resolve));
+const { port } = site.address();
+
+const context = await chromium.launchPersistentContext(profile, {
+  executablePath,
+  headless: true,
+  args: [
+    '--no-sandbox',
+    '--disable-gpu',
+    '--disable-background-networking',
+    '--disable-component-update',
+    '--disable-sync',
+    '--host-resolver-rules=MAP plain.test 127.0.0.1',
+  ],
+});
+context.setDefaultTimeout(20_000);
+const tabs = [];
+const responses = [];
+
+async function watch(tab) {
+  const network = await context.newCDPSession(tab);
+  const methods = new Map();
+  network.on('Network.requestWillBeSent', ({ requestId, request }) => methods.set(requestId, request.method));
+  network.on('Network.responseReceived', ({ requestId, type, response }) =>
+    responses.push([methods.get(requestId), type, response.mimeType, response.url]),
+  );
+  await network.send('Network.enable');
+  tab.on('pageerror', (error) => console.error(String(error)));
+  tab.on('console', (message) => message.type() === 'error' && console.error(message.text()));
+  return tabs.push(tab) - 1;
+}
+
+const commands = {
+  origin: () => `http://127.0.0.1:${port}`,
+  async open({ url, init }) {
+    const tab = await context.newPage();
+    if (init) await tab.addInitScript(init);
+    const number = await watch(tab);
+    await tab.goto(url);
+    return number;
+  },
+  eval: ({ tab, code }) => tabs[tab].evaluate(code),
+  // Not before the page's script has run: it is what a test talks to.
+  reload: async ({ tab }) => void (await tabs[tab].reload({ waitUntil: 'load' })),
+  until: async ({ tab, code, timeout }) =>
+    void (await tabs[tab].waitForFunction(code, null, { polling: 20, timeout })),
+  async duplicate({ tab }) {
+    const [copy] = await Promise.all([context.waitForEvent('page'), tabs[tab].evaluate('void window.open(location.href)')]);
+    await copy.waitForLoadState();
+    return watch(copy);
+  },
+  offline: ({ on }) => context.setOffline(on),
+  close: ({ tab }) => tabs[tab].close(),
+  goto: async ({ tab, url }) => void (await tabs[tab].goto(url)),
+  responses: () => responses,
+  async shoot({ tab, path, width, height, dark }) {
+    await tabs[tab].setViewportSize({ width, height });
+    await tabs[tab].emulateMedia({ colorScheme: dark ? 'dark' : 'light' });
+    await tabs[tab].screenshot({ path, fullPage: true });
+  },
+};
+
+const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
+say({ ready: true });
+for await (const line of createInterface({ input: process.stdin })) {
+  const { n, do: name, ...rest } = JSON.parse(line);
+  Promise.resolve()
+    .then(() => commands[name](rest))
+    .then((value) => say({ n, value: value ?? null }), (error) => say({ n, error: String(error) }));
+}
+await context.close();
+site.close();

@@ -1,0 +1,141 @@
+/**
+ * The page of the browser tests: the SDK's stock client on our transport. What it is shown goes into a record in session
+ * storage at once, so that the record outlives the page as the test's tab does.
+ */
+
+import { Client as Client1 } from '@modelcontextprotocol/sdk/client/index.js';
+import { Client as Client2 } from '@modelcontextprotocol/client';
+import { type Options, OutcomeUnknown, PerdureTransport, type RecoveredCall } from '../../clients/browser/src/index.ts';
+
+type Shown = (string | number | null)[];
+
+const RECORD = 'record';
+const query = new URLSearchParams(location.search);
+const record: Shown[] = read();
+let forbidden = false;
+
+function read(): Shown[] {
+  try {
+    return JSON.parse(sessionStorage.getItem(RECORD) ?? '[]') as Shown[];
+  } catch {
+    return [];
+  }
+}
+
+function show(...what: Shown): void {
+  record.push(what);
+  try {
+    if (!forbidden) sessionStorage.setItem(RECORD, JSON.stringify(record));
+  } catch {
+    forbidden = true;
+  }
+}
+
+const keyOf = (params: unknown): string => (params as { arguments: { key: string } }).arguments.key;
+
+function code(error: unknown): Shown {
+  const { code, message, name } = error as { code?: number; message: string; name: string };
+  return [code ?? (error instanceof OutcomeUnknown ? -31001 : null), name === 'Error' ? message : `${name}: ${message}`];
+}
+
+const text = (result: unknown): string => (result as { content: { text: string }[] }).content[0]?.text ?? '';
+
+function recovered(call: RecoveredCall): void {
+  const key = keyOf(call.params);
+  show('recovered', key);
+  calls.set(key, call);
+  call.onnotification = ({ method, params }) => {
+    if (method === 'notifications/progress') show('progress', key, params?.['progress'] as number);
+    else show('notification', key, method);
+  };
+  call.result.then(
+    (result) => show('result', key, text(result)),
+    (error) => show('error', key, ...code(error)),
+  );
+}
+
+const calls = new Map<string, RecoveredCall>();
+let token = query.get('token') ?? '';
+
+const options: Options = {
+  onstatus: (status) => show('status', status),
+  ongap: ({ from, to, reason, call }) => show('gap', call ? keyOf(call.params) : '', from, to, reason),
+  onlost: () => show('lost'),
+};
+if (query.has('token')) {
+  options.token = ({ renew }) => {
+    if (renew) token = localStorage.getItem('token') ?? '';
+    show('asked', String(renew));
+    return token;
+  };
+}
+if (query.get('recover') !== 'pending') options.onrecovered = recovered;
+if (query.get('storage') === 'local') options.storage = localStorage;
+if (query.get('storage') === 'none') options.storage = null;
+if (query.has('streams')) options.streams = Number(query.get('streams'));
+if (query.has('silence')) options.silence = Number(query.get('silence'));
+
+const transport = new PerdureTransport(query.get('url') ?? '', options);
+const Client = query.get('sdk') === '1' ? Client1 : Client2;
+const client = new Client({ name: 'page', version: '1' }, { capabilities: { elicitation: {} } }) as Client2;
+client.onerror = (error) => show('trouble', String(error));
+client.fallbackNotificationHandler = async ({ method, params }) => {
+  show('notice', method, ((params?.['uri'] as string | undefined) ?? null));
+};
+
+/** What a test does to the page. */
+const lab = {
+  record: () => record,
+  session: () => transport.sessionId ?? null,
+  status: () => transport.status,
+  server: () => client.getServerVersion()?.name ?? null,
+  capabilities: () => client.getServerCapabilities() ?? null,
+  pending: () => transport.pending().map((call) => (recovered(call), keyOf(call.params))),
+  positions: () => transport.positions,
+  url: query.get('url'),
+  cancel: (key: string) => calls.get(key)?.cancel('enough'),
+  /** Take all the room that is left in storage. */
+  fill(): void {
+    let filling = '';
+    for (let size = 4 << 20; size >= 1; size >>= 1) {
+      try {
+        sessionStorage.setItem('filling', filling + 'x'.repeat(size));
+        filling += 'x'.repeat(size);
+      } catch {
+        // It did not fit; less may.
+      }
+    }
+  },
+  call(name: string, args: Record<string, unknown>): void {
+    const key = args['key'] as string;
+    const onprogress = ({ progress }: { progress: number }) => show('progress', key, progress);
+    client.callTool({ name, arguments: args }, ...(more(onprogress) as [])).then(
+      (result) => show('result', key, text(result)),
+      (error) => show('error', key, ...code(error)),
+    );
+  },
+  async ask(name: string, args: Record<string, unknown> = {}): Promise<string> {
+    return text(await client.callTool({ name, arguments: args }));
+  },
+  close: () => client.close(),
+  end: () => transport.terminateSession(),
+};
+
+const long = { timeout: 600_000 };
+const more = (onprogress: unknown): unknown[] =>
+  query.get('sdk') === '1' ? [undefined, { onprogress, ...long }] : [{ onprogress, ...long }];
+
+Object.assign(globalThis, { lab });
+if (query.get('answer') !== 'none') {
+  const handle = async (request: { params: { message: string } }) => {
+    show('asked', request.params.message);
+    return query.get('answer') === 'wait' && !localStorage.getItem('answer')
+      ? new Promise<never>(() => {})
+      : { action: 'accept' as const, content: { answer: 'forty-two' } };
+  };
+  if (query.get('sdk') !== '1') client.setRequestHandler('elicitation/create', handle as never);
+}
+client.connect(transport as never, long).then(
+  () => show('ready', transport.sessionId ?? null),
+  (error) => show('failed', String(error)),
+);
