@@ -30,10 +30,9 @@ from typing import Any
 
 from mcp.shared.exceptions import MCPError
 
+from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.codes import UNREACHABLE as UNREACHABLE
 from perdure._core.gap import Gap
-
-UNREACHABLE = -31020
-"""The request did not reach a server within the client's limits. Made by the client, never by a server."""
 
 
 class PerdureError(Exception):
@@ -94,7 +93,7 @@ class ClientError(PerdureError):
 class OutcomeUnknown(ClientError, MCPError):
     """A call was sent, and nobody can tell what became of it. It is not sent again by itself."""
 
-    CODE = -31001  #: `OUTCOME_UNKNOWN` of the ledger, which stands above this module
+    CODE = OUTCOME_UNKNOWN
 
     def __init__(self, tool: str, arguments: Mapping[str, Any] | None, reason: str, data: Any = None) -> None:
         MCPError.__init__(self, self.CODE, f"{tool}: outcome unknown ({reason})", data)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perdure._core.codes import OUTCOME_UNKNOWN as OUTCOME_UNKNOWN
+from perdure._core.codes import POSITION_LOST as POSITION_LOST
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.states import CALL, CallState, CallStep, advance
@@ -23,12 +25,6 @@ from perdure.streams import Stream
 REQUEST_CANCELLED = -32800
 """The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the
 SDK."""
-
-OUTCOME_UNKNOWN = -31001
-"""The request was interrupted and nobody can tell how far it got."""
-
-POSITION_LOST = -31002
-"""What the position, or the request, asks for is no longer retained."""
 
 
 Key = tuple[int, int | str]

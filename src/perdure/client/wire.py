@@ -41,8 +41,9 @@ class Wire:
         self.url = url
 
     @asynccontextmanager
-    async def post(self, body: dict[str, Any], handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
-        headers = {"accept": ACCEPT_BOTH, **_session(handshake)}
+    async def post(self, body: dict[str, Any] | bytes, handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
+        """Send a message, as a value or as JSON in UTF-8."""
+        headers = {"accept": ACCEPT_BOTH, "content-type": "application/json", **_session(handshake)}
         async with self._open("POST", headers, body) as response:
             yield response
 
@@ -60,7 +61,8 @@ class Wire:
 
     @asynccontextmanager
     async def _open(self, method: str, headers: dict[str, str], body: Any) -> AsyncIterator[httpx2.Response]:
-        request = self._client.build_request(method, self.url, headers=headers, json=body)
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        request = self._client.build_request(method, self.url, headers=headers, **content)
         with _named_errors():
             response = await self._client.send(request, stream=True, follow_redirects=False)
             for _ in range(MAX_REDIRECTS):
@@ -95,8 +97,8 @@ def _session(handshake: Handshake | None) -> dict[str, str]:
     if handshake is None:
         return {}
     headers = {"mcp-session-id": handshake.session} if handshake.session else {}
-    # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too.
-    return {**headers, "mcp-protocol-version": handshake.version}
+    # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has none yet.
+    return {**headers, "mcp-protocol-version": handshake.version} if handshake.version else headers
 
 
 def _within_origin(response: httpx2.Response) -> httpx2.Request | None:

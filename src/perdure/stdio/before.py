@@ -1,0 +1,69 @@
+"""Calls of an instance of before. The host that made them forgot them when it ended that instance, and its ids begin
+anew: so their results are no answers to anything. They are followed to their ends and reported.
+
+The report is a log message (`notifications/message`, level info), where the server has declared logging and the host has
+not asked for less; else it stands in the bridge's own log alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from perdure._core import splice
+from perdure.observe import note
+from perdure.stdio.call import Asked, Call
+from perdure.stdio.messages import encode
+
+if TYPE_CHECKING:
+    from perdure.stdio.bridge import Bridge
+
+#: At these levels the host hears of what is told as info.
+_HEARD = frozenset({"debug", "info"})
+
+
+class Before:
+    """The calls of before, each until it is reported."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def revive(self) -> None:
+        """Go on with them, once the host has finished its handshake."""
+        for wire_id, asked in list(self._bridge.notes.noted.calls.items()):
+            self._bridge.start(self._go_on, wire_id, asked)
+
+    async def _go_on(self, wire_id: str, asked: Asked) -> None:
+        call = Call(self._bridge, asked, "", wire_id=wire_id)
+        if asked.position is None:
+            answer = call.unknown("the bridge ended before the server had answered")
+        else:
+            answer = await call.answer()
+        await self._report(asked, answer)
+        if self._bridge.notes.noted.calls.pop(wire_id, None) is not None:
+            self._bridge.changed()
+
+    async def _report(self, asked: Asked, answer: str) -> None:
+        named = f" of {asked.name}" if asked.name else ""
+        note(logging.INFO, "stdio.ended_before", f"a call{named} that an earlier instance began has ended", tool=asked.name)
+        if self._is_heard():
+            await self._bridge.give(reported(asked, answer))
+
+    def _is_heard(self) -> bool:
+        handshake = self._bridge.handshake
+        if handshake is None or "logging" not in (handshake.result.get("capabilities") or {}):
+            return False
+        levels = [json.loads(one)["params"].get("level") for one in self._bridge.notes.noted.sticky if "setLevel" in one]
+        return not levels or levels[-1] in _HEARD
+
+
+def reported(asked: Asked, answer: str) -> str:
+    """The message that tells the host what became of a call that it no longer knows."""
+    what = "result" if splice.find(answer, "result") is not None else "error"
+    data = f'"message":"A call of before has ended","method":{encode(asked.method)},"requestId":{asked.id}'
+    if asked.name:
+        data += f',"tool":{encode(asked.name)}'
+    data += f',"{what}":{splice.cut(answer, what)}'
+    params = f'{{"level":"info","logger":"perdure","data":{{{data}}}}}'
+    return f'{{"jsonrpc":"2.0","method":"notifications/message","params":{params}}}'

@@ -1,0 +1,115 @@
+"""Reads one event stream of the server's, over as many connections as it takes, and hands its messages on as texts.
+
+The client for programs has a reader of its own that gives the SDK's values (`client/reader.py`); to a bridge a message
+is a text, and the SDK need not be loaded. When to come back is the same table for both (`_core/reconnect.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import anyio
+import httpx2
+
+from perdure._core.reconnect import Course, Patience, Step, delay
+from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
+from perdure.stdio.messages import FromServer, from_server
+from perdure.stdio.pipes import MAX_LINE_BYTES
+
+#: Seconds. Servers end a call's stream right behind its answer; a new connection, with TLS, costs more than this.
+LINGER = 0.005
+
+
+class Listener(Protocol):
+    """Who reads: it is told of each message before the position moves past it."""
+
+    async def hear(self, message: FromServer) -> FromServer | None:
+        """Take a message; give it back if it is what this stream was read for."""
+
+    def misheard(self, reason: str) -> None: ...
+
+    def move(self, position: str) -> None: ...
+
+
+class Following:
+    """One stream: where it is, and how it fares."""
+
+    def __init__(
+        self, listener: Listener, patience: Patience, *, position: str | None = None, since: float | None = None
+    ) -> None:
+        self._listener = listener
+        self._patience = patience
+        self.position = position
+        self.trouble = ""
+        """What went wrong last, for whoever has to be told that patience ended."""
+        self._course = Course(since=since)
+
+    async def read(self, response: httpx2.Response) -> FromServer | None:
+        """The answer on this connection, or None if it ended before."""
+        self._course = self._course.opened()
+        decoder = Decoder(max_event_bytes=MAX_LINE_BYTES)
+        try:
+            chunks = response.aiter_bytes()
+            async for chunk in chunks:
+                for event in decoder.feed(chunk):
+                    if (answer := await self._event(event)) is not None:
+                        self._course = self._course.step(Step.ANSWERED)
+                        await _linger(chunks)
+                        return answer
+                self._move(decoder.last_event_id, decoder.retry)
+            self.trouble = "the connection ended"
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            self.trouble = f"the connection broke: {type(error).__name__}"
+        except EventTooLarge:
+            # The same event would come again and again.
+            self._course = self._course.step(Step.REFUSED)
+            raise
+        self._course = self._course.lost()
+        return None
+
+    def failed(self, trouble: str, *, at_least: float | None = None) -> None:
+        self.trouble = trouble
+        self._course = self._course.failed(time.monotonic(), at_least=at_least or 0.0)
+
+    async def wait(self) -> bool:
+        """Wait until the next attempt; False if there shall be none."""
+        seconds = delay(self._course, self._patience, now=time.monotonic(), chance=random.random())
+        if seconds is None:
+            self._course = self._course.step(Step.GAVE_UP)
+            return False
+        await anyio.sleep(seconds)
+        self._course = self._course.step(Step.WAITED)
+        return True
+
+    async def _event(self, event: ServerSentEvent) -> FromServer | None:
+        answer = None
+        if event.event == "message" and event.data:
+            try:
+                messages = from_server(event.data)
+            except ValueError as error:
+                self._listener.misheard(str(error))
+                messages = []
+            for message in messages:
+                self._course = self._course.heard()
+                answer = await self._listener.hear(message) or answer
+        if answer is None:
+            self._move(event.id, event.retry)
+        return answer
+
+    def _move(self, position: str, retry: int | None) -> None:
+        if retry is not None:
+            self._course = self._course.told(retry / 1000)
+        if position and position != self.position:
+            self.position = position
+            self._listener.move(position)
+
+
+async def _linger(chunks: AsyncIterator[bytes]) -> None:
+    """Wait for the end of an answer that is complete, so that its connection can be used again."""
+    with anyio.move_on_after(LINGER), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError):
+        async for _ in chunks:
+            return  # more than the answer: not worth waiting for

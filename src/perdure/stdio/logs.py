@@ -1,0 +1,62 @@
+"""The bridge's log: stderr, and a file if the user names one. stdout belongs to MCP.
+
+Records are written by a thread: a host that does not read stderr must not stop the bridge. What such a host leaves
+unread beyond `ROOM` records is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+
+#: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
+ROOM = 1_000
+#: Seconds for the last records at the end of the process.
+FLUSH = 0.2
+
+
+class Unblocked(logging.Handler):
+    """Hands records to another handler, in a thread of its own."""
+
+    def __init__(self, below: logging.Handler) -> None:
+        super().__init__()
+        self._below = below
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(ROOM)
+        self._thread = threading.Thread(target=self._run, name="perdure-stderr", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self._records.put_nowait(record)
+
+    def finish(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._records.put_nowait(None)
+        self._thread.join(FLUSH)
+
+    def _run(self) -> None:
+        while (record := self._records.get()) is not None:
+            self._below.handle(record)
+
+
+def set_up(level: str, file: Path | None) -> Unblocked:
+    """Raises `OSError` where the file cannot be opened."""
+    logging.raiseExceptions = False  # a host that closed stderr
+    logger = logging.getLogger("perdure")
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(logging.Formatter("perdure: %(message)s"))
+    unblocked = Unblocked(shown)
+    logger.addHandler(unblocked)
+    if file is not None:
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
+        written.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+        logger.addHandler(written)
+    return unblocked

@@ -1,0 +1,155 @@
+"""What the next instance of the bridge must know of this one: how far the host has heard, and what still runs.
+
+No credentials, no session id and no arguments stand there: a digest binds the notes to their session. What matters is
+written before it can matter: a call before it is sent. Positions are written soon (`LAG`), many at a time: after a kill a
+position that is a little old repeats a few notifications and loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import stat
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perdure.observe import note
+from perdure.stdio.call import Asked
+
+#: Of the form. Notes of another form are not read: the next instance then knows less, and nothing wrong.
+VERSION = 1
+#: Seconds by which a position on disk may be behind. Each write is a new small file, about 0.1 ms.
+LAG = 0.02
+#: Of the file. A running call takes some 200 bytes, and 1,000 of them run at most; subscriptions have 256 KiB.
+MAX_BYTES = 1 << 20
+
+
+@dataclass(kw_only=True)
+class Noted:
+    """All of it."""
+
+    session: str = ""
+    """A digest of its id."""
+    position: str | None = None
+    """Of the standalone stream."""
+    calls: dict[str, Asked] = field(default_factory=dict)
+    """Those that run, by their ids on the wire."""
+    sticky: list[str] = field(default_factory=list)
+    """The requests to repeat in a new session: a log level, subscriptions."""
+
+    def encode(self) -> bytes:
+        return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Noted:
+    """Raises `ValueError` for whatever is not ours."""
+    try:
+        found = json.loads(data)
+        if found.pop("perdure") != VERSION:
+            raise ValueError("the notes have another form")
+        calls = {str(key): _asked(call) for key, call in found.pop("calls").items()}
+        noted = Noted(**found, calls=calls)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"no notes of a bridge: {error}") from error
+    is_fit = isinstance(noted.session, str) and isinstance(noted.position, str | None) and isinstance(noted.sticky, list)
+    if not is_fit or not all(isinstance(request, str) for request in noted.sticky):
+        raise ValueError("the notes are of another kind")
+    return noted
+
+
+def _asked(found: dict[str, Any]) -> Asked:
+    asked = Asked(**found)
+    if not all(isinstance(value, str) for value in (asked.id, asked.method, asked.name, asked.position or "")):
+        raise ValueError("a call is of another kind")
+    json.loads(asked.id)
+    return asked
+
+
+def digest(session: str) -> str:
+    return hashlib.sha256(session.encode()).hexdigest()
+
+
+class Notes:
+    """The notes of one slot, in memory and on disk; without a path, in memory alone."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._due: asyncio.TimerHandle | None = None
+        self._failing = False
+        self.noted = Noted()
+
+    def recall(self, session: str) -> None:
+        """What an instance of before has noted of this session."""
+        self.noted = Noted(session=digest(session))
+        try:
+            found = None if self._path is None else _read(self._path)
+            noted = None if found is None else decode(found)
+        except (OSError, ValueError) as error:
+            note(logging.WARNING, "stdio.notes_unreadable", f"the notes of before cannot be used: {error}")
+            return
+        if noted is not None and noted.session == self.noted.session:
+            self.noted = noted
+
+    def begin(self, session: str) -> None:
+        """A session that has no before."""
+        self.noted = Noted(session=digest(session), sticky=self.noted.sticky)
+        self.changed()
+
+    def changed(self) -> None:
+        """Write now."""
+        if self._path is None:
+            return
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        try:
+            _write(self._path, self.noted.encode())
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                note(logging.WARNING, "stdio.notes_unwritten", f"the notes cannot be written: {error}")
+            self._failing = True
+
+    def moved(self) -> None:
+        """Write soon."""
+        if self._path is not None and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(LAG, self._write_due)
+
+    def close(self) -> None:
+        """Write what is due, and nothing more: the slot may be another instance's from now on."""
+        if self._due is not None:
+            self.changed()
+        self._path = None
+
+    def _write_due(self) -> None:
+        self._due = None
+        self.changed()
+
+
+def _write(path: Path, data: bytes) -> None:
+    made = path.with_name(f"{path.name}.new")
+    file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(file, "wb") as opened:
+        os.fchmod(file, 0o600)
+        opened.write(data)
+    made.replace(path)
+
+
+def _read(path: Path) -> bytes | None:
+    """What is there, if it is ours alone: who may write it could put words into the bridge's mouth."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(file, "rb") as opened:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            raise ValueError("the file is not this user's alone")
+        data = opened.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"the file is larger than {MAX_BYTES} bytes")
+    return data

@@ -1,0 +1,161 @@
+"""The two pipes to the host: lines in, lines out.
+
+Each has a thread of its own that does nothing but read or write. Pipes are not set to non-blocking: that would hold for
+whoever else has the same file open, a terminal for one, and plain files and Windows know no such thing.
+
+Nothing piles up here. The reading thread waits until what it read was taken; whoever writes waits until the host's pipe
+has its line, so that there is at most one line for each stream and each call that is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+
+#: Of one line. A message holds a file at most, in base64; servers take less (`max_body_bytes`) and say so.
+MAX_LINE_BYTES = 64 * 1024 * 1024
+_CHUNK = 1 << 16
+#: Bytes that are written in one go, if that many wait: the pipe itself takes 64 KiB.
+_BATCH = 1 << 20
+
+
+class HostGone(Exception):
+    """Nobody reads what is written to the host."""
+
+
+class TooLong:
+    """Stands for a line that was longer than `MAX_LINE_BYTES`, and was thrown away as it came."""
+
+
+Line = bytes | TooLong
+
+
+class Cutter:
+    """Cuts bytes into lines. Empty ones are left out."""
+
+    def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        *ended, rest = chunk.split(b"\n")
+        lines = [line for part in ended if (line := self._end(part))]
+        self._keep(rest)
+        return lines
+
+    def end(self) -> list[Line]:
+        """What came behind the last line end: a host that closes the pipe right after a message meant it."""
+        line = self._end(b"")
+        return [line] if line else []
+
+    def _end(self, part: bytes) -> Line | None:
+        self._keep(part)
+        is_too_long = self._size > self._limit
+        line = b"".join(self._parts).strip(b" \t\r")
+        self._parts, self._size = [], 0
+        return TooLong() if is_too_long else line or None
+
+    def _keep(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            self._parts.clear()
+        elif part:
+            self._parts.append(part)
+
+
+async def lines(descriptor: int, *, limit: int = MAX_LINE_BYTES) -> AsyncIterator[Line]:
+    """The host's lines, until it closes the pipe."""
+    loop = asyncio.get_running_loop()
+    handed: asyncio.Queue[list[Line] | None] = asyncio.Queue(maxsize=1)
+
+    def hand(found: list[Line] | None) -> None:
+        asyncio.run_coroutine_threadsafe(handed.put(found), loop).result()
+
+    def read() -> None:
+        cutter = Cutter(limit)
+        try:
+            while chunk := _read(descriptor):
+                if found := cutter.feed(chunk):
+                    hand(found)
+            hand(cutter.end())
+            hand(None)
+        except (RuntimeError, asyncio.CancelledError):
+            return  # the loop is closed: this process ends
+
+    threading.Thread(target=read, name="perdure-stdin", daemon=True).start()
+    while (found := await handed.get()) is not None:
+        for line in found:
+            yield line
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, _CHUNK)
+    except OSError:
+        return b""  # a pipe that cannot be read has ended
+
+
+class Output:
+    """The one writer to the host."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._some = threading.Condition()
+        self._gone = False
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, name="perdure-stdout", daemon=True).start()
+
+    async def write(self, text: str) -> None:
+        """Returns when the host's pipe has the line; raises `HostGone` when it never will."""
+        written: asyncio.Future[None] = self._loop.create_future()
+        with self._some:
+            if self._gone:
+                raise HostGone
+            self._waiting.append((text.encode("utf-8", "surrogatepass") + b"\n", written))
+            self._some.notify()
+        await written
+
+    def _run(self) -> None:
+        while not self._gone:
+            taken = self._take()
+            try:
+                self._write(b"".join(line for line, _ in taken))
+            except OSError:
+                self._gone = True
+            try:
+                self._loop.call_soon_threadsafe(self._tell, [written for _, written in taken])
+            except RuntimeError:
+                return  # the loop is closed: this process ends
+
+    def _take(self) -> list[tuple[bytes, asyncio.Future[None]]]:
+        with self._some:
+            while not self._waiting:
+                self._some.wait()
+            taken, size = [self._waiting.popleft()], 0
+            while self._waiting and size < _BATCH:
+                taken.append(self._waiting.popleft())
+                size += len(taken[-1][0])
+            return taken
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+    def _tell(self, all_written: list[asyncio.Future[None]]) -> None:
+        if self._gone:
+            with self._some:
+                all_written += [written for _, written in self._waiting]
+                self._waiting.clear()
+        for written in all_written:
+            if written.done():
+                continue
+            if self._gone:
+                written.set_exception(HostGone())
+            else:
+                written.set_result(None)

@@ -1,0 +1,200 @@
+"""The bridge's side of the broker: a token from the slot becomes a session, and the next token takes its place.
+
+A new token is on disk before it is confirmed, and the old one stays good until then: whenever this process dies, what is
+on disk leads back to the session (T10). Whoever drives the session does not ask whether there is anything to resume with
+(T6): without a slot, or without a broker at the server, there is simply no session of before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+import anyio
+import httpx2
+
+from perdure._core.reconnect import Patience
+from perdure.client.wire import retry_after
+from perdure.observe import note
+from perdure.stdio import troubles
+from perdure.stdio.following import Following
+from perdure.stdio.messages import FromServer
+
+#: Seconds for one word with the broker. It does little, and a handshake waits for it.
+TIMEOUT = 5.0
+#: At the start the broker is asked before the host says anything. If that fails, the handshake asks again.
+ONCE = Patience(max_time=0.0, max_tries=1)
+#: Of an answer. It holds a session's id and a token.
+MAX_ANSWER_BYTES = 64 << 10
+_ABSENT = frozenset({404, 405, 501})
+
+
+class Slot(Protocol):
+    """Where a token is kept (`stdio/tokens.py`)."""
+
+    @property
+    def holder(self) -> str: ...
+
+    def token(self) -> str | None: ...
+
+    def keep(self, token: str) -> bool: ...
+
+    def drop(self) -> None: ...
+
+
+class Unavailable(Exception):
+    """The server did not answer within the limits."""
+
+
+class _Rejected(Exception):
+    """The broker says no."""
+
+
+class _NoBroker(Exception):
+    """The server has none."""
+
+
+class Resuming:
+    """One instance's way into its session, and the way back for the next."""
+
+    def __init__(self, client: httpx2.AsyncClient, url: str, slot: Slot, *, credentials: bool) -> None:
+        self._client = client
+        self._url = url
+        self._slot = slot
+        self._credentials = credentials
+        self._turn = anyio.Lock()
+        self._is_asked = False
+        self._session: str | None = None
+        self._is_told = False
+
+    async def start(self) -> None:
+        """Ask the broker while the host makes up its mind."""
+        try:
+            await self.session(ONCE)
+        except (Unavailable, troubles.Refused):
+            return  # the handshake asks again, and tells
+
+    async def session(self, patience: Patience) -> str | None:
+        """The session to go on with, if there is one. Raises `Unavailable` or `Refused`; the token stays where it is."""
+        async with self._turn:
+            if not self._is_asked:
+                self._session = await self._resume(patience)
+                self._is_asked = True
+            return self._session
+
+    async def opened(self, session: str) -> None:
+        """A session without a before: ask for its first token. Without one it works as well, and is not resumed."""
+        if not session or not self._slot.holder:
+            return
+        async with self._turn:
+            self._is_asked, self._session = True, session
+            try:
+                answer = await self._until_answered("open", {}, ONCE, session=session)
+                await self._keep(_text(answer, "token"))
+            except _NoBroker:
+                self._without_broker()
+            except (_Rejected, Unavailable, troubles.Refused) as failure:
+                note(logging.WARNING, "stdio.not_resumable", f"the session will not be resumed: {failure or 'rejected'}")
+
+    async def _resume(self, patience: Patience) -> str | None:
+        token = self._slot.token() if self._slot.holder else None
+        if token is None:
+            return None
+        try:
+            answer = await self._until_answered("resume", {"token": token}, patience)
+            session, renewed = _text(answer, "session"), _text(answer, "token")
+        except _NoBroker:
+            self._slot.drop()  # it would lead to a session that is no longer the last
+            self._without_broker()
+            return None
+        except _Rejected:
+            note(logging.WARNING, "stdio.rejected", "Broker rejected resume token, starting fresh session")
+            self._slot.drop()
+            return None
+        await self._keep(renewed)
+        note(logging.INFO, "stdio.resumed", "Session resumed successfully")
+        return session
+
+    async def _keep(self, token: str) -> None:
+        """On disk first: only then may the one before be retired. If that fails, the one before is still good."""
+        if not self._slot.keep(token):
+            return
+        try:
+            await self._until_answered("confirm", {"token": token}, ONCE)
+        except (_NoBroker, _Rejected, Unavailable, troubles.Refused) as failure:
+            # The token on disk is good, confirmed or not.
+            note(logging.DEBUG, "stdio.not_confirmed", f"the new resume token was not confirmed: {failure}")
+
+    def _without_broker(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            note(logging.INFO, "stdio.no_broker", "the server has no resume broker: its sessions end with this process")
+
+    async def _until_answered(
+        self, action: str, body: dict[str, str], patience: Patience, *, session: str | None = None
+    ) -> dict[str, Any]:
+        course = Following(_Nobody(), patience, since=time.monotonic())
+        while True:
+            try:
+                response = await self._post(action, body, session)
+                if response.status_code < 500 and response.status_code != 429:
+                    return self._answer(response)
+                course.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
+            except httpx2.TransportError as failure:
+                if (trouble := troubles.of_error(failure, self._url)) is not None:
+                    raise troubles.Refused(trouble) from failure
+                course.failed(f"{type(failure).__name__}: {failure}")
+            if not await course.wait():
+                raise Unavailable(course.trouble)
+
+    async def _post(self, action: str, body: dict[str, str], session: str | None) -> httpx2.Response:
+        headers = {} if session is None else {"mcp-session-id": session}
+        said = {**body, "holder": self._slot.holder}
+        return await self._client.post(
+            beside(self._url, action), json=said, headers=headers, timeout=TIMEOUT, follow_redirects=False
+        )
+
+    def _answer(self, response: httpx2.Response) -> dict[str, Any]:
+        if response.status_code in _ABSENT:
+            raise _NoBroker
+        try:
+            found = json.loads(response.content) if len(response.content) <= MAX_ANSWER_BYTES else None
+        except ValueError:
+            found = None
+        if response.status_code == 403 and isinstance(found, dict) and found.get("error") == "rejected":
+            raise _Rejected
+        if response.status_code in (401, 403):
+            raise troubles.Refused(troubles.of_response(response, self._url, credentials=self._credentials))
+        if response.status_code not in (200, 204) or not isinstance(found, dict | None):
+            raise _NoBroker  # something else answers there
+        return found or {}
+
+
+def beside(url: str, action: str) -> str:
+    """The broker's address: a sibling of the endpoint."""
+    parts = urlsplit(url)
+    folder = parts.path.rstrip("/").rpartition("/")[0]
+    return urlunsplit((parts.scheme, parts.netloc, f"{folder}/resume/{action}", "", ""))
+
+
+def _text(answer: dict[str, Any], name: str) -> str:
+    found = answer.get(name)
+    if not isinstance(found, str) or not found:
+        raise _NoBroker
+    return found
+
+
+class _Nobody:
+    """There is no stream to listen to."""
+
+    async def hear(self, message: FromServer) -> FromServer | None:
+        return None
+
+    def misheard(self, reason: str) -> None:
+        return None
+
+    def move(self, position: str) -> None:
+        return None

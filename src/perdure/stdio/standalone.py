@@ -1,0 +1,77 @@
+"""The standalone stream: what belongs to no call. It is read for as long as its session lives."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from perdure._core.reconnect import Patience
+from perdure._core.sse import EventTooLarge
+from perdure.client.state import Handshake
+from perdure.client.wire import Broken, NotSent, kind, retry_after
+from perdure.observe import note
+from perdure.stdio.following import Following
+from perdure.stdio.messages import FromServer
+
+if TYPE_CHECKING:
+    from perdure.stdio.bridge import Bridge
+
+#: Seconds between two looks at a server that stays away. Nobody waits for this stream as for an answer, so it is never
+#: given up, and looked for less often.
+LOOKS = 30.0
+
+
+class Standalone:
+    """The listener of one session's standalone stream."""
+
+    def __init__(self, bridge: Bridge, handshake: Handshake) -> None:
+        self._bridge = bridge
+        self._handshake = handshake
+
+    async def run(self) -> None:
+        """Until the session is another one, or the server has no such stream."""
+        following = Following(self, _endless(self._bridge.patience), position=self._bridge.notes.noted.position)
+        try:
+            while self._bridge.handshake is self._handshake and await self._attempt(following):
+                await following.wait()
+        except EventTooLarge as error:
+            note(logging.WARNING, "stdio.standalone_lost", f"what belongs to no call is not heard any more: {error}")
+
+    async def _attempt(self, following: Following) -> bool:
+        """One connection; whether there shall be another."""
+        try:
+            async with self._bridge.wire.get(following.position, self._handshake) as response:
+                if response.status_code == 200 and kind(response) == "text/event-stream":
+                    self._bridge.teller.reached(self._bridge.wire.url)
+                    await following.read(response)
+                elif response.status_code == 404:
+                    if not await self._bridge.renew(self._handshake):
+                        following.failed("the session is gone")
+                elif response.status_code in (400, 405):
+                    return False  # a server that has no such stream
+                else:
+                    self._bridge.teller.waiting(self._bridge.wire.url, f"HTTP {response.status_code}")
+                    following.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
+        except (NotSent, Broken) as error:
+            self._bridge.teller.waiting(self._bridge.wire.url, str(error))
+            following.failed(str(error))
+        return True
+
+    async def hear(self, message: FromServer) -> FromServer | None:
+        await self._bridge.take(message, None)
+        return None
+
+    def misheard(self, reason: str) -> None:
+        self._bridge.misheard(reason)
+
+    def move(self, position: str) -> None:
+        if self._bridge.handshake is self._handshake:
+            self._bridge.notes.noted.position = position
+            self._bridge.moved()
+
+
+def _endless(patience: Patience) -> Patience:
+    return replace(patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=max(patience.max_delay, LOOKS))

@@ -1,0 +1,71 @@
+"""What the host says without wanting an answer: notifications, and its answers to what the server asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+
+from perdure.client.wire import Broken, NotSent, retry_after
+from perdure.observe import note
+from perdure.stdio.call import DEPARTURE
+from perdure.stdio.following import Following
+from perdure.stdio.messages import FromServer
+
+if TYPE_CHECKING:
+    from perdure.stdio.bridge import Bridge
+
+
+class Telling:
+    """One message on its way. It may arrive twice: an answer that nobody waits for is dropped."""
+
+    def __init__(self, bridge: Bridge, text: str) -> None:
+        self._bridge = bridge
+        self._text = text
+        self._following = Following(self, bridge.patience, since=time.monotonic())
+        self.departed = anyio.Event()
+
+    async def run(self) -> None:
+        """Until it was taken, refused, or patience ends."""
+        try:
+            while not await self._attempt():
+                self._bridge.teller.waiting(self._bridge.wire.url, self._following.trouble)
+                if not await self._following.wait():
+                    self._lost(self._following.trouble)
+                    return
+        except Exception as failure:  # whatever it is, it costs this message alone
+            self._lost(f"{type(failure).__name__}: {failure}")
+        finally:
+            self.departed.set()
+
+    async def _attempt(self) -> bool:
+        timer = asyncio.get_running_loop().call_later(DEPARTURE, self.departed.set)
+        try:
+            async with self._bridge.wire.post(self._text.encode(), self._bridge.handshake) as response:
+                status = response.status_code
+                if status < 300:
+                    return True
+                if status < 500 and status != 429:
+                    self._lost(f"HTTP {status}")
+                    return True
+                self._following.failed(f"HTTP {status}", at_least=retry_after(response))
+        except (NotSent, Broken) as failure:
+            self._following.failed(str(failure))
+        finally:
+            timer.cancel()
+        return False
+
+    def _lost(self, reason: str) -> None:
+        note(logging.WARNING, "stdio.not_told", f"a message of the host's could not be handed on: {reason}")
+
+    async def hear(self, message: FromServer) -> FromServer | None:
+        return None
+
+    def misheard(self, reason: str) -> None:
+        return None
+
+    def move(self, position: str) -> None:
+        return None
