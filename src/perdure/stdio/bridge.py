@@ -94,6 +94,7 @@ class Bridge:
         self._asks: dict[str, None] = {}
         """The ids of what the server has asked and the host has not answered, as JSON."""
         self._departures, self._waiting = anyio.create_memory_object_stream[tuple[anyio.Event, Job]](MAX_WAITING)
+        self._reading = anyio.CancelScope()
         self._tasks: anyio.abc.TaskGroup
 
     @property
@@ -106,23 +107,31 @@ class Bridge:
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._depart)
                 self.start(self.resuming.start)
-                try:
-                    async for line in lines:
-                        await self._from_host(line)
-                except HostGone:
-                    pass
+                with self._reading:
+                    await self._read(lines)
                 leaving()
                 await self._last_words()
                 self._tasks.cancel_scope.cancel()
 
+    def stop(self) -> None:
+        """End as if the host had closed the pipe."""
+        self._reading.cancel()
+
+    async def _read(self, lines: AsyncIterator[Line]) -> None:
+        try:
+            async for line in lines:
+                await self._from_host(line)
+        except HostGone:
+            return
+
     def start(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
-        """Run something for as long as the bridge lives. A host that is gone is noticed at the other pipe as well."""
+        """Run something for as long as the bridge lives."""
 
         async def run() -> None:
             try:
                 await task(*arguments)
             except HostGone:
-                return
+                self.stop()
 
         self._tasks.start_soon(run)
 

@@ -44,8 +44,7 @@ class Unblocked(logging.Handler):
             self._below.handle(record)
 
 
-def set_up(level: str, file: Path | None) -> Unblocked:
-    """Raises `OSError` where the file cannot be opened."""
+def to_stderr(level: str) -> Unblocked:
     logging.raiseExceptions = False  # a host that closed stderr
     logger = logging.getLogger("perdure")
     logger.setLevel(level.upper())
@@ -54,9 +53,12 @@ def set_up(level: str, file: Path | None) -> Unblocked:
     shown.setFormatter(logging.Formatter("perdure: %(message)s"))
     unblocked = Unblocked(shown)
     logger.addHandler(unblocked)
-    if file is not None:
-        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
-        written.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
-        logger.addHandler(written)
     return unblocked
+
+
+def to_file(path: Path) -> None:
+    """Raises `OSError` where it cannot be opened."""
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
+    written.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    logging.getLogger("perdure").addHandler(written)

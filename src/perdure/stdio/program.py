@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import httpx2
@@ -18,17 +18,24 @@ import httpx2
 from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
-from perdure.client.auth import Bearer
+from perdure.client.auth import Bearer, TokenProvider
 from perdure.client.wire import LIMITS, TIMEOUT, Wire
+from perdure.observe import note
 from perdure.stdio import logs, troubles
 from perdure.stdio.bridge import Bridge
+from perdure.stdio.credentials import BadCredentials, provider
 from perdure.stdio.messages import encode, error
 from perdure.stdio.notes import Notes
-from perdure.stdio.pipes import HostGone, Line, Output, lines
+from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resuming import Resuming
 
-#: As click and `perdure serve` have it: what was asked for cannot be done.
+if TYPE_CHECKING:
+    from perdure.stdio.tokens import Slot
+
+#: As for the other commands: what was asked for cannot be done.
 REFUSED = 2
+#: What a shell reports for a program that a signal ended, beyond the signal's number.
+BY_SIGNAL = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +52,125 @@ class Options:
     log_file: Path | None = None
 
 
-class BadCredentials(Exception):
-    """They cannot be had."""
-
-
-def run(options: Options, arguments: list[str]) -> int:
-    """The exit status: 0 at the end of stdin, 128 and the number for a signal, 2 if it could never work."""
+def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """The exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if it could not have worked."""
     log, unwritten = _log(options)
+    if unwritten is not None:
+        note(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {unwritten}")
     try:
-        return anyio.run(_run, options, arguments, unwritten)
+        return anyio.run(_run, options, arguments, environ)
     finally:
         log.finish()
 
 
-def _log(options: Options) -> tuple[logs.Unblocked, str | None]:
+def _log(options: Options) -> tuple[logs.Unblocked, OSError | None]:
+    log = logs.to_stderr(options.log_level)
     try:
-        return logs.set_up(options.log_level, options.log_file), None
+        if options.log_file is not None:
+            logs.to_file(options.log_file)
     except OSError as failure:
-        return logs.set_up(options.log_level, None), f"the log file {options.log_file} cannot be written: {failure}"
+        return log, failure
+    return log, None
+
+
+async def _run(options: Options, arguments: list[str], environ: Mapping[str, str]) -> int:
+    output = Output(sys.stdout.fileno())
+    trouble = troubles.of_address(options.url)
+    token: TokenProvider | None = None
+    if trouble is None:
+        try:
+            token = provider(options.token_env, options.token_file, environ)
+        except BadCredentials as bad:
+            trouble = troubles.Trouble(reason="no_credentials", sentence=str(bad))
+    if trouble is not None:
+        return await _refuse(output, trouble)
+    return await _bridge(options, arguments, environ, output, token)
+
+
+async def _bridge(
+    options: Options,
+    arguments: list[str],
+    environ: Mapping[str, str],
+    output: Output,
+    token: TokenProvider | None,
+) -> int:
+    slot = await _slot(options, arguments, environ)
+    notes = Notes(slot.notes)
+    client = httpx2.AsyncClient(
+        auth=None if token is None else Bearer(token),
+        timeout=TIMEOUT,
+        limits=LIMITS,
+        # Loading the certificates takes longer than all else here; redirects to another scheme are not followed.
+        verify=options.url.startswith("https:"),
+    )
+    async with client:
+        has_token = token is not None
+        bridge = Bridge(
+            Wire(client, options.url),
+            output,
+            Resuming(client, options.url, slot, credentials=has_token),
+            notes,
+            patience=Patience(max_time=options.patience),
+            credentials=has_token,
+        )
+
+        def leaving() -> None:
+            notes.close()
+            slot.release()
+
+        with _signals(bridge.stop) as received:
+            await bridge.run(lines(sys.stdin.fileno()), leaving)
+    return BY_SIGNAL + received[0] if received else 0
+
+
+async def _slot(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot:
+    # Here, because on Windows there is nothing to import: its kind of lock is missing (docs/stdio.md).
+    try:
+        from perdure.stdio import parent, target, tokens
+    except ImportError:
+        from perdure.stdio.nothing import NoSlot
+
+        return NoSlot()
+    if not options.resume:
+        return tokens.NoSlot()
+    directory = options.token_dir
+    if directory is None:
+        with contextlib.suppress(RuntimeError):
+            directory = tokens.default_directory(environ, platform=sys.platform, home=Path.home())
+    name = options.token_env or (str(options.token_file) if options.token_file else "")
+    meant = target.Target(url=options.url, credential=name, arguments=arguments, directory=Path.cwd())
+    return await tokens.open_slot(directory, parent.identify(), meant)
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """The signal that was received, if one was; the second of them ends the process as if nobody listened."""
+    received: list[int] = []
+    loop = asyncio.get_running_loop()
+    wanted = (signal.SIGTERM, signal.SIGINT)
+
+    def heard(number: int) -> None:
+        received.append(number)
+        for each in wanted:
+            loop.remove_signal_handler(each)
+        stop()
+
+    with contextlib.suppress(NotImplementedError):  # Windows
+        for each in wanted:
+            loop.add_signal_handler(each, heard, each)
+    yield received
+
+
+async def _refuse(output: Output, trouble: troubles.Trouble) -> int:
+    """It cannot work as it was started. Hosts show what the answer to `initialize` says, and seldom what stderr says."""
+    troubles.Teller().refused(trouble)
+    with contextlib.suppress(HostGone):
+        async for line in lines(sys.stdin.fileno()):
+            try:
+                message = parse_body(line) if isinstance(line, bytes) else None
+            except InvalidMessage:
+                message = None
+            if isinstance(message, Request):
+                data = {"reason": trouble.reason}
+                await output.write(error(encode(message.id), NO_SERVER, trouble.sentence, data))
+    return REFUSED

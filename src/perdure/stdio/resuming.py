@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -23,6 +23,9 @@ from perdure.stdio import troubles
 from perdure.stdio.following import Following
 from perdure.stdio.messages import FromServer
 
+if TYPE_CHECKING:
+    from perdure.stdio.tokens import Slot
+
 #: Seconds for one word with the broker. It does little, and a handshake waits for it.
 TIMEOUT = 5.0
 #: At the start the broker is asked before the host says anything. If that fails, the handshake asks again.
@@ -30,19 +33,6 @@ ONCE = Patience(max_time=0.0, max_tries=1)
 #: Of an answer. It holds a session's id and a token.
 MAX_ANSWER_BYTES = 64 << 10
 _ABSENT = frozenset({404, 405, 501})
-
-
-class Slot(Protocol):
-    """Where a token is kept (`stdio/tokens.py`)."""
-
-    @property
-    def holder(self) -> str: ...
-
-    def token(self) -> str | None: ...
-
-    def keep(self, token: str) -> bool: ...
-
-    def drop(self) -> None: ...
 
 
 class Unavailable(Exception):
@@ -111,11 +101,10 @@ class Resuming:
             self._without_broker()
             return None
         except _Rejected:
-            note(logging.WARNING, "stdio.rejected", "Broker rejected resume token, starting fresh session")
             self._slot.drop()
             return None
         await self._keep(renewed)
-        note(logging.INFO, "stdio.resumed", "Session resumed successfully")
+        self._slot.resumed()
         return session
 
     async def _keep(self, token: str) -> None:

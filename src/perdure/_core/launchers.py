@@ -1,0 +1,236 @@
+"""Whether a process is an MCP host, or only a launcher on the way from the host to us.
+
+Hosts start us through `uvx`, `npx` or a shell. These are new processes with each start, so a session cannot be found
+again by them; the host behind them stays. A launcher is known by its command line alone:
+
+| program | is a launcher if |
+|---|---|
+| `uv`, `uvx` | it runs something (`uvx …`, `uv run …`, `uv tool run …`) |
+| `npx`, `npm` | it is `npx …`, `npm exec …` or `npm x …` |
+| `pipx` | it is `pipx run …` |
+| `env` | what follows its options and variables would be a launcher, or is us |
+| a shell | its `-c` is one such command, after `cd`, `export` and the like at most; or its script is `perdure` |
+| Python, Node | its script or module is us, or one of the above (`python -m uv`, `node …/npx-cli.js`) |
+| `perdure` | it is `perdure stdio …` (a wrapper of that name) |
+
+Nothing else is one. To take a launcher for a host costs a resume: the session starts fresh. To take a host for a
+launcher could mix the sessions of two hosts that have the same parent. So every doubt is decided for the host.
+
+A **manager** adopts the children of others, or starts whatever a user logs in to: it is not a host, and nothing is
+known of the one that was.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+
+class Kind(enum.Enum):
+    """What a process above us is."""
+
+    HOST = "host"  #: whose child we are, with launchers in between at most
+    LAUNCHER = "launcher"  #: is there to start us; look at its parent
+    MANAGER = "manager"  #: starts or adopts anything; no identity
+
+
+#: Processes of any session, and those that adopt orphans. What is written to `comm` has 15 characters on Linux.
+MANAGERS = frozenset(
+    {"init", "systemd", "launchd", "openrc-init", "upstart", "runit", "runsv", "runsvdir", "s6-svscan", "s6-supervise"}
+    | {"tini", "tini-static", "dumb-init", "docker-init", "catatonit", "conmon"}
+    | {"containerd-shim", "containerd-shim-runc-v2"}
+    | {"login", "sshd", "sshd-session", "sshd-auth", "loginwindow", "lightdm", "sddm-helper"}
+    | {"gdm-session-worker", "gdm-session-wor", "gnome-session-binary", "gnome-session-b"}
+    | {"gnome-session-service", "gnome-session-s", "ksmserver", "plasma_session"}
+    | {"xfce4-session", "lxsession", "lxqt-session", "mate-session"}
+)
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=.*", re.DOTALL)
+_PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?t?)?", re.IGNORECASE)
+_SUFFIX = re.compile(r"\.(py|pyz|js|mjs|cjs|sh)$")
+_OPERATOR = re.compile(r"[();<>|&]+")
+
+#: What a shell may do before it starts us. It changes how we start, and starts nothing that could be our host.
+_PREPARATIONS = frozenset({"cd", "export", "unset", "source", ".", "umask", "ulimit", "set"})
+
+_ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-P"})
+_NODE_VALUED = frozenset({"-r", "--require", "--import", "--loader", "--experimental-loader", "-C", "--conditions"})
+_SHELL_VALUED = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
+
+
+def kind(*, name: str, words: Sequence[str]) -> Kind:
+    """What a process is, by the name that the system has for it and its command line."""
+    if name in MANAGERS or (words and PurePosixPath(words[0]).name in MANAGERS):
+        return Kind.MANAGER
+    return Kind.LAUNCHER if starts_us(_untitled(words)) else Kind.HOST
+
+
+def starts_us(words: Sequence[str]) -> bool:
+    """Whether a command line is only there to start us, or is our own."""
+    if not words:
+        return False
+    program = _program(words[0])
+    rule = _RULES.get("python" if _PYTHON.fullmatch(program) else program)
+    return rule is not None and rule(words[1:])
+
+
+def _program(word: str) -> str:
+    """`/usr/bin/perdure`, `-bash`, `bin/perdure.js`, `site-packages/perdure/__main__.py`: the name that matters."""
+    path = PurePosixPath(word)
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return _SUFFIX.sub("", name).removeprefix("-")
+
+
+def _untitled(words: Sequence[str]) -> Sequence[str]:
+    """npm replaces its command line by a title: one word that holds them all."""
+    return words[0].split() if len(words) == 1 and words[0].startswith(("npm exec ", "npm x ")) else words
+
+
+def _perdure(words: Sequence[str]) -> bool:
+    return _subcommand(words) == "stdio"
+
+
+def _uv(words: Sequence[str]) -> bool:
+    """Options with values may stand first (`uv --directory PATH run …`); uv starts nothing else that stays."""
+    return "run" in words or "uvx" in words
+
+
+def _npm(words: Sequence[str]) -> bool:
+    return _subcommand(words) in {"exec", "x"}
+
+
+def _pipx(words: Sequence[str]) -> bool:
+    return _subcommand(words) == "run"
+
+
+def _any(words: Sequence[str]) -> bool:
+    return bool(words)
+
+
+def _subcommand(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+def _env(words: Sequence[str]) -> bool:
+    rest = _after_options(words, _ENV_VALUED)
+    while rest and _ASSIGNMENT.fullmatch(rest[0]):
+        rest = rest[1:]
+    return starts_us(rest)
+
+
+def _node(words: Sequence[str]) -> bool:
+    return _script(_after_options(words, _NODE_VALUED))
+
+
+def _python(words: Sequence[str]) -> bool:
+    """Python ends its options with the script or with `-m`, which may stand at the end of others (`-Im perdure`)."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option.startswith("--"):
+            rest = rest[1:] if option == "--check-hash-based-pycs" else rest
+            continue
+        for place, letter in enumerate(option[1:], start=2):
+            glued = option[place:]
+            if letter == "m":
+                return _script([glued, *rest] if glued else rest)
+            if letter == "c":
+                return False
+            if letter in "XW":
+                rest = rest if glued else rest[1:]
+                break
+    return _script(rest)
+
+
+def _script(words: Sequence[str]) -> bool:
+    """A script or module that an interpreter runs: it stands for a program of its name."""
+    return bool(words) and not words[0].startswith("-") and starts_us(words)
+
+
+def _shell(words: Sequence[str]) -> bool:
+    rest = list(words)
+    while rest and rest[0][:1] in {"-", "+"} and rest[0] not in {"-", "--"}:
+        option = rest.pop(0)
+        letters = "" if option.startswith("--") else option[1:]
+        if option[0] == "-" and "c" in letters:
+            rest = list(_after_options(rest, _SHELL_VALUED))
+            return bool(rest) and _line_starts_us(rest[0])
+        # `-euo pipefail`: the last letter takes a value.
+        rest = rest[1:] if option in _SHELL_VALUED or letters[-1:] in {"o", "O"} else rest
+    return bool(rest) and _program(rest[0]) == "perdure" and _perdure(rest[1:])
+
+
+def _line_starts_us(line: str) -> bool:
+    commands = _commands(line)
+    if not commands:
+        return False
+    *before, last = commands
+    return all(_prepares(command) for command in before) and _command_starts_us(last)
+
+
+def _prepares(command: Sequence[str]) -> bool:
+    return command[0] in _PREPARATIONS or all(_ASSIGNMENT.fullmatch(word) for word in command)
+
+
+def _command_starts_us(command: Sequence[str]) -> bool:
+    rest = list(command)
+    while rest and (rest[0] in {"exec", "command"} or _ASSIGNMENT.fullmatch(rest[0])):
+        rest = rest[1:]
+    return starts_us(rest)
+
+
+def _commands(line: str) -> list[list[str]]:
+    """The simple commands of a shell's line, one after the other; none if it is more than that.
+
+    Several lines, pipes, jobs, alternatives, groups and substitutions may start anything.
+    """
+    if "\n" in line.strip() or "`" in line:
+        return []
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        tokens = list(lexer)
+    except ValueError:  # a quote that does not end
+        return []
+    commands: list[list[str]] = [[]]
+    for token in tokens:
+        if token in {";", "&&"}:
+            commands.append([])
+        elif not _OPERATOR.fullmatch(token):
+            commands[-1].append(token)
+        elif token not in {">", ">>", ">&"}:
+            return []
+    if not commands[-1] and tokens and tokens[-1] == ";":
+        commands.pop()
+    return commands if all(commands) else []
+
+
+def _after_options(words: Sequence[str], valued: frozenset[str]) -> Sequence[str]:
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option == "--":
+            break
+        rest = rest[1:] if option in valued else rest
+    return rest
+
+
+_RULES: Mapping[str, Callable[[Sequence[str]], bool]] = {
+    "perdure": _perdure,
+    "uv": _uv,
+    "uvx": _any,
+    "npx": _any,
+    "npx-cli": _any,
+    "npm": _npm,
+    "npm-cli": _npm,
+    "pipx": _pipx,
+    "env": _env,
+    "python": _python,
+    "node": _node,
+    "nodejs": _node,
+    **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"), _shell),
+}

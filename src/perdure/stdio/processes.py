@@ -1,0 +1,133 @@
+"""What the operating system says of a process: its parent, when it started, its command line.
+
+Linux says it in `/proc`, exactly: the start is a count of clock ticks since the machine started, which no change of
+the clock moves, and each start of the machine has an id. macOS is asked through `psutil`; the start is the time of day
+in microseconds as it was written down when the process began, so it needs no such id. Elsewhere, on Windows too,
+nothing is known, and resume is off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+MAX_COMMAND = 65_536
+"""Bytes of a command line that are read. A launcher's is short; one that is cut is taken for a host's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One process, as it was at one moment."""
+
+    pid: int
+    parent: int
+    start: int
+    name: str
+    words: tuple[str, ...]
+
+
+class Processes(Protocol):
+    """The processes of this machine.
+
+    1. `look` returns what is known of a process, or None: there is none, or it cannot be read.
+    2. Two processes never have the same pid and start, as long as `boot` and `space` are the same.
+    3. `is_gone` is true only if the process with this pid and start does not live any more; never for "cannot tell".
+    """
+
+    @property
+    def boot(self) -> str:
+        """Which start of the machine this is; empty where a start time says it all."""
+
+    @property
+    def space(self) -> str:
+        """Which of several sets of pids these are: containers have their own, and share the machine's ticks."""
+
+    def look(self, pid: int, /) -> Seen | None: ...
+
+    def is_gone(self, pid: int, start: int, /) -> bool: ...
+
+
+class ProcFs:
+    """Linux."""
+
+    def __init__(self, root: str | os.PathLike[str] = "/proc") -> None:
+        self._root = Path(root)
+        self.boot = (self._root / "sys/kernel/random/boot_id").read_text().strip()
+        self.space = os.readlink(self._root / "self/ns/pid")
+
+    def look(self, pid: int, /) -> Seen | None:
+        folder = self._root / str(pid)
+        try:
+            stat = (folder / "stat").read_text(errors="replace")
+            with open(folder / "cmdline", "rb") as file:
+                command = file.read(MAX_COMMAND)
+            return _seen(stat, command)
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def is_gone(self, pid: int, start: int, /) -> bool:
+        return _is_gone(self.look(pid), pid, start)
+
+
+class Psutil:
+    """macOS. Works elsewhere as well, where start times move with the clock."""
+
+    boot = ""
+    space = ""
+
+    def __init__(self) -> None:
+        self._psutil: Any = importlib.import_module("psutil")  # a dependency on macOS alone
+
+    def look(self, pid: int, /) -> Seen | None:
+        try:
+            process = self._psutil.Process(pid)
+            with process.oneshot():
+                start = round(process.create_time() * 1_000_000)
+                parent, name = process.ppid(), process.name()
+            try:
+                words = tuple(process.cmdline())
+            except self._psutil.Error:
+                words = ()  # of another user: no launcher of ours
+        except (self._psutil.Error, OSError, ValueError):
+            return None
+        return Seen(pid=pid, parent=parent, start=start, name=name, words=words)
+
+    def is_gone(self, pid: int, start: int, /) -> bool:
+        return _is_gone(self.look(pid), pid, start)
+
+
+def here(platform: str = sys.platform) -> Processes | None:
+    """The processes of this machine, or None where no way is known to tell them apart for sure."""
+    try:
+        if platform == "linux":
+            return ProcFs()
+        return Psutil() if platform == "darwin" else None
+    except (OSError, ImportError):
+        return None
+
+
+def _seen(stat: str, command: bytes) -> Seen:
+    """Of `/proc/PID/stat`. The name stands in parentheses and may hold some, and spaces."""
+    begin, _, rest = stat.rpartition(")")
+    pid, _, name = begin.partition(" (")
+    fields = rest.split()
+    cut = len(command) >= MAX_COMMAND
+    words = () if cut or not command else command.rstrip(b"\0").decode(errors="replace").split("\0")
+    # proc(5) counts from 1 and with pid and name: the parent is field 4, the start 22.
+    return Seen(pid=int(pid), parent=int(fields[1]), start=int(fields[19]), name=name, words=tuple(words))
+
+
+def _is_gone(seen: Seen | None, pid: int, start: int) -> bool:
+    if seen is not None:
+        return seen.start != start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False

@@ -1,0 +1,263 @@
+"""Where a bridge keeps its resume token between its lives.
+
+    slot = await open_slot(directory, identity, target)
+    token = slot.token()      # offer it; then slot.resumed() or slot.drop()
+    slot.keep(token)          # each time the broker gives a new one; confirm it if this was True
+    slot.release()            # at the end: the next bridge may have it
+
+Whoever drives the session never asks whether resume is on (T6): a slot that keeps nothing looks the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from perdure.observe import note
+from perdure.stdio.labels import Label, SlotName, this_machine
+from perdure.stdio.leftovers import sweep
+from perdure.stdio.parent import Identity
+from perdure.stdio.private_files import Folder, Untrusted
+from perdure.stdio.processes import Processes, here
+from perdure.stdio.shelf import MAX_SLOTS, Shelf, Taken
+from perdure.stdio.target import Target
+
+PATIENCE = 1.0
+"""Seconds for which a bridge waits for a slot of its target: hosts start the new one before the old one has ended."""
+
+POLL = 0.02
+"""Seconds between two looks at locked slots."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{64}")
+
+
+class Slot(Protocol):
+    """Room for the token of one bridge, and of no other one at the same time.
+
+    1. `token` returns what was kept last in this slot, by a bridge of the same host and target; else None.
+    2. `keep` is True only when the token is on the disk; who reads later finds this one or the one before.
+    3. Nothing raises. After `release`, and where resume is off, nothing is read or written.
+    """
+
+    @property
+    def holder(self) -> str:
+        """Names this host, target and slot to the broker; empty where resume is off."""
+
+    @property
+    def notes(self) -> Path | None:
+        """A file beside the token for the bridge's own positions; it is removed with the token. None where resume is off."""
+
+    def token(self) -> str | None: ...
+
+    def keep(self, token: str, /) -> bool: ...
+
+    def resumed(self) -> None:
+        """The broker accepted the token."""
+
+    def drop(self) -> None:
+        """The broker rejected the token: it and the notes go."""
+
+    def release(self) -> None:
+        """Free the lock; the files stay."""
+
+
+class NoSlot:
+    """Resume is off."""
+
+    holder = ""
+    notes = None
+
+    def token(self) -> str | None:
+        return None
+
+    def keep(self, token: str, /) -> bool:
+        return False
+
+    def resumed(self) -> None:
+        return None
+
+    def drop(self) -> None:
+        return None
+
+    def release(self) -> None:
+        return None
+
+
+class KeptSlot:
+    """A slot in a folder, locked."""
+
+    def __init__(self, folder: Folder, taken: Taken, label: Label, holder: str) -> None:
+        self.holder = holder
+        self.notes = folder.path / taken.name.notes
+        self._folder = folder
+        self._name = taken.name
+        self._label = label
+        self._labelled = taken.labelled
+        self._lock: int | None = taken.lock
+        _all.add(self)
+        # So that others see whose it is; if it fails now, `keep` tries again.
+        with contextlib.suppress(OSError):
+            self._write_label()
+
+    def token(self) -> str | None:
+        if self._lock is None:
+            return None
+        try:
+            data = self._folder.read(self._name.token, limit=64)
+            if data is None:
+                note(logging.INFO, "token.not_found", "Token file not found (first run or clean slate)")
+                return None
+            return _checked(data)
+        except Untrusted as reason:
+            note(logging.WARNING, "token.corrupted", "Token file corrupted, treating as stale", reason=str(reason))
+            self._forget()
+            return None
+
+    def keep(self, token: str, /) -> bool:
+        if self._lock is None:
+            return False
+        try:
+            _checked(token.encode())
+            self._check_lock(self._lock)
+            self._write_label()
+            self._folder.write(self._name.token, token.encode())
+        except (OSError, Untrusted) as error:
+            note(logging.WARNING, "token.write_failed", f"Failed to write token file: {error}")
+            return False
+        return True
+
+    def resumed(self) -> None:
+        if self._lock is not None:
+            note(logging.INFO, "token.resumed", "Session resumed successfully")
+
+    def drop(self) -> None:
+        if self._lock is not None:
+            note(logging.WARNING, "token.rejected", "Broker rejected resume token, starting fresh session")
+            self._forget()
+
+    def release(self) -> None:
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._lock)  # the slot that was used last is the first to be taken again
+            # A child that was forked in this moment may have the file as well: closing it would not be enough.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close what is open; the lock stays with whoever else has the file."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+            self._folder.close()
+
+    def _forget(self) -> None:
+        self._folder.remove(self._name.token)
+        self._folder.remove(self._name.notes)
+
+    def _check_lock(self, lock: int) -> None:
+        if not self._folder.is_still(self._name.lock, lock):
+            raise FileNotFoundError(f"{self._name.lock} was removed, so the slot may be another bridge's")
+
+    def _write_label(self) -> None:
+        if not self._labelled:
+            self._folder.write(self._name.target, self._label.encoded())
+            self._labelled = True
+
+
+_all: weakref.WeakSet[KeptSlot] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A child that was forked shares its parent's locks: it must not keep them held when the parent dies."""
+    for slot in list(_all):
+        slot.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+async def open_slot(
+    directory: str | os.PathLike[str] | None,
+    identity: Identity | None,
+    target: Target,
+    *,
+    processes: Processes | None = None,
+    patience: float = PATIENCE,
+    now: float | None = None,
+) -> Slot:
+    """The slot of this bridge, locked. Never raises: where there is none, resume is off and the log says why."""
+    if identity is None:
+        return NoSlot()  # `identify` has said why
+    if directory is None:
+        return _off("no directory for its tokens is known")
+    try:
+        folder = Folder(directory)
+    except (OSError, RuntimeError, ValueError) as error:
+        return _off(str(error))
+    try:
+        slot = await _take(folder, identity, target, processes or here(), patience, time.time() if now is None else now)
+    except BaseException as error:
+        folder.close()
+        if isinstance(error, OSError):
+            return _off(str(error))
+        raise
+    if slot is None:
+        folder.close()
+        return _off(f"all {MAX_SLOTS} slots of this host are in use")
+    return slot
+
+
+async def _take(
+    folder: Folder, identity: Identity, target: Target, processes: Processes | None, patience: float, now: float
+) -> KeptSlot | None:
+    label = Label(machine=this_machine(), boot=identity.boot, space=identity.space, target=target.digest)
+    first = SlotName(pid=identity.pid, start=identity.start)
+    if processes is not None:
+        sweep(folder, label, processes, keep=first, now=now)
+    shelf = Shelf(folder, first, label)
+    deadline = time.monotonic() + patience
+    while (taken := shelf.take_ours()) is None:
+        if not shelf.has_ours() or time.monotonic() >= deadline:
+            taken = shelf.take_new()
+            break
+        await asyncio.sleep(POLL)
+    return None if taken is None else KeptSlot(folder, taken, label, _holder(identity, target, taken.name))
+
+
+def _holder(identity: Identity, target: Target, name: SlotName) -> str:
+    parts = [identity.boot, identity.space, identity.pid, identity.start, target.digest, str(name)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _checked(token: bytes) -> str:
+    text = token.decode("ascii", errors="replace")
+    if not _TOKEN.fullmatch(text):
+        raise Untrusted(f"no token (64 characters of base64url), but {len(token)} bytes")
+    return text
+
+
+def _off(reason: str) -> NoSlot:
+    note(logging.WARNING, "token.off", f"Session resume disabled for this instance: {reason}")
+    return NoSlot()
+
+
+def default_directory(environ: Mapping[str, str], *, platform: str, home: Path | None) -> Path | None:
+    """Where tokens are kept if nobody says otherwise: state of this user that is not worth a backup."""
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    if platform == "darwin":
+        return home and home / "Library" / "Application Support" / "perdure" / "stdio"
+    if state.is_absolute():  # a relative one is to be ignored, says the XDG specification
+        return state / "perdure" / "stdio"
+    return home and home / ".local" / "state" / "perdure" / "stdio"
