@@ -1,6 +1,6 @@
 """`python -m perdure`."""
 
-from perdure.cli import main
+from perdure.command import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The command `perdure`. Only this module and `cli_operator` read the environment and print."""
+"""The command `perdure`. Only this module, `cli_operator` and `stdio/cli` read the environment and print."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from perdure.observe import note
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.serving import serve
 from perdure.settings import SECURITY, Rule, Settings
+from perdure.stdio.cli import stdio
 from perdure.target import load_target
 from perdure.tokens import FileTokens
 from perdure.workers import run_workers
@@ -226,6 +227,7 @@ perdure_command.add_command(
 
 perdure_command.add_command(sessions)
 perdure_command.add_command(tail)
+perdure_command.add_command(stdio)
 
 
 def _is_loopback(address: str) -> bool:

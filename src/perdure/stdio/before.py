@@ -46,7 +46,12 @@ class Before:
 
     async def _report(self, asked: Asked, answer: str) -> None:
         named = f" of {asked.name}" if asked.name else ""
-        note(logging.INFO, "stdio.ended_before", f"a call{named} that an earlier instance began has ended", tool=asked.name)
+        note(
+            logging.INFO,
+            "stdio.ended_before",
+            f"a call{named} that an earlier instance began has ended",
+            tool=asked.name,
+        )
         if self._is_heard():
             await self._bridge.give(reported(asked, answer))
 
@@ -54,7 +59,9 @@ class Before:
         handshake = self._bridge.handshake
         if handshake is None or "logging" not in (handshake.result.get("capabilities") or {}):
             return False
-        levels = [json.loads(one)["params"].get("level") for one in self._bridge.notes.noted.sticky if "setLevel" in one]
+        levels = [
+            json.loads(one)["params"].get("level") for one in self._bridge.notes.noted.sticky if "setLevel" in one
+        ]
         return not levels or levels[-1] in _HEARD
 
 

@@ -191,7 +191,9 @@ class Bridge:
         elif self.handshake is None and not self._handshaking.is_begun:
             await self.give(_before_the_handshake(message, host_id))
         elif host_id in self._calls:
-            await self.give(error(host_id, INVALID_REQUEST, f"Request id {host_id} is still in use by a running request"))
+            await self.give(
+                error(host_id, INVALID_REQUEST, f"Request id {host_id} is still in use by a running request")
+            )
         elif len(self._calls) >= MAX_RUNNING:
             await self.give(error(host_id, TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may"))
         else:
@@ -350,7 +352,11 @@ class Bridge:
             await self.give(f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}')
 
     async def _open_again(self) -> None:
-        note(logging.WARNING, "stdio.revoked", "somebody else used a resume token of this session; a new one is asked for")
+        note(
+            logging.WARNING,
+            "stdio.revoked",
+            "somebody else used a resume token of this session; a new one is asked for",
+        )
         if self.handshake is not None:
             await self.resuming.opened(self.handshake.session)
 

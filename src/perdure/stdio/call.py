@@ -79,7 +79,9 @@ class Asked:
 class Call:
     """`text` is the request as the host sent it, or "" for one of before, which is only followed."""
 
-    def __init__(self, sessions: Sessions, asked: Asked, text: str, *, wire_id: str, since: float | None = None) -> None:
+    def __init__(
+        self, sessions: Sessions, asked: Asked, text: str, *, wire_id: str, since: float | None = None
+    ) -> None:
         self.asked = asked
         self.wire_id = wire_id
         self.token = wire_id

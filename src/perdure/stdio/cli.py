@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +21,13 @@ at URL and back. If that is a Perdure server, the session is resumed when the ho
 """
 
 
-class _Duration(click.ParamType):
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic since click 8.4 only
+
+
+class _Duration(_ParamType):
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -34,7 +42,12 @@ class _Duration(click.ParamType):
 @click.command("stdio", help=_ABOUT, short_help="Be the MCP server that a desktop host starts.")
 @click.argument("url", metavar="URL")
 @click.option("--token-env", metavar="NAME", help="variable in the environment that holds the server's bearer token")
-@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="file that holds it; read anew when it is refused")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="file that holds it; read anew when it is refused",
+)
 @click.option(
     "--token-dir",
     type=click.Path(path_type=Path),
@@ -50,11 +63,15 @@ class _Duration(click.ParamType):
     metavar="TIME",
     help=f"how long a server that is away is waited for  [default: {say_duration(_PATIENCE)}]",
 )
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", metavar="LEVEL", help=f"what is logged on stderr: {', '.join(_LEVELS)}  [default: info]")
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS),
+    default="info",
+    metavar="LEVEL",
+    help=f"what is logged on stderr: {', '.join(_LEVELS)}  [default: info]",
+)
 @click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="append the log to FILE as well")
-@click.pass_context
 def stdio(
-    ctx: click.Context,
     url: str,
     token_env: str | None,
     token_file: Path | None,
@@ -78,4 +95,4 @@ def stdio(
         log_level=log_level,
         log_file=log_file,
     )
-    return run(options, environ=os.environ)
+    return run(options, arguments=sys.argv[1:], environ=os.environ)

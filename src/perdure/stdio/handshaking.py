@@ -118,9 +118,7 @@ class Handshaking:
         await self._bridge.resuming.opened(session)
         return answer
 
-    async def _until_answered(
-        self, body: bytes, named: Handshake | None, patience: Patience
-    ) -> tuple[FromServer, str]:
+    async def _until_answered(self, body: bytes, named: Handshake | None, patience: Patience) -> tuple[FromServer, str]:
         """A handshake is begun again, not resumed: at worst a session that nobody uses remains."""
         bridge = self._bridge
         course = Following(_Deaf(), patience, since=time.monotonic())

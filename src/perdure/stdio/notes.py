@@ -55,7 +55,9 @@ def decode(data: bytes) -> Noted:
         noted = Noted(**found, calls=calls)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no notes of a bridge: {error}") from error
-    is_fit = isinstance(noted.session, str) and isinstance(noted.position, str | None) and isinstance(noted.sticky, list)
+    is_fit = (
+        isinstance(noted.session, str) and isinstance(noted.position, str | None) and isinstance(noted.sticky, list)
+    )
     if not is_fit or not all(isinstance(request, str) for request in noted.sticky):
         raise ValueError("the notes are of another kind")
     return noted

@@ -25,6 +25,7 @@ from perdure.stdio import logs, troubles
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.credentials import BadCredentials, provider
 from perdure.stdio.messages import encode, error
+from perdure.stdio.no_slot import NoSlot
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resuming import Resuming
@@ -124,15 +125,15 @@ async def _bridge(
 
 
 async def _slot(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot:
-    # Here, because on Windows there is nothing to import: its kind of lock is missing (docs/stdio.md).
+    if not options.resume:
+        return NoSlot()
     try:
+        # Here, because on Windows they cannot be imported: its kind of lock is missing.
         from perdure.stdio import parent, target, tokens
     except ImportError:
-        from perdure.stdio.nothing import NoSlot
-
+        sentence = "Could not verify parent process start time, session resume disabled for this instance"
+        note(logging.WARNING, "stdio.no_resume", sentence)
         return NoSlot()
-    if not options.resume:
-        return tokens.NoSlot()
     directory = options.token_dir
     if directory is None:
         with contextlib.suppress(RuntimeError):

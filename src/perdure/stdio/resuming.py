@@ -87,7 +87,9 @@ class Resuming:
             except _NoBroker:
                 self._without_broker()
             except (_Rejected, Unavailable, troubles.Refused) as failure:
-                note(logging.WARNING, "stdio.not_resumable", f"the session will not be resumed: {failure or 'rejected'}")
+                note(
+                    logging.WARNING, "stdio.not_resumable", f"the session will not be resumed: {failure or 'rejected'}"
+                )
 
     async def _resume(self, patience: Patience) -> str | None:
         token = self._slot.token() if self._slot.holder else None
