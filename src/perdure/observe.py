@@ -78,6 +78,11 @@ class Counters:
     recoveries_failed: int = 0
     recoveries_refused: int = 0
     """Callers that had lost too many sessions to be given another one."""
+    resume_chains_opened: int = 0
+    resume_tokens_accepted: int = 0
+    resume_tokens_rejected: int = 0
+    resume_chains_revoked: int = 0
+    """Chains revoked because a token was used that had been voided or retired: a security event."""
     requests_refused: int = 0
     """Answers of 400 and above that the endpoint gave."""
     outages: int = 0

@@ -170,6 +170,9 @@ class Settings:
     allowed_origins: tuple[str, ...] = _names(SECURITY, "Origin headers accepted beside those of this machine")
     cors_origins: tuple[str, ...] = _names(SECURITY, "origins whose pages may read the answers; `*` for all")
 
+    broker: bool = _flag(
+        SECURITY, True, "serve the resume broker, `resume/…` beside the endpoint, to whomever the endpoint lets in"
+    )
     metrics: bool = _flag(SECURITY, True, "serve `GET /metrics`, to whomever the endpoint lets in")
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
+from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import SessionState
@@ -151,6 +152,28 @@ class FaultyStore:
     async def longest_dormant(self) -> SessionRecord | None:
         await _fail(self.reads)
         return await self._inner.longest_dormant()
+
+    async def chain(self, name: str) -> Chain | None:
+        await _fail(self.reads)
+        return await self._inner.chain(name)
+
+    async def chain_of(self, session: SessionId) -> Chain | None:
+        await _fail(self.reads)
+        return await self._inner.chain_of(session)
+
+    async def put_chain(self, chain: Chain) -> bool:
+        late = await self._write_fault()
+        put = await self._inner.put_chain(chain)
+        if late:
+            await asyncio.Event().wait()
+        return put
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        late = await self._write_fault()
+        changed = await self._inner.change_chain(seen, chain)
+        if late:
+            await asyncio.Event().wait()
+        return changed
 
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         await _fail(self.reads)

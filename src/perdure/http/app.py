@@ -23,11 +23,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure import spans
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
+from perdure.broker import Broker
 from perdure.errors import Misuse
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.metrics import METRICS, SCRAPE, scrape
+from perdure.http.resume import ALLOW_POST, RESUME, ResumeDesk, resume_paths
 from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.life import Life, living
@@ -59,12 +61,14 @@ class App:
         if self.path in BESIDE:
             raise Misuse(f"path is {path!r}, where {BESIDE[self.path]}")
         self._settings = settings
+        self._resume_paths = resume_paths(self.path) if settings.broker else {}
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._hosted = host(server, path=self.path)
         self._gate = Gate(settings)
         self._shell = Starlette(lifespan=self.lifespan)
         self._life: Life | None = None
         self._endpoint: Endpoint | None = None
+        self._resume: ResumeDesk | None = None
         self._sessionless: StreamableHTTPSessionManager | None = None
         self._stopping = False
         self._draining = False
@@ -120,6 +124,8 @@ class App:
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _Stand(self._serve)
             self._life, self._endpoint = life, Endpoint(life.house, life.sessions, life.settler)
+            broker = Broker(life.house, life.sessions)
+            self._resume = ResumeDesk(broker, settings, monotonic=life.house.hub.monotonic)
             try:
                 yield
             finally:
@@ -130,6 +136,8 @@ class App:
         self._draining = True
         if self._endpoint is not None and self._life is not None:
             self._endpoint.drain()
+            assert self._resume is not None
+            self._resume.draining = True
             await self._life.drain()
 
     def begin_stop(self) -> None:
@@ -158,6 +166,8 @@ class App:
         if path == self.path:
             scope[_ENTERED] = True
             return self._entry
+        if path in self._resume_paths:
+            return self._broke
         if path == HEALTH:
             return self._health
         if path == METRICS and self._settings.metrics:
@@ -190,12 +200,30 @@ class App:
         inside = {**scope, "path": path, "raw_path": path.encode(), _ENTERED: True, SCRAPE: True}
         await self._entry(inside, receive, send)
 
+    async def _broke(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By the endpoint's own door as well."""
+        whole = scope["path"].rstrip("/")
+        asked = whole.removeprefix(scope.get("root_path", ""))
+        path = whole.removesuffix(asked) + self.path
+        inside = {
+            **scope,
+            "path": path,
+            "raw_path": path.encode(),
+            _ENTERED: True,
+            RESUME: self._resume_paths[asked],
+        }
+        await self._entry(inside, receive, send)
+
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | Streamed | None:
         scope = _trimmed(scope)
         headers = _headers(scope)
         self._gate.check(scope["headers"], headers)
         if scope["method"] == "OPTIONS":
-            return Answer(status=204, headers=ALLOW)
+            return Answer(status=204, headers=ALLOW_POST if RESUME in scope else ALLOW)
+        if RESUME in scope:
+            self._started()
+            assert self._resume is not None
+            return await self._resume(scope, receive, headers, principal_of(scope))
         if self._is_sessionless(headers):
             assert self._sessionless is not None
             await self._sessionless.handle_request(scope, receive, send)

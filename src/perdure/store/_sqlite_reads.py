@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from perdure._core.chains import Chain
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import _sql
@@ -90,6 +91,14 @@ class Reads:
 
     async def longest_dormant(self) -> SessionRecord | None:
         return await self._one("longest_dormant", rows.session_record)
+
+    # Chains
+
+    async def chain(self, name: str) -> Chain | None:
+        return await self._one("chain_by_name", rows.chain_record, name)
+
+    async def chain_of(self, session: SessionId) -> Chain | None:
+        return await self._one("chain_of_session", rows.chain_record, session)
 
     # Ledger, asks, readers, nodes
 

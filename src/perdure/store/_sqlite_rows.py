@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from perdure._core.chains import Chain
 from perdure._core.ids import Kind
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import CallState, SessionState
@@ -211,6 +212,25 @@ def number(row: Row) -> int:
 def request_id_text(request_id: int | str) -> str:
     """As JSON: keeps 8 and "8" apart, and takes numbers of any size and any text that a peer may send."""
     return str(request_id) if type(request_id) is int else json.dumps(request_id)
+
+
+def chain_row(chain: Chain) -> Row:
+    """With the session once more, at the end: it is looked up, too."""
+    return (
+        chain.session,
+        chain.name,
+        RECORD_VERSION,
+        chain.holder,
+        chain.current,
+        chain.next,
+        chain.session,
+    )
+
+
+def chain_record(row: Row) -> Chain:
+    version, name, session, holder, current, next_ = row
+    _known(version, f"the chain of session {session}")
+    return Chain(name=name, session=session, holder=holder, current=current, next=next_)
 
 
 def id_key(request_id: int | str) -> str | bytes:

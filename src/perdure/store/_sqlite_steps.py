@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure._core import sticky
+from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence
@@ -293,6 +294,18 @@ class Steps:
         if self._cursor.rowcount != 1:
             return None
         return rows.session_record(self._cursor.execute(_SQL["session_by_id"], (session,)).fetchone())
+
+    def put_chain(self, chain: Chain) -> bool:
+        self._cursor.execute(_SQL["put_chain"], rows.chain_row(chain))
+        return self._cursor.rowcount == 1
+
+    def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        where = seen.name, seen.current, seen.next
+        if chain is None:
+            self._cursor.execute(_SQL["drop_chain"], where)
+        else:
+            self._cursor.execute(_SQL["change_chain"], (RECORD_VERSION, chain.current, chain.next, *where))
+        return self._cursor.rowcount == 1
 
     def forgets_little(self, steps: Sequence[Step]) -> bool:
         """Whether what the steps forget is soon done."""

@@ -30,6 +30,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
     (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not
     opened (`SessionEnded`).
+13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several who change a
+    chain from what they have all seen, one succeeds, in whatever process; what it wrote is durable (3).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
+from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
@@ -464,6 +467,22 @@ class Ledger(Protocol):
         ...
 
 
+class Chains(Protocol):
+    """Chains of resume tokens (13). They hold hashes; no token ever gets here."""
+
+    async def chain(self, name: str) -> Chain | None: ...
+
+    async def chain_of(self, session: SessionId) -> Chain | None: ...
+
+    async def put_chain(self, chain: Chain) -> bool:
+        """The session's chain from now on, in place of the one it may have. `False`: the session has ended."""
+        ...
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        """Change a chain's secrets, or forget it, if it is still the one that was seen."""
+        ...
+
+
 class Asks(Protocol):
     async def ask(self, session: SessionId, ask: str) -> AskRecord | None: ...
 
@@ -546,7 +565,7 @@ class Nodes(Protocol):
         ...
 
 
-class Store(Events, Sessions, Ledger, Asks, Readers, Wakeups, Nodes, Protocol):
+class Store(Events, Sessions, Chains, Ledger, Asks, Readers, Wakeups, Nodes, Protocol):
     """All of it. Open it with `async with`, or call `open` and `aclose`."""
 
     shared: bool

@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Self
 
 from perdure._core import sticky
+from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
@@ -65,6 +66,8 @@ class MemoryStore(MemoryNodes):
         self._sessions: dict[SessionId, SessionRecord] = {}
         self._of_session: dict[SessionId, dict[StreamId, StreamRow]] = {}
         self._asks: dict[SessionId, dict[str, AskRecord]] = {}
+        self._chains: dict[SessionId, Chain] = {}
+        self._chain_names: dict[str, SessionId] = {}
         self._open_calls: dict[tuple[SessionId, int, int | str], StreamRow] = {}
         """Where each call that has not ended is, by its id as ids are compared."""
 
@@ -191,6 +194,7 @@ class MemoryStore(MemoryNodes):
         if (record := self._going_on(step.session)) is not None:
             ended = replace(record, state=SessionState.ENDED, active=step.time, ended=step.reason)
             self._sessions[step.session] = ended
+            self._forget_chain(step.session)
 
     def _drop(self, stream_id: StreamId) -> None:
         if (stream := self._streams.pop(stream_id, None)) is not None:
@@ -284,6 +288,38 @@ class MemoryStore(MemoryNodes):
     async def longest_dormant(self) -> SessionRecord | None:
         dormant = (session for session in self._sessions.values() if session.state is SessionState.DORMANT)
         return min(dormant, key=attrgetter("active"), default=None)
+
+    # Chains
+
+    async def chain(self, name: str) -> Chain | None:
+        session = self._chain_names.get(name)
+        return None if session is None else self._chains[session]
+
+    async def chain_of(self, session: SessionId) -> Chain | None:
+        return self._chains.get(session)
+
+    async def put_chain(self, chain: Chain) -> bool:
+        if self._going_on(chain.session) is None:
+            return False
+        self._writes += 1
+        self._forget_chain(chain.session)
+        self._chains[chain.session] = chain
+        self._chain_names[chain.name] = chain.session
+        return True
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        if self._chains.get(seen.session) != seen:
+            return False
+        self._writes += 1
+        if chain is None:
+            self._forget_chain(seen.session)
+        else:
+            self._chains[seen.session] = chain
+        return True
+
+    def _forget_chain(self, session: SessionId) -> None:
+        if (chain := self._chains.pop(session, None)) is not None:
+            del self._chain_names[chain.name]
 
     def _going_on(self, session: SessionId) -> SessionRecord | None:
         record = self._sessions.get(session)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
 
+from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.store import _sql
@@ -109,6 +110,12 @@ class SqliteStore(Reads):
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._writer.run(lambda apply, _: apply.reattach(session))
+
+    async def put_chain(self, chain: Chain) -> bool:
+        return await self._writer.run(lambda apply, _: apply.put_chain(chain))
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        return await self._writer.run(lambda apply, _: apply.change_chain(seen, chain))
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         """In chunks, so that commits get in between."""

@@ -195,6 +195,25 @@ SELECT r.record, s.id, r.reader, r.node, r.seq
 FROM stream AS s JOIN reader AS r ON r.stream = s.key
 WHERE s.id = ?;
 
+-- put_chain: a session's chain in place of the one that it may have; nothing if the session has ended
+INSERT INTO chain (session, name, record, holder, current, next)
+SELECT ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended')
+ON CONFLICT (session) DO UPDATE SET
+    name = excluded.name, record = excluded.record, holder = excluded.holder, current = excluded.current,
+    next = excluded.next;
+
+-- change_chain: the secrets of a chain, if they are still those that were seen
+UPDATE chain SET record = ?, current = ?, next = ? WHERE name = ? AND current = ? AND next = ?;
+
+-- drop_chain: forget a chain, if its secrets are still those that were seen
+DELETE FROM chain WHERE name = ? AND current = ? AND next = ?;
+
+-- chain_by_name: one chain
+SELECT record, name, session, holder, current, next FROM chain WHERE name = ?;
+
+-- chain_of_session: a session's chain
+SELECT record, name, session, holder, current, next FROM chain WHERE session = ?;
+
 -- raise_fence: the next fence, part one
 UPDATE fence SET last = last + 1;
 

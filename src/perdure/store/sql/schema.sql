@@ -125,6 +125,17 @@ CREATE TABLE mail (
 
 CREATE INDEX mail_of_node ON mail (node);
 
+-- Resume tokens: one chain for each session at most. Hashes only, and of two secrets only, so a chain takes the same room
+-- however often its token was renewed.
+CREATE TABLE chain (
+    session TEXT PRIMARY KEY NOT NULL,
+    name    TEXT NOT NULL UNIQUE,
+    record  INTEGER NOT NULL,
+    holder  TEXT NOT NULL,
+    current TEXT NOT NULL,
+    next    TEXT NOT NULL
+) WITHOUT ROWID;
+
 -- One row: the highest fence ever given out.
 CREATE TABLE fence (
     only INTEGER PRIMARY KEY CHECK (only = 1),
@@ -140,4 +151,15 @@ BEGIN
     DELETE FROM call WHERE stream = OLD.key;
     DELETE FROM ask WHERE stream = OLD.key;
     DELETE FROM reader WHERE stream = OLD.key;
+END;
+
+-- A session takes its chain along when it ends, however it does.
+CREATE TRIGGER session_over AFTER UPDATE OF state ON session WHEN NEW.state = 'ended'
+BEGIN
+    DELETE FROM chain WHERE session = NEW.id;
+END;
+
+CREATE TRIGGER session_gone AFTER DELETE ON session
+BEGIN
+    DELETE FROM chain WHERE session = OLD.id;
 END;

@@ -1,0 +1,173 @@
+"""Resume tokens: chains of them, and what each use of one does.
+
+A token is 48 random bytes: 16 name its chain, 32 are a secret of it. A chain belongs to one session and one holder, and
+knows two secrets at most, as hashes: the *current* one, and the *next* one, which was issued and not confirmed yet.
+Nobody learns the name of a chain but by one of its tokens. So a token that names a chain and is neither of the two was
+voided or retired before: it is used a second time, by whoever copied it or by whom it was copied from. Then nobody can
+tell who is the right one, and the chain is revoked. Retired secrets need no room for that, however many there were.
+
+The old token stays good until the new one is confirmed, and a new one that was written down and not confirmed is good
+as well. So a holder that dies at any point has a token that is taken, whichever of the two it finds (T10).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from perdure._core.ids import SessionId
+
+NAME_BYTES = 16
+"""128 bits: it is found by its hash, and never guessed."""
+
+SECRET_BYTES = 32
+"""256 bits (T12)."""
+
+TOKEN_LENGTH = 64
+"""Characters of a token: 48 bytes in base64url, which needs no padding."""
+
+
+class Action(enum.Enum):
+    """What a token is used for."""
+
+    RESUME = "resume"
+    CONFIRM = "confirm"
+    REVOKE = "revoke"
+
+
+class Shown(enum.Enum):
+    """Which secret of a chain a token shows."""
+
+    CURRENT = "current"
+    NEXT = "next"
+    USED = "voided or retired"
+
+
+class Change(enum.Enum):
+    """What becomes of a chain."""
+
+    KEEP = "nothing"
+    ISSUE = "another next secret; the one before is void"
+    MOVE = "the next secret is the current one; the one before is retired"
+    MOVE_AND_ISSUE = "both"
+    END = "the chain is gone"
+
+
+class Outcome(enum.Enum):
+    """What a use came to."""
+
+    ACCEPTED = "accepted"
+    ENDED = "its holder ended the chain"
+    REUSED = "the token was used before: the chain is revoked"
+
+
+RULES: Mapping[Action, Mapping[Shown, tuple[Change, Outcome]]] = {
+    Action.RESUME: {
+        Shown.CURRENT: (Change.ISSUE, Outcome.ACCEPTED),
+        Shown.NEXT: (Change.MOVE_AND_ISSUE, Outcome.ACCEPTED),  # it was written down, and its holder died then
+        Shown.USED: (Change.END, Outcome.REUSED),
+    },
+    Action.CONFIRM: {
+        Shown.CURRENT: (Change.KEEP, Outcome.ACCEPTED),  # twice, as the first answer may be lost
+        Shown.NEXT: (Change.MOVE, Outcome.ACCEPTED),
+        Shown.USED: (Change.END, Outcome.REUSED),
+    },
+    Action.REVOKE: {
+        Shown.CURRENT: (Change.END, Outcome.ENDED),
+        Shown.NEXT: (Change.END, Outcome.ENDED),
+        Shown.USED: (Change.END, Outcome.REUSED),
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """A session's chain, as it is stored: every value but the session is a SHA-256 in hex (T12)."""
+
+    name: str
+    session: SessionId
+    holder: str
+    current: str
+    next: str = ""
+    """Empty if none waits to be confirmed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Token:
+    """What a holder has. It is never shown in a log, nor are its hashes."""
+
+    name: bytes
+    secret: bytes
+
+    @property
+    def text(self) -> str:
+        return base64.urlsafe_b64encode(self.name + self.secret).decode()
+
+    def renewed(self, secret: bytes) -> Token:
+        """Another token of the same chain."""
+        return replace(self, secret=secret)
+
+
+def read_token(text: str) -> Token:
+    """The token that a text of `TOKEN_LENGTH` characters spells; one of no chain, if it spells none."""
+    try:
+        raw = base64.b64decode(text, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != NAME_BYTES + SECRET_BYTES or base64.urlsafe_b64encode(raw).decode() != text:
+        raw = hashlib.sha384(text.encode("utf-8", "surrogatepass")).digest()
+    return Token(name=raw[:NAME_BYTES], secret=raw[NAME_BYTES:])
+
+
+def hashed(value: bytes) -> str:
+    """What is stored of a random value. It has bits enough that neither salt nor slowness would help."""
+    return hashlib.sha256(value).hexdigest()
+
+
+def hashed_holder(holder: str) -> str:
+    return hashed(holder.encode())
+
+
+def opened(token: Token, *, session: SessionId, holder: str) -> Chain:
+    """A new chain, whose first token needs no confirmation: before it there is none to fall back to."""
+    return Chain(name=hashed(token.name), session=session, holder=hashed_holder(holder), current=hashed(token.secret))
+
+
+def is_held_by(chain: Chain, holder: str) -> bool:
+    return hmac.compare_digest(chain.holder, hashed_holder(holder))
+
+
+def shown(chain: Chain, token: Token) -> Shown:
+    """Which of the chain's secrets the token shows. Both are compared, whichever it is."""
+    secret = hashed(token.secret)
+    is_current = hmac.compare_digest(chain.current, secret)
+    is_next = hmac.compare_digest(chain.next, secret)
+    return Shown.CURRENT if is_current else Shown.NEXT if is_next else Shown.USED
+
+
+def use(chain: Chain, action: Action, token: Token, *, fresh: bytes) -> tuple[Chain | None, Outcome]:
+    """The chain after a use of one of its tokens (`None`: it is gone), and what that came to.
+
+    `fresh`: the secret to issue, where one is.
+    """
+    change, outcome = RULES[action][shown(chain, token)]
+    return _changed(chain, change, hashed(fresh)), outcome
+
+
+def _changed(chain: Chain, change: Change, fresh: str) -> Chain | None:
+    match change:
+        case Change.KEEP:
+            return chain
+        case Change.ISSUE:
+            return replace(chain, next=fresh)
+        case Change.MOVE:
+            return replace(chain, current=chain.next, next="")
+        case Change.MOVE_AND_ISSUE:
+            return replace(chain, current=chain.next, next=fresh)
+        case Change.END:
+            return None
