@@ -1,8 +1,8 @@
 """JSON text in which one value is replaced, and the rest stays as it came.
 
-A bridge changes ids and tokens of messages that it does not otherwise understand. Decoding and encoding the whole would
-lose what a program's numbers cannot hold (`1e400`, an integer of a hundred digits), half an emoji, a member given twice.
-So the text is cut where the value stands. The text must be JSON: `decode` says whether it is.
+A bridge changes ids and tokens of messages that it does not otherwise understand. Decoding and encoding the whole
+would lose what a program's numbers cannot hold (`1e400`, an integer of a hundred digits), half an emoji, a member given
+twice. So the text is cut where the value stands. The text must be JSON: `decode` says whether it is.
 """
 
 from __future__ import annotations

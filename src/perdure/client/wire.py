@@ -97,7 +97,8 @@ def _session(handshake: Handshake | None) -> dict[str, str]:
     if handshake is None:
         return {}
     headers = {"mcp-session-id": handshake.session} if handshake.session else {}
-    # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has none yet.
+    # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has
+    # none yet.
     return {**headers, "mcp-protocol-version": handshake.version} if handshake.version else headers
 
 

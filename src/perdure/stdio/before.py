@@ -1,8 +1,8 @@
 """Calls of an instance of before. The host that made them forgot them when it ended that instance, and its ids begin
 anew: so their results are no answers to anything. They are followed to their ends and reported.
 
-The report is a log message (`notifications/message`, level info), where the server has declared logging and the host has
-not asked for less; else it stands in the bridge's own log alone.
+The report is a log message (`notifications/message`, level info), where the server has declared logging and the host
+has not asked for less; else it stands in the bridge's own log alone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ class Before:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
+        self._calls: dict[str, Asked] = {}
+
+    def recall(self) -> None:
+        """Those that stand in the notes, before this instance adds its own."""
+        self._calls = dict(self._bridge.notes.noted.calls)
 
     def revive(self) -> None:
         """Go on with them, once the host has finished its handshake."""
-        for wire_id, asked in list(self._bridge.notes.noted.calls.items()):
-            self._bridge.start(self._go_on, wire_id, asked)
+        for wire_id, asked in self._calls.items():
+            self._bridge.hear(self._go_on, wire_id, asked)
+        self._calls = {}
 
     async def _go_on(self, wire_id: str, asked: Asked) -> None:
         call = Call(self._bridge, asked, "", wire_id=wire_id)

@@ -4,9 +4,9 @@
 is never used again, made of this instance's random part and a number, and the host gets its answer under the id that it
 gave. Progress tokens are treated alike. So nothing of an earlier instance can be taken for something of this one.
 
-**Order.** A pipe keeps the order of messages, and HTTP requests do not. So each message leaves when the server has taken
-the one before it (`departed`). While the server is away all of them wait, each no longer than `patience` from the moment
-it was read.
+**Order.** A pipe keeps the order of messages, and HTTP requests do not. So each message leaves when the server has
+taken the one before it (`departed`). While the server is away all of them wait, each no longer than `patience` from the
+moment it was read.
 
 **What the host gets** is written by one writer, and whoever has something for the host waits until it is written: only
 then the position of its stream moves on, so that the next instance repeats nothing that was written and leaves out
@@ -49,7 +49,7 @@ from perdure.stdio import troubles
 from perdure.stdio.before import Before
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.handshaking import Handshaking
-from perdure.stdio.messages import FromServer, encode, error, notification
+from perdure.stdio.messages import FromServer, encode, error
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output, TooLong
 from perdure.stdio.resuming import Resuming
@@ -58,6 +58,8 @@ from perdure.stdio.telling import Telling
 
 #: Requests of the host's that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
 MAX_RUNNING = 1_000
+#: Questions of the server's that the host has not answered. The answer to one that was forgotten is not handed on.
+MAX_ASKS = 1_000
 #: Messages that wait to leave. Beyond that the host's pipe is not read, and the host has to wait.
 MAX_WAITING = 100
 #: Seconds for what the host said last before it closed the pipe.
@@ -84,7 +86,7 @@ class Bridge:
         self.teller = troubles.Teller()
         self._output = output
         self._handshaking = Handshaking(self)
-        self._before = Before(self)
+        self.before = Before(self)
         self._instance = secrets.token_urlsafe(9)
         self._numbers = itertools.count(1)
         self._calls: dict[str, Call] = {}
@@ -95,6 +97,7 @@ class Bridge:
         """The ids of what the server has asked and the host has not answered, as JSON."""
         self._departures, self._waiting = anyio.create_memory_object_stream[tuple[anyio.Event, Job]](MAX_WAITING)
         self._reading = anyio.CancelScope()
+        self._hearing: set[anyio.CancelScope] = set()
         self._tasks: anyio.abc.TaskGroup
 
     @property
@@ -109,6 +112,7 @@ class Bridge:
                 self.start(self.resuming.start)
                 with self._reading:
                     await self._read(lines)
+                self._hear_no_more()
                 leaving()
                 await self._last_words()
                 self._tasks.cancel_scope.cancel()
@@ -124,14 +128,24 @@ class Bridge:
         except HostGone:
             return
 
+    def _hear_no_more(self) -> None:
+        """What comes from now on is for the next instance, which must not find its streams taken from it."""
+        for scope in list(self._hearing):
+            scope.cancel()
+        for call in list(self._calls.values()):
+            if call.departed.is_set():
+                call.scope.cancel()
+
     def start(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
-        """Run something for as long as the bridge lives."""
+        """Run something for as long as the bridge lives. Whatever it raises costs that alone."""
 
         async def run() -> None:
             try:
                 await task(*arguments)
             except HostGone:
                 self.stop()
+            except Exception as failure:
+                note(logging.ERROR, "stdio.failed", f"something unforeseen: {type(failure).__name__}: {failure}")
 
         self._tasks.start_soon(run)
 
@@ -145,7 +159,20 @@ class Bridge:
     def listen(self) -> None:
         """Read the standalone stream from now on."""
         if self.handshake is not None and self.handshake.session:
-            self.start(Standalone(self, self.handshake).run)
+            self.hear(Standalone(self, self.handshake).run)
+
+    def hear(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
+        """Run something for as long as the host listens."""
+
+        async def run() -> None:
+            with anyio.CancelScope() as scope:
+                self._hearing.add(scope)
+                try:
+                    await task(*arguments)
+                finally:
+                    self._hearing.discard(scope)
+
+        self.start(run)
 
     def changed(self) -> None:
         self.notes.changed()
@@ -163,7 +190,7 @@ class Bridge:
         try:
             message = parse_body(line)
         except InvalidMessage as invalid:
-            await self.give(error(encode(invalid.id), invalid.code, invalid.reason))
+            await self.give(_refused(line, invalid))
             return
         text = splice.one_line(line.decode())
         match message:
@@ -237,10 +264,12 @@ class Bridge:
 
     async def _initialize(self, host_id: str, text: str, params: dict[str, Any], left: anyio.Event) -> None:
         """Nothing else leaves before the handshake is answered: there is no session to send it in."""
-        answer = await self._handshaking.initialize(host_id, text, params)
-        self._handshaking.is_begun = self.handshake is not None
-        await self.give(answer)
-        left.set()
+        try:
+            answer = await self._handshaking.initialize(host_id, text, params)
+            self._handshaking.is_begun = self.handshake is not None
+            await self.give(answer)
+        finally:
+            left.set()
 
     async def _notification(self, message: Notification, text: str) -> None:
         if message.method == "notifications/cancelled":
@@ -275,7 +304,7 @@ class Bridge:
         handshake.initialized = True
         self.listen()
         if self._handshaking.is_resumed:
-            self._before.revive()
+            self.before.revive()
 
     async def _reply(self, message: Response, text: str) -> None:
         key = splice.cut(text, "id")
@@ -317,6 +346,8 @@ class Bridge:
         text: str | None = message.text
         if message.is_request:
             self._asks[splice.cut(message.text, "id") or "null"] = None
+            if len(self._asks) > MAX_ASKS:
+                del self._asks[next(iter(self._asks))]
         elif message.method == "notifications/progress":
             text = self._with_own_token(message)
         elif message.method == "notifications/cancelled":
@@ -366,6 +397,19 @@ class Bridge:
 
     def misheard(self, reason: str) -> None:
         note(logging.WARNING, "stdio.misheard", f"the server sent what is no message: {reason}")
+
+
+def _refused(line: bytes, invalid: InvalidMessage) -> str:
+    """The answer to what is no message, under its id if that can be read at all: the host may be waiting for it."""
+    request_id = encode(invalid.id)
+    if invalid.id is None:
+        try:
+            found = splice.decode(text := line.decode())
+        except ValueError:
+            found = None
+        if isinstance(found, dict) and "method" in found and type(found.get("id")) in (int, str):
+            request_id = splice.cut(text, "id") or "null"
+    return error(request_id, invalid.code, invalid.reason.replace("the body", "the line"))
 
 
 def _before_the_handshake(message: Request, host_id: str) -> str:

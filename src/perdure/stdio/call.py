@@ -23,7 +23,7 @@ from perdure._core.sticky import METHODS as STICKY
 from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent, Wire, kind, retry_after
 from perdure.stdio import troubles
-from perdure.stdio.following import Following
+from perdure.stdio.following import Following, whole
 from perdure.stdio.messages import INTERNAL_ERROR, FromServer, encode, error, from_server
 
 #: Statuses by which a server says that it has not taken the request, if it also says when to come again.
@@ -194,7 +194,7 @@ class Call:
         """An answer in one piece, or what an HTTP error says."""
         if kind(response) == "application/json":
             try:
-                messages = from_server((await response.aread()).decode())
+                messages = from_server(await whole(response))
             except ValueError:
                 messages = []
             for message in messages:

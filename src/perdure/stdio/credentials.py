@@ -12,14 +12,18 @@ from pathlib import Path
 
 from perdure.client.auth import TokenProvider
 from perdure.observe import note
+from perdure.stdio.troubles import Refused, Trouble
 
 #: Of the file. A signed token with many claims has some 10 KiB.
 MAX_BYTES = 64 << 10
 _FIT = re.compile(r"[!-~]+")
 
 
-class BadCredentials(Exception):
+class BadCredentials(Refused):
     """There is no usable token where the user said there would be one."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(Trouble(reason="no_credentials", sentence=sentence))
 
 
 def provider(token_env: str | None, token_file: Path | None, environ: Mapping[str, str]) -> TokenProvider | None:

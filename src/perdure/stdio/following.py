@@ -108,6 +108,16 @@ class Following:
             self._listener.move(position)
 
 
+async def whole(response: httpx2.Response) -> str:
+    """A body that is no stream. Raises `ValueError` where it is no text, or larger than a message may be."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_LINE_BYTES:
+            raise ValueError(f"an answer exceeds the limit of {MAX_LINE_BYTES} bytes")
+    return body.decode()
+
+
 async def _linger(chunks: AsyncIterator[bytes]) -> None:
     """Wait for the end of an answer that is complete, so that its connection can be used again."""
     with anyio.move_on_after(LINGER), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError):

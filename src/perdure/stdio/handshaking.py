@@ -18,7 +18,7 @@ from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.observe import note
 from perdure.stdio import troubles
 from perdure.stdio.call import NO_ANSWER, NOT_NOW
-from perdure.stdio.following import Following
+from perdure.stdio.following import Following, whole
 from perdure.stdio.messages import FromServer, encode, error, from_server, notification
 from perdure.stdio.resuming import Unavailable
 
@@ -90,13 +90,15 @@ class Handshaking:
         """Bring a new session to where the old one was."""
         assert self.handshake is not None
         self.handshake.initialized = True
-        await self._bridge.tell(notification("notifications/initialized"))
-        for sticky in list(self._bridge.notes.noted.sticky):
-            body = splice.replaced(sticky, encode(self._bridge.new_id()), "id")
-            try:
-                await self._once(body.encode(), self.handshake)
-            except (NotSent, Broken) as failure:
-                note(logging.WARNING, "stdio.not_repeated", f"a subscription or log level is lost: {failure}")
+        try:
+            body = notification("notifications/initialized").encode()
+            async with self._bridge.wire.post(body, self.handshake):
+                pass
+            for sticky in self._bridge.notes.noted.sticky:
+                body = splice.replaced(sticky, encode(self._bridge.new_id()), "id").encode()
+                await self._once(body, self.handshake)
+        except (NotSent, Broken, troubles.Refused) as failure:
+            note(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {failure}")
         self._bridge.listen()
 
     async def _negotiate(self, text: str, params: dict[str, Any], known: str | None, patience: Patience) -> FromServer:
@@ -105,11 +107,14 @@ class Handshaking:
         answer, session = await self._until_answered(body, named, patience)
         if answer.is_error:
             return answer
+        is_again = self.handshake is not None and self.handshake.session == session
         result = answer.body.get("result")
         self.handshake = Handshake(session=session, request=params, result=result if isinstance(result, dict) else {})
         self.is_resumed = known is not None and session == known
         if self.is_resumed:
-            self._bridge.notes.recall(session)
+            if not is_again:
+                self._bridge.notes.recall(session)
+                self._bridge.before.recall()
             return answer
         if known is not None:
             sentence = "the session could not go on with what the host says of itself; a new one has begun"
@@ -120,6 +125,11 @@ class Handshaking:
 
     async def _until_answered(self, body: bytes, named: Handshake | None, patience: Patience) -> tuple[FromServer, str]:
         """A handshake is begun again, not resumed: at worst a session that nobody uses remains."""
+        with anyio.move_on_after(HANDSHAKE_SECONDS):
+            return await self._try(body, named, patience)
+        raise Unavailable(f"no answer within {HANDSHAKE_SECONDS:.0f} s")
+
+    async def _try(self, body: bytes, named: Handshake | None, patience: Patience) -> tuple[FromServer, str]:
         bridge = self._bridge
         course = Following(_Deaf(), patience, since=time.monotonic())
         while True:
@@ -150,7 +160,7 @@ class Handshaking:
                     raise Broken(following.trouble)
                 return found, session
             try:
-                answers = [one for one in from_server((await response.aread()).decode()) if one.is_answer]
+                answers = [one for one in from_server(await whole(response)) if one.is_answer]
             except ValueError:
                 answers = []
             if answers and (response.status_code == 200 or answers[0].is_error):

@@ -20,6 +20,14 @@ ROOM = 1_000
 FLUSH = 0.2
 
 
+class OneLine(logging.Formatter):
+    """A record is one line, whatever a server has put into a sentence."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if text.isprintable() else "".join(mark if mark.isprintable() else " " for mark in text)
+
+
 class Unblocked(logging.Handler):
     """Hands records to another handler, in a thread of its own."""
 
@@ -50,7 +58,7 @@ def to_stderr(level: str) -> Unblocked:
     logger.setLevel(level.upper())
     logger.propagate = False
     shown = logging.StreamHandler(sys.stderr)
-    shown.setFormatter(logging.Formatter("perdure: %(message)s"))
+    shown.setFormatter(OneLine("perdure: %(message)s"))
     unblocked = Unblocked(shown)
     logger.addHandler(unblocked)
     return unblocked
@@ -60,5 +68,5 @@ def to_file(path: Path) -> None:
     """Raises `OSError` where it cannot be opened."""
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
-    written.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    written.setFormatter(OneLine("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logging.getLogger("perdure").addHandler(written)

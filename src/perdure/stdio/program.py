@@ -82,7 +82,7 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
         try:
             token = provider(options.token_env, options.token_file, environ)
         except BadCredentials as bad:
-            trouble = troubles.Trouble(reason="no_credentials", sentence=str(bad))
+            trouble = bad.trouble
     if trouble is not None:
         return await _refuse(output, trouble)
     return await _bridge(options, arguments, environ, output, token)
@@ -163,7 +163,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
 
 
 async def _refuse(output: Output, trouble: troubles.Trouble) -> int:
-    """It cannot work as it was started. Hosts show what the answer to `initialize` says, and seldom what stderr says."""
+    """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
     troubles.Teller().refused(trouble)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):

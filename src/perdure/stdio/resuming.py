@@ -1,8 +1,8 @@
 """The bridge's side of the broker: a token from the slot becomes a session, and the next token takes its place.
 
-A new token is on disk before it is confirmed, and the old one stays good until then: whenever this process dies, what is
-on disk leads back to the session (T10). Whoever drives the session does not ask whether there is anything to resume with
-(T6): without a slot, or without a broker at the server, there is simply no session of before.
+A new token is on disk before it is confirmed, and the old one stays good until then: whenever this process dies, what
+is on disk leads back to the session (T10). Whoever drives the session does not ask whether there is anything to resume
+with (T6): without a slot, or without a broker at the server, there is simply no session of before.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Resuming:
             return  # the handshake asks again, and tells
 
     async def session(self, patience: Patience) -> str | None:
-        """The session to go on with, if there is one. Raises `Unavailable` or `Refused`; the token stays where it is."""
+        """The session to go on with, if there is one. Raises `Unavailable` or `Refused`; the token stays."""
         async with self._turn:
             if not self._is_asked:
                 self._session = await self._resume(patience)
@@ -130,9 +130,9 @@ class Resuming:
         course = Following(_Nobody(), patience, since=time.monotonic())
         while True:
             try:
-                response = await self._post(action, body, session)
+                response, content = await self._post(action, body, session)
                 if response.status_code < 500 and response.status_code != 429:
-                    return self._answer(response)
+                    return self._answer(response, content)
                 course.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
             except httpx2.TransportError as failure:
                 if (trouble := troubles.of_error(failure, self._url)) is not None:
@@ -141,18 +141,23 @@ class Resuming:
             if not await course.wait():
                 raise Unavailable(course.trouble)
 
-    async def _post(self, action: str, body: dict[str, str], session: str | None) -> httpx2.Response:
-        headers = {} if session is None else {"mcp-session-id": session}
+    async def _post(self, action: str, body: dict[str, str], session: str | None) -> tuple[httpx2.Response, bytes]:
+        headers = {"accept": "application/json"} if session is None else {"mcp-session-id": session}
         said = {**body, "holder": self._slot.holder}
-        return await self._client.post(
-            beside(self._url, action), json=said, headers=headers, timeout=TIMEOUT, follow_redirects=False
+        request = self._client.build_request(
+            "POST", beside(self._url, action), json=said, headers=headers, timeout=TIMEOUT
         )
+        response = await self._client.send(request, stream=True, follow_redirects=False)
+        try:
+            return response, await _whole(response)
+        finally:
+            await response.aclose()
 
-    def _answer(self, response: httpx2.Response) -> dict[str, Any]:
+    def _answer(self, response: httpx2.Response, content: bytes) -> dict[str, Any]:
         if response.status_code in _ABSENT:
             raise _NoBroker
         try:
-            found = json.loads(response.content) if len(response.content) <= MAX_ANSWER_BYTES else None
+            found = json.loads(content) if content else None
         except ValueError:
             found = None
         if response.status_code == 403 and isinstance(found, dict) and found.get("error") == "rejected":
@@ -176,6 +181,15 @@ def _text(answer: dict[str, Any], name: str) -> str:
     if not isinstance(found, str) or not found:
         raise _NoBroker
     return found
+
+
+async def _whole(response: httpx2.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _NoBroker  # something else answers there
+    return bytes(body)
 
 
 class _Nobody:

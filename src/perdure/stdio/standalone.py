@@ -13,6 +13,7 @@ from perdure._core.sse import EventTooLarge
 from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.observe import note
+from perdure.stdio import troubles
 from perdure.stdio.following import Following
 from perdure.stdio.messages import FromServer
 
@@ -55,6 +56,9 @@ class Standalone:
                 else:
                     self._bridge.teller.waiting(self._bridge.wire.url, f"HTTP {response.status_code}")
                     following.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
+        except troubles.Refused as refused:
+            self._bridge.teller.refused(refused.trouble)
+            following.failed(str(refused))
         except (NotSent, Broken) as error:
             self._bridge.teller.waiting(self._bridge.wire.url, str(error))
             following.failed(str(error))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from perdure._core import splice
 from perdure.client.wire import Broken, NotSent, retry_after
 from perdure.observe import note
 from perdure.stdio.call import DEPARTURE
@@ -26,6 +27,8 @@ class Telling:
         self._bridge = bridge
         self._text = text
         self._following = Following(self, bridge.patience, since=time.monotonic())
+        self._handshake = bridge.handshake
+        self._is_repeated = False
         self.departed = anyio.Event()
 
     async def run(self) -> None:
@@ -44,10 +47,14 @@ class Telling:
     async def _attempt(self) -> bool:
         timer = asyncio.get_running_loop().call_later(DEPARTURE, self.departed.set)
         try:
-            async with self._bridge.wire.post(self._text.encode(), self._bridge.handshake) as response:
+            self._handshake = self._bridge.handshake
+            async with self._bridge.wire.post(self._text.encode(), self._handshake) as response:
                 status = response.status_code
                 if status < 300:
                     return True
+                if status == 404 and not self._is_repeated:
+                    self._is_repeated = True
+                    return not await self._again()
                 if status < 500 and status != 429:
                     self._lost(f"HTTP {status}")
                     return True
@@ -57,6 +64,13 @@ class Telling:
         finally:
             timer.cancel()
         return False
+
+    async def _again(self) -> bool:
+        """The session is gone. An answer was for that one; a notification is as good in the next."""
+        if not await self._bridge.renew(self._handshake) or splice.find(self._text, "method") is None:
+            return False
+        self._following.failed("the session is gone")
+        return True
 
     def _lost(self, reason: str) -> None:
         note(logging.WARNING, "stdio.not_told", f"a message of the host's could not be handed on: {reason}")
