@@ -230,7 +230,7 @@ class Bridge:
         wire_id = self.new_id()
         params = message.params or {}
         token = splice.cut(text, "params", "_meta", "progressToken")
-        if token is not None:
+        if token is not None and _is_token(params):
             text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
             self._tokens[wire_id] = token
         asked = Asked(id=host_id, method=message.method, name=str(params.get("name", "")))
@@ -410,6 +410,11 @@ def _refused(line: bytes, invalid: InvalidMessage) -> str:
         if isinstance(found, dict) and "method" in found and type(found.get("id")) in (int, str):
             request_id = splice.cut(text, "id") or "null"
     return error(request_id, invalid.code, invalid.reason.replace("the body", "the line"))
+
+
+def _is_token(params: dict[str, Any]) -> bool:
+    """What is no token stays as it is, for the server to refuse."""
+    return type(params["_meta"]["progressToken"]) in (int, str)
 
 
 def _before_the_handshake(message: Request, host_id: str) -> str:

@@ -1,0 +1,42 @@
+"""A server that logs and has subscriptions, and hosts that know its address."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.bridges import Host, HostedBridge, Message, a_host
+from tests.support.site import Site, serve
+from tests.support.workshop import Workshop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    workshop: Workshop
+    site: Site
+    host: Host
+
+    @property
+    def sessions(self) -> list[str]:
+        return self.site.app.session_ids()
+
+
+@asynccontextmanager
+async def a_desk(folder: Path, **settings: Any) -> AsyncIterator[Desk]:
+    workshop = Workshop(logs=True, subscribes=True)
+    settings.setdefault("retry", 0.05)
+    async with serve(workshop.server, **settings) as site, a_host(folder, site.url) as host:
+        yield Desk(workshop=workshop, site=site, host=host)
+
+
+async def question(bridge: HostedBridge, count: int = 1) -> Message:
+    """The last of so many questions of the server's."""
+    await bridge.until(lambda: len(bridge.asked()) == count, "a question")
+    return bridge.asked()[-1]
+
+
+def reply(bridge: HostedBridge, asked: Message, answer: str) -> None:
+    bridge.say({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept", "content": {"answer": answer}}})

@@ -1,0 +1,179 @@
+"""The bridge hands every message on, both ways and in order, and gives each request one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from perdure.stdio.pipes import Cutter, TooLong
+from tests.stdio.desks import a_desk, question, reply
+from tests.support.bridges import text_of
+from tests.support.site import until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_host_and_server_say_arrives_as_it_was_said(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session(elicitation={})
+        # Ids come back as they were given, whatever they are.
+        for request_id in (7, "7", "a b", -1, 0, "", 2**53, "é\n"):
+            bridge.begin("tools/call", {"name": "announce", "arguments": {"n": 0}}, id=request_id)
+            assert text_of(await bridge.answer(request_id)) == "announced 0"
+        # Progress has the host's own token, and the answer comes behind it.
+        await bridge.answer(bridge.begin_call("count", token=5, n=3))
+        assert bridge.progress() == [(5, 1), (5, 2), (5, 3)]
+        assert bridge.order[-4:-1] == ["notifications/progress"] * 3
+        # The server asks, the host answers.
+        call = bridge.begin_call("ask", question="How many?")
+        asked = await question(bridge)
+        assert asked["params"]["message"] == "How many?"
+        reply(bridge, asked, "42")
+        assert text_of(await bridge.answer(call)) == "42"
+        # Ping, a method that nobody knows, and a tool that fails.
+        assert (await bridge.request("ping"))["result"] == {}
+        assert (await bridge.request("no/such"))["error"]["code"] == -32601
+        assert (await bridge.answer(bridge.begin_call("boom")))["result"]["isError"] is True
+        # A call that is cancelled ends, and has no answer.
+        call = bridge.begin_call("wait", gate="never")
+        await until(lambda: "waiting at never" in desk.workshop.seen)
+        bridge.notify("notifications/cancelled", requestId=call)
+        await until(lambda: "cancelled at never" in desk.workshop.seen)
+        await bridge.request("ping")
+        assert not bridge.has_answer(call)
+        # What belongs to no call.
+        await bridge.call("announce", n=3)
+        await bridge.until(lambda: bridge.notices() == [1, 2, 3], "three notices")
+        assert await bridge.end() == 0
+        assert len(desk.sessions) == 1  # it is not ended: the next instance may resume it
+
+
+async def test_messages_of_many_megabytes_pass_both_ways_and_one_that_is_too_long_is_told(folder: Path) -> None:
+    async with a_desk(folder, max_body=16 << 20) as desk:
+        bridge = await desk.host.session("--no-resume")
+        word = "é" * 2_000_000
+        call = bridge.begin_call("flood", token="t", n=1, size=5_000_000)
+        assert text_of(await bridge.answer(call)) == "flooded 1"
+        assert len(bridge.heard[-1]["params"]["message"]) == 5_000_000
+        assert await bridge.call("log", text=word) == "logged"
+        assert bridge.heard[-1]["params"]["data"] == word
+        # The server has a limit of its own, and says so.
+        too_large = await bridge.answer(bridge.begin_call("log", text="x" * (17 << 20)))
+        assert too_large["error"]["code"] == -31004
+        assert not desk.host.tokens.exists()  # --no-resume keeps nothing
+
+
+def test_lines_are_cut_wherever_the_bytes_are_cut() -> None:
+    cutter = Cutter(limit=8)
+    assert cutter.feed(b'{"a"') == []
+    assert cutter.feed(b":1}\r\n\n  \n[]\n{") == [b'{"a":1}', b"[]"]
+    [too_long] = cutter.feed(b"123456789\n")
+    assert isinstance(too_long, TooLong)
+    assert cutter.feed(b"12345678\n1") == [b"12345678"]
+    assert cutter.feed(b"23456789") == []
+    [still] = cutter.feed(b"0\n")
+    assert isinstance(still, TooLong)
+    assert cutter.feed(b"end") == []
+    assert cutter.end() == [b"end"]
+    assert cutter.end() == []
+
+
+BAD = [
+    (b"{", None, -32700),
+    (b"\xff", None, -32700),
+    (b"7", None, -32600),
+    (b'{"jsonrpc":"2.0","id":1.5,"method":"x"}', None, -32600),
+    (b'{"jsonrpc":"2.0","id":null,"method":"x"}', None, -32600),
+    (b'{"jsonrpc":"1.0","id":4,"method":"x"}', 4, -32600),
+    (b'{"jsonrpc":"2.0","id":"n","method":"x","params":{"n":1e999}}', "n", -32700),
+    (b'{"jsonrpc":"2.0","id":"s","method":"x","params":{"n":"\\ud800"}}', "s", -32700),
+    (b'{"jsonrpc":"2.0","id":"d","method":"x","params":{"n":' + b"[" * 80 + b"]" * 80 + b"}}", "d", -32700),
+    (b'[{"jsonrpc":"2.0","id":"b","method":"ping"}]', "b", -32600),
+    (b'[{"jsonrpc":"2.0","method":"notifications/x"}]', None, -32600),
+]
+
+
+async def test_what_is_no_message_is_answered_and_the_bridge_goes_on(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session("--no-resume")
+        for line, request_id, code in BAD:
+            bridge.say_bytes(line + b"\r\n\n")
+            answer = await bridge.answer(request_id)
+            assert (answer["error"]["code"], answer["id"]) == (code, request_id), line
+        assert (await bridge.request("ping"))["result"] == {}
+        # An id that is in use.
+        call = bridge.begin_call("wait", gate="g")
+        bridge.begin("ping", id=call)
+        assert "still in use" in (await bridge.answer(call))["error"]["message"]
+        desk.workshop.open("g")
+        assert text_of(await bridge.answer(call)) == "went through g"
+
+
+async def test_hosts_that_begin_in_another_way_are_told_how(folder: Path) -> None:
+    """A host of 2026-07-28 is told which revisions have sessions; a ping may come before the handshake."""
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.start("--no-resume")
+        version = {"_meta": {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}}
+        for method in ("server/discover", "tools/list"):
+            refused = (await bridge.request(method, version))["error"]
+            assert (refused["code"], refused["data"]["supported"][0]) == (-32022, "2025-11-25")
+        assert (await bridge.request("tools/list"))["error"]["message"] == "Begin with an initialize request"
+        assert (await bridge.request("ping"))["result"] == {}
+        # What is sent right behind the handshake waits for it.
+        bridge.begin("initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "h", "version": "1"}}, id="i")
+        bridge.notify("notifications/initialized")
+        assert await bridge.call("count", n=1) == "counted to 1"
+        assert (await bridge.answer("i"))["result"]["protocolVersion"] == "2025-06-18"
+
+
+async def test_messages_reach_the_server_in_the_order_in_which_the_host_wrote_them(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session("--no-resume")
+        uris = [f"a://{number}" for number in range(60)]
+        for uri in uris:
+            bridge.begin("resources/subscribe", {"uri": uri})
+        await until(lambda: len(desk.workshop.subscribing) == 60)
+        assert desk.workshop.subscribing == [f"+{uri}" for uri in uris]
+
+
+async def test_a_host_that_does_not_read_is_waited_for_and_nothing_piles_up(folder: Path) -> None:
+    """The bridge goes on reading its stdin meanwhile: a cancellation gets through."""
+    async with a_desk(folder, max_stream_events=50) as desk:
+        bridge = await desk.host.session("--no-resume")
+        bridge.stop_reading()
+        flood = bridge.begin_call("flood", token=1, n=3_000, size=20_000)
+        waiting = bridge.begin_call("wait", gate="w")
+        await until(lambda: "waiting at w" in desk.workshop.seen)
+        bridge.notify("notifications/cancelled", requestId=waiting)
+        await until(lambda: "cancelled at w" in desk.workshop.seen)
+        await until(lambda: desk.workshop.sent > 50)
+        sent = -1
+        while sent != desk.workshop.sent:  # until the tool stands still
+            sent = desk.workshop.sent
+            await asyncio.sleep(0.3)
+        assert sent < 3_000
+        assert _resident(bridge.pid) < 150 << 20
+        bridge.read_again()
+        await bridge.answer(flood)
+        assert [number for _, number in bridge.progress()] == list(range(1, 3_001))
+
+
+async def test_it_ends_promptly_however_it_is_told(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        for how in (signal.SIGTERM, signal.SIGINT, None):
+            bridge = await desk.host.session()
+            bridge.begin_call("wait", gate="w")
+            await until(lambda: "waiting at w" in desk.workshop.seen)
+            async with asyncio.timeout(3):
+                status = await (bridge.end() if how is None else bridge.kill(how))
+            assert status == (0 if how is None else 128 + how)
+            desk.workshop.seen.clear()
+        assert len(desk.sessions) == 1
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,274 @@
+"""The host starts the bridge again and again, and the session goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from perdure.stdio.parent import Identity
+from perdure.stdio.processes import here
+from perdure.stdio.target import Target
+from perdure.stdio.tokens import open_slot
+from perdure.store import SqliteStore
+from tests.stdio.desks import Desk, a_desk, question, reply
+from tests.support.bridges import HostedBridge, a_host, text_of
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.site import Site, serve, until
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+FIRST = "Token file not found (first run or clean slate)"
+RESUMED = "Session resumed successfully"
+REJECTED = "Broker rejected resume token, starting fresh session"
+
+
+def sentences(bridge: HostedBridge) -> list[str]:
+    return [line.removeprefix("perdure: ") for line in bridge.told()]
+
+
+async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Path) -> None:
+    """T3, T5, T6, T10: one session, whatever way each instance ends; each result is given or reported exactly once."""
+    dice = random.Random(50)
+    async with a_desk(folder, max_calls=200, max_readers=500) as desk:
+        reported: list[str] = []
+        left: list[str] = []
+        for number in range(50):
+            bridge = await desk.host.session()
+            await bridge.until(lambda b=bridge, n=len(left): len(b.reports()) >= n, "what was left")
+            reported += [report["result"]["content"][0]["text"] for report in bridge.reports()]
+            assert text_of(await bridge.answer(bridge.begin("tools/call", _count(number), id=1))) == f"counted to {number}"
+            left = [f"g{number}.{n}" for n in range(dice.randrange(3))]
+            for gate in left:
+                bridge.begin_call("wait", gate=gate)
+                await until(lambda g=gate: f"waiting at {g}" in desk.workshop.seen)
+            how = dice.choice([signal.SIGKILL, signal.SIGTERM, None])
+            await (bridge.end() if how is None else bridge.kill(how))
+            for gate in left:
+                desk.workshop.open(gate)
+            assert sentences(bridge)[0] == (RESUMED if number else FIRST)
+        assert len(desk.sessions) == 1
+        assert sorted(reported) == sorted(set(reported))
+        assert all(text.startswith("went through") for text in reported)
+        [token] = desk.host.tokens.glob("token-*")
+        assert token.name.split("-")[1] == str(desk.host.pid)
+        assert len(token.read_text()) == 64
+
+
+def _count(n: int) -> dict[str, object]:
+    return {"name": "count", "arguments": {"n": n}}
+
+
+async def test_what_the_next_instance_finds(folder: Path) -> None:
+    """Level and subscriptions are kept; missed notices, questions and results arrive after the handshake."""
+    async with a_desk(folder) as desk:
+        first = await desk.host.session(elicitation={})
+        await first.request("logging/setLevel", {"level": "info"})
+        await first.request("resources/subscribe", {"uri": "notice://7"})
+        running = first.begin_call("count", token="t", n=4, gate="c", pauses=[2])
+        await first.until(lambda: len(first.progress()) == 2, "two of four")
+        asking = first.begin_call("ask", question="Still there?")
+        old = await question(first)
+        await first.call("announce", n=2)
+        await first.until(lambda: first.notices() == [1, 2], "two notices")
+        await first.kill()
+        # Nobody is there; things happen.
+        await desk.workshop.update("notice://7")
+        desk.workshop.open("c/2")
+        await until(lambda: "counted 4" in desk.workshop.seen)
+
+        second = await desk.host.session(elicitation={})
+        new = await question(second)
+        assert (new["params"]["message"], new["id"] != old["id"]) == ("Still there?", True)
+        await second.until(lambda: len(second.reports()) == 1, "a report")
+        assert second.reports() == [
+            {
+                "message": "A call of before has ended",
+                "method": "tools/call",
+                "requestId": running,
+                "tool": "count",
+                "result": {
+                    "content": [{"type": "text", "text": "counted to 4"}],
+                    "isError": False,
+                    "structuredContent": {"result": "counted to 4"},
+                },
+            }
+        ]
+        assert second.order[0] == "answer 0"  # nothing comes before the answer to initialize
+        await second.until(lambda: second.notices() == [7], "what was missed, and nothing twice")
+        assert second.progress() == []  # its token means nothing to this instance
+        # The question is answered by whoever is there now, and its call is reported too.
+        reply(second, new, "yes")
+        await second.until(lambda: len(second.reports()) == 2, "the other report")
+        assert second.reports()[1]["result"]["structuredContent"] == {"result": "yes"}
+        assert (second.reports()[1]["requestId"], asking) == (asking, asking)
+        # Ids begin anew: the first call of this instance has the id of an earlier one, and an answer of its own.
+        assert text_of(await second.answer(second.begin("tools/call", _count(1), id=running))) == "counted to 1"
+        await desk.workshop.update("notice://7")
+        await second.until(lambda: second.notices() == [7, 7], "the subscription lives")
+        assert desk.workshop.levels == ["info"]
+        assert len(desk.sessions) == 1
+
+
+async def test_a_host_that_wants_fewer_messages_is_not_sent_reports(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        first = await desk.host.session()
+        await first.request("logging/setLevel", {"level": "warning"})
+        first.begin_call("wait", gate="w")
+        await until(lambda: "waiting at w" in desk.workshop.seen)
+        await first.kill()
+        desk.workshop.open("w")
+        second = await desk.host.session()
+        await second.logged("a call of wait that an earlier instance began has ended")
+        await second.request("ping")
+        assert second.reports() == []
+
+
+async def test_hosts_and_instances_keep_sessions_of_their_own(folder: Path) -> None:
+    """T7, T9: two hosts, and four instances of one of them that are all restarted at once, twice."""
+    async with a_desk(folder) as desk, a_host(folder, desk.site.url) as other:
+        alone = await other.session()
+        together = [await desk.host.session() for _ in range(4)]
+        words = {}
+        for number, bridge in enumerate((*together, alone)):
+            await bridge.request("resources/subscribe", {"uri": f"notice://{number}"})
+        assert len(desk.sessions) == 5
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            for bridge in together:
+                os.kill(bridge.pid, how)
+            for bridge in together:
+                await bridge.wait()
+            for number in range(5):
+                await desk.workshop.update(f"notice://{number}")
+            together = list(await asyncio.gather(*(desk.host.session() for _ in range(4))))
+            for bridge in together:
+                await bridge.until(lambda b=bridge: len(b.notices()) == 1, "the notice of its own session")
+                assert RESUMED in sentences(bridge)
+            words[how] = sorted(bridge.notices()[0] for bridge in together)
+        assert list(words.values()) == [[0, 1, 2, 3]] * 2
+        await alone.until(lambda: alone.notices() == [4, 4], "its own notices")
+        assert len(desk.sessions) == 5
+
+
+async def test_another_target_of_the_same_host_gets_no_token_of_this_one(folder: Path) -> None:
+    """T9: the same server by another spelling is another target."""
+    async with a_desk(folder) as desk:
+        await (await desk.host.session()).end()
+        elsewhere = await desk.host.start(url=desk.site.url + "/")
+        await elsewhere.handshake()
+        assert sentences(elsewhere)[0] == FIRST
+        await elsewhere.end()
+        back = await desk.host.session()
+        assert sentences(back)[0] == RESUMED
+        assert len(desk.sessions) == 2
+        assert [path.suffix for path in sorted(desk.host.tokens.glob("token-*"))] == ["", ".2"]
+
+
+async def test_a_stolen_token_is_worth_nothing_to_another_host(folder: Path) -> None:
+    """T10, T12: the thief is rejected and learns nothing; the owner goes on. A retired token ends the chain, not the
+    session of whoever is attached, who gets a new chain."""
+    async with a_desk(folder) as desk, a_host(folder / "thief", desk.site.url) as thief:
+        thief.folder.mkdir()
+        owner = await desk.host.session()
+        stolen = next(desk.host.tokens.glob("token-*")).read_text()
+        # The thief begins a session of its own, then puts the stolen token in its place.
+        await (await thief.session()).end()
+        own = next(thief.tokens.glob("token-*"))
+        own.write_text(stolen)
+        robbing = await thief.session()
+        assert REJECTED in sentences(robbing)
+        assert len(desk.sessions) == 3  # it got a fresh one
+        # The owner has not noticed anything, and resumes.
+        await owner.kill()
+        owner = await desk.host.session()
+        assert sentences(owner)[0] == RESUMED
+        assert await owner.call("count", n=1) == "counted to 1"
+        # Its retired token, offered as if by itself: the chain is revoked, and the owner asks for another one.
+        now = next(desk.host.tokens.glob("token-*"))
+        (folder / "copy").mkdir(0o700)
+        await _offer_again(desk, stolen)
+        await until(lambda: now.read_text()[:20] not in (stolen[:20], ""))
+        await owner.logged("somebody else used a resume token of this session")
+        await owner.kill()
+        again = await desk.host.session()
+        assert sentences(again)[0] == RESUMED
+        assert len(desk.sessions) == 3
+        assert all("resume_revoked" not in message["method"] for message in owner.heard)
+
+
+async def _offer_again(desk: Desk, retired: str) -> None:
+    """What somebody would send who has copied everything, the holder's name too."""
+    seen = here()
+    host = None if seen is None else seen.look(desk.host.pid)
+    assert seen is not None and host is not None
+    identity = Identity(pid=host.pid, start=host.start, boot=seen.boot, space=seen.space)
+    target = Target(url=desk.site.url, arguments=["stdio", desk.site.url], directory=Path.cwd())
+    for path in desk.host.tokens.iterdir():
+        shutil.copy2(path, desk.host.folder / "copy" / path.name)
+    slot = await open_slot(desk.host.folder / "copy", identity, target)
+    response = await desk.site.http.post(
+        desk.site.url.replace("/mcp", "/resume/resume"), json={"token": retired, "holder": slot.holder}
+    )
+    slot.release()
+    assert (response.status_code, response.json()) == (403, {"error": "rejected"})
+
+
+async def test_a_session_that_cannot_go_on_is_begun_anew(folder: Path) -> None:
+    """Ended meanwhile, or a host with other capabilities: a fresh session, resumable as any."""
+    async with a_desk(folder) as desk:
+        first = await desk.host.session()
+        first.begin_call("wait", gate="w")
+        await until(lambda: "waiting at w" in desk.workshop.seen)
+        await first.kill()
+        [ended] = desk.sessions
+        await desk.site.http.delete(desk.site.url, headers={"mcp-session-id": ended})
+        second = await desk.host.session()
+        assert sentences(second)[0] == REJECTED
+        assert await second.call("count", n=1) == "counted to 1"
+        assert second.reports() == []
+        await second.end()
+        other = await desk.host.session(roots={})
+        assert sentences(other)[0] == RESUMED
+        assert "a new one has begun" in sentences(other)[1]
+        assert len(desk.sessions) == 2
+        await other.end()
+        again = await desk.host.session(roots={})
+        assert sentences(again) == [RESUMED]
+        assert len(desk.sessions) == 2
+
+
+async def test_the_server_is_restarted_in_between(folder: Path) -> None:
+    """While no bridge is there, and under one that is: it waits, and goes on in the same session."""
+    async with cutting_proxy(0) as proxy, a_host(folder, proxy.url) as host:
+
+        @asynccontextmanager
+        async def serving() -> AsyncIterator[Site]:
+            store = SqliteStore(str(folder / "log.db"))
+            async with serve(Workshop(logs=True, subscribes=True).server, store=store, retry=0.05) as site:
+                proxy.upstreams = (site.port,)
+                proxy.accept()
+                yield site
+                proxy.refuse()
+
+        async with serving() as site:
+            bridge = await host.session()
+            [session] = site.app.session_ids()
+            await bridge.end()
+        async with serving() as site:
+            bridge = await host.session()
+            assert sentences(bridge) == [RESUMED]
+            assert site.app.session_ids() == [session]
+        late = bridge.begin("tools/list")  # nobody listens
+        await bridge.logged("cannot be reached, and is tried again")
+        async with serving() as site:
+            assert "tools" in (await bridge.answer(late))["result"]
+            assert site.app.session_ids() == [session]
+            await bridge.end()
