@@ -56,7 +56,7 @@ class Slot(Protocol):
 
     @property
     def notes(self) -> Path | None:
-        """A file beside the token for the bridge's own positions; it is removed with the token. None where resume is off."""
+        """A file beside the token for the bridge's own positions, removed with it; None where resume is off."""
 
     def token(self) -> str | None: ...
 
@@ -244,7 +244,7 @@ def _holder(identity: Identity, target: Target, name: SlotName) -> str:
 def _checked(token: bytes) -> str:
     text = token.decode("ascii", errors="replace")
     if not _TOKEN.fullmatch(text):
-        raise Untrusted(f"no token (64 characters of base64url), but {len(token)} bytes")
+        raise Untrusted(f"a token has 64 characters of base64url, these are {len(token)} bytes of something else")
     return text
 
 
