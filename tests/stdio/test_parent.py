@@ -18,8 +18,8 @@ import pytest
 
 from perdure.stdio import parent
 from perdure.stdio.parent import Identity, identify
-from perdure.stdio.processes import MAX_COMMAND, ProcFs, Processes, Psutil, Seen, here
-from tests.support.families import Workshop, make_workshop
+from perdure.stdio.processes import MAX_COMMAND, Processes, ProcFs, Psutil, Seen, here
+from tests.support.process_trees import Workshop, make_workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -77,7 +77,7 @@ def above(pid: int, top: int) -> int:
 
 
 def pid_of(identity: Identity | None) -> int | None:
-    return identity and identity.pid
+    return None if identity is None else identity.pid
 
 
 @pytest.mark.parametrize("way", LAUNCHED)
@@ -196,7 +196,7 @@ def test_a_pid_that_is_used_again_is_another_identity(workshop: Workshop) -> Non
             first = identify(ProcFs(), pid=bridge)
         assert first is not None
         assert ProcFs().is_gone(first.pid, first.start)
-        wait_for(lambda: ticks() > first.start + 1)
+        wait_for_tick(first.start + 1)
         last.write_text(str(host - 1))
         with workshop.started(command) as (again, bridge):
             if again != host:
@@ -344,8 +344,8 @@ def test_who_cannot_be_seen_is_not_taken_for_dead() -> None:
 # Tools
 
 
-def ticks() -> int:
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+def wait_for_tick(tick: int) -> None:
+    wait_for(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK") > tick + 1)
 
 
 def wait_for(look: Callable[[], T]) -> T:

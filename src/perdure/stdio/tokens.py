@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import time
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -161,6 +160,7 @@ class KeptSlot:
             os.close(self._lock)
             self._lock = None
             self._folder.close()
+            _all.discard(self)
 
     def _forget(self) -> None:
         self._folder.remove(self._name.token)
@@ -176,7 +176,7 @@ class KeptSlot:
             self._labelled = True
 
 
-_all: weakref.WeakSet[KeptSlot] = weakref.WeakSet()
+_all: set[KeptSlot] = set()
 
 
 def _let_go_in_child() -> None:
