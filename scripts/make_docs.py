@@ -64,6 +64,7 @@ FIXED = [
     ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "what is for it waits, or is refused"),
     ("perdure.store.base", "KEPT_GENERATIONS", "ends of generations kept of one stream", "older positions are lost"),
     ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a minute", "404 without a new one"),
+    ("perdure.http.resume", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
     ("perdure.listener", "HEAD_SECONDS", "seconds until a request's headers are complete", "the connection is closed"),
     ("perdure.serving", "STOP_SECONDS", "seconds that connections get to end when the server stops", "they are cut"),
     ("perdure.streams", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),

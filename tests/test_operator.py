@@ -100,6 +100,7 @@ PICTURE = Picture(
     readers={CALL: ReaderRecord(stream=CALL, reader="r", node=OTHER, seq=5)},
     kept={StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
     nodes=frozenset({NODE}),
+    resumable=True,
 )
 
 
@@ -181,6 +182,7 @@ def test_everything_about_a_session_is_shown() -> None:
         "created       2027-01-15 05:58:20Z (2h ago)",
         "last active   2027-01-15 07:59:48Z (12s ago)",
         f"home          {NODE}",
+        "resume token  yes",
         'sticky        logging/setLevel {"level":"debug"}',
         "retained      6 events and 1 answer of 1 sealed stream",
         "",
@@ -247,6 +249,7 @@ def test_the_object_of_a_session_has_everything() -> None:
         "answers": None,
     }
     assert (seen["home"], seen["ended"], seen["streams"][2]["events"]) == (NODE, None, 6)
+    assert seen["resume_token"] is True
     assert json.loads(json.dumps(seen)) == seen
 
 

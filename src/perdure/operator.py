@@ -62,6 +62,8 @@ class Picture:
     kept: Mapping[StreamId, KeptRecord]
     nodes: frozenset[NodeId]
     """Those that have joined the store."""
+    resumable: bool
+    """Somebody holds a resume token for it."""
 
     @property
     def home(self) -> NodeId:
@@ -134,6 +136,7 @@ async def picture(store: Store, record: SessionRecord) -> Picture:
         readers={reader.stream: reader for reader in readers if reader is not None},
         kept={kept.stream: kept for kept in await store.kept(record.id)},
         nodes=frozenset(node.id for node in await store.nodes()),
+        resumable=await store.chain_of(record.id) is not None,
     )
 
 

@@ -80,6 +80,7 @@ def _about(seen: Picture, now: float) -> Iterator[str]:
         ("created", f"{moment(record.created)} ({span(now - record.created)} ago)"),
         ("last active", f"{moment(record.active)} ({span(now - record.active)} ago)"),
         ("home", _node(seen, seen.home)),
+        ("resume token", "yes" if seen.resumable else "no"),
         *(("sticky", request(sent)) for sent in record.sticky),
         ("retained", _retained(seen)),
     ]

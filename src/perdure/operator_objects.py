@@ -42,6 +42,7 @@ def show_object(seen: Picture) -> dict[str, Any]:
         "created": record.created,
         "active": record.active,
         "home": seen.home or None,
+        "resume_token": seen.resumable,
         "sticky": [members(request) for request in record.sticky],
         "calls": [_call_object(call, writers.get(call.stream)) for call in seen.calls],
         "asks": [

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from perdure._core.ids import Fence, NodeId, StreamId
+from perdure._core.chains import Chain
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.store.base import (
     Append,
@@ -177,6 +178,33 @@ class OpensStreamsOfEndedSessions(MemoryStore):
         return refusal
 
 
+class ChangesWhateverIsThere(MemoryStore):
+    """Looks at a chain, and changes it when others have looked as well."""
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        if self._chains.get(seen.session) != seen:
+            return False
+        await asyncio.sleep(0)
+        return await super().change_chain(self._chains[seen.session], chain)
+
+
+class KeepsChainsOfEndedSessions(MemoryStore):
+    def _forget_chain(self, session: SessionId) -> None:
+        if session not in self._sessions or self._sessions[session].state is not SessionState.ENDED:
+            super()._forget_chain(session)
+
+
+class ForgetsNoChain(MemoryStore):
+    """The one before is still found by its name."""
+
+    async def put_chain(self, chain: Chain) -> bool:
+        before = self._chains.get(chain.session)
+        put = await super().put_chain(chain)
+        if before is not None:
+            self._chain_names[before.name] = before.session
+        return put
+
+
 class KeepsTheStamp(MemoryStore):
     def stamp(self) -> object:
         return "always"
@@ -229,6 +257,9 @@ class FailsNamelessly(MemoryStore):
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
         (ForgetsWhoWaits, "promise 12 an id is free"),
         (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),
+        (ChangesWhateverIsThere, "promise 13 of several"),
+        (KeepsChainsOfEndedSessions, "promise 13 a chain ends"),
+        (ForgetsNoChain, "promise 13 a session has one"),
         (KeepsTheStamp, "equal stamps"),
     ],
 )
@@ -258,6 +289,7 @@ async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
         HandsMailOutOnce,
         ComparesIdsAsTheyAre,
         OpensStreamsOfEndedSessions,
+        KeepsChainsOfEndedSessions,
     ],
 )
 def test_histories_find_what_is_broken(broken: type[MemoryStore]) -> None:

@@ -65,7 +65,10 @@ def kind(*, name: str, words: Sequence[str]) -> Kind:
     """What a process is, by the name that the system has for it and its command line."""
     if name in MANAGERS or (words and PurePosixPath(words[0]).name in MANAGERS):
         return Kind.MANAGER
-    return Kind.LAUNCHER if starts_us(_untitled(words)) else Kind.HOST
+    try:
+        return Kind.LAUNCHER if starts_us(_untitled(words)) else Kind.HOST
+    except RecursionError:  # thousands of `env` in a row
+        return Kind.HOST
 
 
 def starts_us(words: Sequence[str]) -> bool:
@@ -85,8 +88,9 @@ def _program(word: str) -> str:
 
 
 def _untitled(words: Sequence[str]) -> Sequence[str]:
-    """npm replaces its command line by a title: one word that holds them all."""
-    return words[0].split() if len(words) == 1 and words[0].startswith(("npm exec ", "npm x ")) else words
+    """npm replaces its command line by a title: one word that holds them all, and nothing in the room that is left."""
+    is_title = bool(words) and words[0].startswith(("npm exec ", "npm x ")) and not any(words[1:])
+    return words[0].split() if is_title else words
 
 
 def _perdure(words: Sequence[str]) -> bool:
@@ -111,7 +115,8 @@ def _any(words: Sequence[str]) -> bool:
 
 
 def _subcommand(words: Sequence[str]) -> str:
-    return next((word for word in words if not word.startswith("-")), "")
+    """It stands first, or there is doubt: what follows an option may be its value."""
+    return words[0] if words else ""
 
 
 def _env(words: Sequence[str]) -> bool:
@@ -158,6 +163,8 @@ def _shell(words: Sequence[str]) -> bool:
         if option[0] == "-" and "c" in letters:
             rest = list(_after_options(rest, _SHELL_VALUED))
             return bool(rest) and _line_starts_us(rest[0])
+        if "s" in letters:
+            return False  # its commands come from elsewhere
         # `-euo pipefail`: the last letter takes a value.
         rest = rest[1:] if option in _SHELL_VALUED or letters[-1:] in {"o", "O"} else rest
     return bool(rest) and _program(rest[0]) == "perdure" and _perdure(rest[1:])

@@ -24,6 +24,8 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
         _make(self.path)
+        if self.path.is_symlink():  # said here, since systems differ in how they refuse it below
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(self.path))
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             _check_folder(os.fstat(self._fd), self.path)

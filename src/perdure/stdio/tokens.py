@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import time
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -56,7 +55,7 @@ class Slot(Protocol):
 
     @property
     def notes(self) -> Path | None:
-        """A file beside the token for the bridge's own positions; it is removed with the token. None where resume is off."""
+        """A file beside the token for the bridge's own positions, removed with it; None where resume is off."""
 
     def token(self) -> str | None: ...
 
@@ -161,6 +160,7 @@ class KeptSlot:
             os.close(self._lock)
             self._lock = None
             self._folder.close()
+            _all.discard(self)
 
     def _forget(self) -> None:
         self._folder.remove(self._name.token)
@@ -176,7 +176,7 @@ class KeptSlot:
             self._labelled = True
 
 
-_all: weakref.WeakSet[KeptSlot] = weakref.WeakSet()
+_all: set[KeptSlot] = set()
 
 
 def _let_go_in_child() -> None:
@@ -244,7 +244,7 @@ def _holder(identity: Identity, target: Target, name: SlotName) -> str:
 def _checked(token: bytes) -> str:
     text = token.decode("ascii", errors="replace")
     if not _TOKEN.fullmatch(text):
-        raise Untrusted(f"no token (64 characters of base64url), but {len(token)} bytes")
+        raise Untrusted(f"a token has 64 characters of base64url, these are {len(token)} bytes of something else")
     return text
 
 

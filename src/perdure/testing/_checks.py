@@ -8,7 +8,14 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from perdure.testing import _fence_checks, _keeping_checks, _log_checks, _node_checks, _session_checks
+from perdure.testing import (
+    _chain_checks,
+    _fence_checks,
+    _keeping_checks,
+    _log_checks,
+    _node_checks,
+    _session_checks,
+)
 from perdure.testing._case import Case
 from perdure.testing._values import NODE, Make
 
@@ -24,7 +31,7 @@ def _checks(module: ModuleType) -> list[Check]:
 
 CHECKS: tuple[Check, ...] = tuple(
     check
-    for module in (_log_checks, _fence_checks, _keeping_checks, _node_checks, _session_checks)
+    for module in (_log_checks, _fence_checks, _keeping_checks, _node_checks, _session_checks, _chain_checks)
     for check in _checks(module)
 )
 

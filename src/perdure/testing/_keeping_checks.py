@@ -68,6 +68,7 @@ async def promise_7_dropping_and_ending_take_everything(case: Case) -> None:
     await put(case.store, EndSession(session=SESSION, time=9.0, reason="why"))
     ended = replace(a_session(active=9.0, state=SessionState.ENDED), ended="why")
     nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in ("streams", "calls", "asks", "kept")}
+    nothing[f"{SESSION}: chain"] = None
     same("all that is there", await picture(case.store), {"sessions": [ended]} | nothing)
     same("its reader", await case.store.reader(STREAM), None)
 

@@ -34,7 +34,7 @@ from perdure.store.base import (
     Trim,
 )
 from perdure.testing._twins import REQUESTS, SESSIONS, STREAMS, Twins
-from perdure.testing._values import Make, a_reader, a_session, a_sticky, an_ask, some_events
+from perdure.testing._values import Make, a_chain, a_reader, a_session, a_sticky, an_ask, some_events
 
 START = 100.0
 
@@ -88,6 +88,16 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(session=sessions)
     def reattach(self, session: str) -> None:
         self.twins.reattach(session)
+
+    # Chains
+
+    @rule(session=sessions, name=st.sampled_from(["x", "y"]))
+    def put_chain(self, session: str, name: str) -> None:
+        self.twins.put_chain(a_chain(f"{name} of {session}", session=session))
+
+    @rule(session=sessions, stale=st.booleans(), current=few, next_=few, end=st.booleans())
+    def change_chain(self, session: str, stale: bool, current: int, next_: int, end: bool) -> None:
+        self.twins.change_chain(session, stale=stale, current=str(current), next_=str(next_), end=end)
 
     # Streams
 

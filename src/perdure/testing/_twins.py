@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.store.base import (
@@ -26,7 +27,7 @@ from perdure.store.base import (
     StreamRecord,
 )
 from perdure.store.memory import MemoryStore
-from perdure.testing._values import NODE, Make, a_call, a_session, a_stream, messages, picture, put
+from perdure.testing._values import NODE, Make, a_call, a_chain, a_session, a_stream, messages, picture, put
 
 T = TypeVar("T")
 
@@ -163,6 +164,19 @@ class Twins:
         wanted, swept = self.both(lambda store: store.sweep(cutoffs))
         assert bool(swept) == bool(wanted), f"{swept} rows swept, where the model has {wanted}"
         self._history.clear()
+
+    # Chains
+
+    def put_chain(self, chain: Chain) -> None:
+        wanted, done = self.both(lambda store: store.put_chain(chain))
+        assert done == wanted, f"a chain put: {done}, where the model says {wanted}"
+
+    def change_chain(self, session: str, *, stale: bool, current: str, next_: str, end: bool) -> None:
+        seen = self.run(self.model.chain_of(SessionId(session))) or a_chain(session=session)
+        seen = replace(seen, current=current) if stale else seen
+        after = None if end else replace(seen, current=current, next=next_)
+        wanted, done = self.both(lambda store: store.change_chain(seen, after))
+        assert done == wanted, f"a chain changed: {done}, where the model says {wanted}"
 
     # Comparing
 

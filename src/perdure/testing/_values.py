@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store.base import (
@@ -89,6 +90,10 @@ def a_reader(name: str = "reader-1", *, stream: str = STREAM, seq: int = 0, node
     return ReaderRecord(stream=StreamId(stream), reader=name, node=node, seq=seq)
 
 
+def a_chain(name: str = "name", *, session: str = SESSION, current: str = "current", next_: str = "") -> Chain:
+    return Chain(name=name, session=SessionId(session), holder="holder", current=current, next=next_)
+
+
 def some_events(first: int, last: int, *, time: float = 0.0, final: bool = False) -> tuple[Event, ...]:
     """Events with these numbers; with `final`, the last of them is an answer."""
     return tuple(Event(seq, time, b"event %d" % seq, final and seq == last) for seq in range(first, last + 1))
@@ -138,6 +143,7 @@ async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict
         seen[f"{session}: streams"] = streams
         seen[f"{session}: calls"] = list(await store.calls(session))
         seen[f"{session}: asks"] = list(await store.asks(session))
+        seen[f"{session}: chain"] = await store.chain_of(session)
         seen[f"{session}: kept"] = list(await store.kept(session))
         for stream in streams:
             seen[f"{stream.id}: events"] = await all_events(store, stream.id)

@@ -1,0 +1,168 @@
+"""Several bridges at once: each has a slot, and a token is for one host and one target (T7, T9)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from perdure.stdio import shelf
+from perdure.stdio.target import Target
+from perdure.stdio.tokens import NoSlot, open_slot
+from tests.support.hosts import Living, host, killed, opened, said, target, token
+
+
+@pytest.fixture(autouse=True)
+def _all_sentences(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "perdure")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "perdure"
+
+
+def test_bridges_of_one_host_have_a_slot_each(folder: Path) -> None:
+    """T1, T9: the first has exactly the name of T1, the others a suffix."""
+    slots = [opened(folder) for _ in range(3)]
+    assert all(slot.keep(token(number)) for number, slot in enumerate(slots))
+    assert sorted(path.name for path in folder.glob("token-*")) == ["token-7-70", "token-7-70.2", "token-7-70.3"]
+    assert len({slot.holder for slot in slots}) == 3
+    slots[1].release()
+    again = opened(folder)
+    assert (again.token(), again.holder) == (token(1), slots[1].holder)
+
+
+def test_a_token_is_for_one_target(folder: Path) -> None:
+    """T9: URL, credential, arguments and working directory; each makes another one."""
+    fields = [
+        Target(url="https://a/mcp"),
+        Target(url="https://b/mcp"),
+        Target(url="https://a/mcp", credential="A"),
+        Target(url="https://a/mcp", arguments=["A"]),
+        Target(url="https://a/mcp", directory="A"),
+        Target(url="https://a/mcp", arguments=["A", "B"]),
+        Target(url="https://a/mcp", arguments=["A B"]),
+        Target(url="https://a/mcp", directory="/caf\udce9"),
+    ]
+    assert len({what.digest for what in fields}) == len(fields)
+    for number, what in enumerate(fields):
+        slot = opened(folder, what=what)
+        assert slot.token() is None
+        assert slot.keep(token(number))
+        slot.release()
+    for number, what in enumerate(fields):
+        assert opened(folder, what=what).token() == token(number)
+
+
+def test_a_bridge_waits_for_the_one_that_is_just_ending(folder: Path) -> None:
+    """T9: hosts start the new one before the old one has ended."""
+    old = opened(folder)
+    assert old.keep(token(1))
+
+    async def overlap() -> str | None:
+        coming = asyncio.create_task(open_slot(folder, host(), target(), processes=Living({(7, 70)}), patience=60))
+        await asyncio.sleep(0)
+        assert not coming.done()
+        old.release()
+        return (await coming).token()
+
+    assert asyncio.run(overlap()) == token(1)
+    assert [path.name for path in folder.glob("token-*")] == ["token-7-70"]
+
+
+def test_a_bridge_that_waited_in_vain_takes_a_new_slot(folder: Path) -> None:
+    """T9."""
+    first = opened(folder)
+    assert first.keep(token(1))
+    second = opened(folder, patience=0.05)
+    assert second.token() is None
+    assert second.keep(token(2))
+    assert first.token() == token(1)
+
+
+def test_a_bridge_does_not_wait_for_slots_of_other_targets(folder: Path) -> None:
+    first = opened(folder, what=target("another"))
+    assert first.keep(token(1))
+    assert opened(folder, patience=1_000).keep(token(2))
+
+
+def test_the_slot_that_was_used_last_is_taken_first(folder: Path) -> None:
+    """T9: a bridge that its host ended long ago does not get the session of one that was killed just now."""
+    slots = [opened(folder) for _ in range(4)]
+    for number, slot in enumerate(slots):
+        assert slot.keep(token(number))
+    for path in folder.iterdir():
+        os.utime(path, ns=(10**18, 10**18))
+    os.utime(folder / "token-7-70.2", ns=(10**18 + 20, 10**18 + 20))
+    (folder / "notes-7-70.3").write_text("written while it ran")
+    os.utime(folder / "notes-7-70.3", ns=(10**18 + 10, 10**18 + 10))
+    slots[3].release()
+    for slot in slots[:3]:
+        killed(slot)
+    assert [opened(folder).token() for _ in range(4)] == [token(3), token(1), token(2), token(0)]
+
+
+def test_a_slot_with_a_token_is_better_than_one_without(folder: Path) -> None:
+    first, second = opened(folder), opened(folder)
+    assert first.keep(token(1))
+    first.release()
+    second.release()
+    assert opened(folder).token() == token(1)
+
+
+def test_two_hosts_keep_their_sessions_apart(folder: Path) -> None:
+    """T7: also one of the same pid after the other, before and after the machine's start, and in two containers."""
+    hosts = [host(), host(pid=8), host(start=71), host(boot="next"), host(space="container")]
+    slots = []
+    for number, who in enumerate(hosts):
+        living = Living({(one.pid, one.start) for one in hosts})
+        slot = opened(folder, who, target(), processes=living)
+        assert slot.token() is None
+        assert slot.keep(token(number))
+        slots.append(slot)
+    assert len({slot.holder for slot in slots}) == len(hosts)
+
+
+def test_a_host_has_a_bounded_number_of_slots(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promise 6: the target that was not used for longest goes; where all are in use, resume is off."""
+    monkeypatch.setattr(shelf, "MAX_SLOTS", 3)
+    for number in range(3):
+        slot = opened(folder, what=target(str(number)))
+        assert slot.keep(token(number))
+        slot.release()
+        for path in folder.glob("*" if number == 0 else f"*.{number + 1}"):
+            os.utime(path, ns=(10**18 + number, 10**18 + number))
+    fourth = opened(folder, what=target("3"))
+    assert fourth.token() is None
+    assert fourth.keep(token(3))
+    assert opened(folder, what=target("2")).token() == token(2)
+    assert opened(folder, what=target("1")).token() == token(1)
+    said(caplog)
+    assert isinstance(opened(folder, what=target("0")), NoSlot)
+    assert said(caplog)[-1].endswith("slots of this host are in use")
+
+
+def test_a_child_that_was_forked_does_not_keep_the_slot(folder: Path) -> None:
+    """T9: the lock ends with the bridge, not with what it started."""
+    slot = opened(folder)
+    assert slot.keep(token(1))
+    ready, told = os.pipe()
+    waits, ends = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(told, b"1" if slot.token() is None and not slot.keep(token(2)) else b"0")
+        os.read(waits, 1)
+        os._exit(0)
+    try:
+        assert os.read(ready, 1) == b"1"
+        killed(slot)
+        assert opened(folder).token() == token(1)
+    finally:
+        os.write(ends, b"1")
+        os.waitpid(child, 0)
+        for end in (ready, told, waits, ends):
+            os.close(end)
