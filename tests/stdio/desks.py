@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.bridges import Host, HostedBridge, Message, a_host
-from tests.support.site import Site, serve
+from tests.support.bridges import PATIENCE, Host, HostedBridge, Message, a_host
+from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
 
 
@@ -18,6 +19,15 @@ class Desk:
     workshop: Workshop
     site: Site
     host: Host
+
+    async def saw(self, what: str, bridge: HostedBridge) -> None:
+        """Wait until a tool has seen this; the bridge through which it was called must live that long."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await until(lambda: what in self.workshop.seen)
+        except TimeoutError:
+            state = "has ended" if bridge.ended else "runs"
+            raise AssertionError(f"{what}: not seen; the bridge {state}: {bridge.told()} {bridge.order}") from None
 
     @property
     def sessions(self) -> list[str]:

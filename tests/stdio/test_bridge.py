@@ -40,9 +40,9 @@ async def test_what_host_and_server_say_arrives_as_it_was_said(folder: Path) -> 
         assert (await bridge.answer(bridge.begin_call("boom")))["result"]["isError"] is True
         # A call that is cancelled ends, and has no answer.
         call = bridge.begin_call("wait", gate="never")
-        await until(lambda: "waiting at never" in desk.workshop.seen)
+        await desk.saw("waiting at never", bridge)
         bridge.notify("notifications/cancelled", requestId=call)
-        await until(lambda: "cancelled at never" in desk.workshop.seen)
+        await desk.saw("cancelled at never", bridge)
         await bridge.request("ping")
         assert not bridge.has_answer(call)
         # What belongs to no call.
@@ -147,9 +147,9 @@ async def test_a_host_that_does_not_read_is_waited_for_and_nothing_piles_up(fold
         bridge.stop_reading()
         flood = bridge.begin_call("flood", token=1, n=3_000, size=20_000)
         waiting = bridge.begin_call("wait", gate="w")
-        await until(lambda: "waiting at w" in desk.workshop.seen)
+        await desk.saw("waiting at w", bridge)
         bridge.notify("notifications/cancelled", requestId=waiting)
-        await until(lambda: "cancelled at w" in desk.workshop.seen)
+        await desk.saw("cancelled at w", bridge)
         await until(lambda: desk.workshop.sent > 50)
         sent = -1
         while sent != desk.workshop.sent:  # until the tool stands still
@@ -167,7 +167,7 @@ async def test_it_ends_promptly_however_it_is_told(folder: Path) -> None:
         for how in (signal.SIGTERM, signal.SIGINT, None):
             bridge = await desk.host.session()
             bridge.begin_call("wait", gate="w")
-            await until(lambda: "waiting at w" in desk.workshop.seen)
+            await desk.saw("waiting at w", bridge)
             async with asyncio.timeout(3):
                 status = await (bridge.end() if how is None else bridge.kill(how))
             assert status == (0 if how is None else 128 + how)

@@ -36,7 +36,8 @@ class FromServer:
 
     @property
     def is_answer(self) -> bool:
-        return self.method is None and ("result" in self.body or "error" in self.body)
+        is_ours = self.method is None and self.body.get("jsonrpc") == "2.0"
+        return is_ours and ("result" in self.body or isinstance(self.body.get("error"), dict))
 
     @property
     def is_error(self) -> bool:

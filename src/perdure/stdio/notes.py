@@ -1,8 +1,8 @@
 """What the next instance of the bridge must know of this one: how far the host has heard, and what still runs.
 
 No credentials, no session id and no arguments stand there: a digest binds the notes to their session. What matters is
-written before it can matter: a call before it is sent. Positions are written soon (`LAG`), many at a time: after a kill
-a position that is a little old repeats a few notifications and loses none.
+written before it can matter: a call before it is sent, and how far the host has heard as soon as it has. Positions of
+calls are written a little later (`LAG`), many at a time: after a kill an old one repeats a few log messages at worst.
 """
 
 from __future__ import annotations

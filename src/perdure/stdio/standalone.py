@@ -74,7 +74,7 @@ class Standalone:
     def move(self, position: str) -> None:
         if self._bridge.handshake is self._handshake:
             self._bridge.notes.noted.position = position
-            self._bridge.moved()
+            self._bridge.changed()
 
 
 def _endless(patience: Patience) -> Patience:

@@ -83,7 +83,7 @@ def of_error(error: BaseException, url: str) -> Trouble | None:
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, ssl.SSLError) and not isinstance(found, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            said = getattr(found, "verify_message", "") or found.reason or str(found)
+            said = str(getattr(found, "verify_message", "") or found.reason)
             sentence = f"{plain(url)} cannot be trusted: {said[:_MAX_SAID]} (TLS)"
             return Trouble(reason="tls", sentence=sentence)
         found = found.__cause__ or found.__context__

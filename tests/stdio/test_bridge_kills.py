@@ -1,0 +1,91 @@
+"""The bridge is killed at named points, and the next instance finds the session, and the truth about what ran (T10)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.stdio.desks import Desk, a_desk
+from tests.stdio.test_bridge_resume import RESUMED, sentences
+from tests.support.bridges import HostedBridge, Message
+
+pytestmark = pytest.mark.anyio
+
+
+def at(module: str, qualname: str, edge: str, nth: int = 1) -> Message:
+    return {"module": f"perdure.stdio.{module}", "qualname": qualname, "edge": edge, "nth": nth}
+
+
+#: Met by an instance that resumes.
+WHILE_RESUMING = {
+    "before the token is offered": at("tokens", "KeptSlot.token", "leave"),
+    "after the broker rotated, before the token is written": at("tokens", "KeptSlot.keep", "enter"),
+    "between writing and confirming": at("tokens", "KeptSlot.keep", "leave"),
+    "after confirming, before the reattach": at("tokens", "KeptSlot.resumed", "enter"),
+    "after the reattach, before the host knows": at("notes", "Notes.recall", "leave"),
+    "before the answer to initialize is written": at("pipes", "Output._write", "enter"),
+    "when the answer to initialize is written": at("pipes", "Output._write", "leave"),
+}
+
+#: Met by the first instance of all. Until its token is on disk, the session is nobody's, and the next begins anew.
+WHILE_BEGINNING = {
+    "before the first token is written": (at("tokens", "KeptSlot.keep", "enter"), False),
+    "between writing the first token and confirming it": (at("tokens", "KeptSlot.keep", "leave"), True),
+}
+
+#: Met while a request of the host's is on its way, with what the next instance reports of it.
+IN_FLIGHT = {
+    "before it is sent": (at("call", "Call.answer", "enter"), "unknown"),
+    "when its stream has begun": (at("call", "Call.move", "leave"), "counted to 1"),
+    "when it is answered, before the host has the answer": (at("messages", "FromServer.answering", "enter", 2), "counted to 1"),
+}
+
+
+@pytest.mark.parametrize("name", WHILE_RESUMING)
+async def test_killed_while_it_resumes(folder: Path, name: str) -> None:
+    async with a_desk(folder) as desk:
+        await (await desk.host.session()).kill()
+        await _dies(desk, WHILE_RESUMING[name])
+        await _goes_on(desk)
+        assert len(desk.sessions) == 1
+
+
+@pytest.mark.parametrize("name", WHILE_BEGINNING)
+async def test_killed_while_it_begins(folder: Path, name: str) -> None:
+    point, is_kept = WHILE_BEGINNING[name]
+    async with a_desk(folder) as desk:
+        await _dies(desk, point)
+        after = await desk.host.session()
+        assert (RESUMED in sentences(after)) is is_kept
+        assert await after.call("count", n=1) == "counted to 1"
+        assert len(desk.sessions) == (1 if is_kept else 2)
+
+
+@pytest.mark.parametrize("name", IN_FLIGHT)
+async def test_killed_while_a_request_is_in_flight(folder: Path, name: str) -> None:
+    point, outcome = IN_FLIGHT[name]
+    async with a_desk(folder) as desk:
+        first = await desk.host.start(point=point)
+        await first.handshake()
+        first.begin_call("count", n=1)
+        assert await first.wait() == -9
+        after = await _goes_on(desk)
+        await after.until(lambda: len(after.reports()) == 1, "a report")
+        [report] = after.reports()
+        found = report["error"]["data"]["outcome"] if "error" in report else report["result"]["content"][0]["text"]
+        assert (report["tool"], found) == ("count", outcome)
+        assert len(desk.sessions) == 1
+
+
+async def _dies(desk: Desk, point: Message) -> None:
+    bridge = await desk.host.start(point=point)
+    bridge.begin("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "host", "version": "1"}})
+    assert await bridge.wait() == -9
+
+
+async def _goes_on(desk: Desk) -> HostedBridge:
+    after = await desk.host.session()
+    assert RESUMED in sentences(after)
+    assert await after.call("count", n=2) == "counted to 2"
+    return after

@@ -1,0 +1,214 @@
+"""Trouble on the way to the server is waited for, or told in one sentence and one answer; the pipe stays open."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+
+from tests.stdio.desks import Desk, a_desk
+from tests.stdio.test_bridge_resume import sentences
+from tests.support.bridges import a_host, text_of
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.site import serve, under_uvicorn
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def answering(status: str, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A web server with one answer to everything."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        head = f"HTTP/1.1 {status}\r\ncontent-type: text/html\r\ncontent-length: 3\r\nconnection: close\r\n\r\n"
+        writer.write(f"{head}<p>".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "sentence"),
+    [
+        ("404 Not Found", "not_found", "there is no MCP server at {url} (HTTP 404)"),
+        ("401 Unauthorized", "unauthorized", "{url} wants a token: see --token-env and --token-file (HTTP 401)"),
+        ("403 Forbidden", "forbidden", "{url} does not let us in (HTTP 403)"),
+        ("200 OK", "not_mcp", "{url} is no MCP server: it answers with text/html"),
+        ("418 Teapot", "refused", "{url} refuses the request (HTTP 418)"),
+    ],
+)
+async def test_an_address_that_is_no_mcp_server_is_told(folder: Path, status: str, reason: str, sentence: str) -> None:
+    async with answering(status) as url, a_host(folder, url) as host:
+        bridge = await host.start("--no-resume")
+        told = sentence.format(url=url)
+        for _ in range(2):  # it lives on, and tries again
+            refused = await bridge.handshake()
+            assert refused["error"] == {"code": -31021, "message": told, "data": {"reason": reason}}
+        assert sentences(bridge) == [told]
+        assert await bridge.end() == 0
+
+
+async def test_what_could_never_work_is_told_to_the_host_too(folder: Path) -> None:
+    async with a_host(folder, "ftp://nowhere/mcp") as host:
+        (folder / "empty").touch(0o600)
+        cases = [
+            ((), "ftp://nowhere/mcp is no address of an MCP server: it must begin with http:// or https://"),
+            (("--token-env", "NO_SUCH"), "the variable NO_SUCH of --token-env is not set"),
+            (("--token-file", str(folder / "none")), f"the file {folder / 'none'} of --token-file cannot be read"),
+            (("--token-file", str(folder / "empty")), f"the file {folder / 'empty'} of --token-file holds no token"),
+        ]
+        for options, sentence in cases:
+            bridge = await host.start(*options, url="http://127.0.0.1:9/mcp" if options else None)
+            refused = await bridge.handshake()
+            assert refused["error"]["code"] == -31021
+            assert refused["error"]["message"].startswith(sentence)
+            assert await bridge.end() == 2
+        bridge = await host.start(url="http://me:secret@127.0.0.1:9/mcp")
+        assert "credentials do not belong into the address" in (await bridge.handshake())["error"]["message"]
+        await bridge.end()
+        assert "secret" not in bridge.log.read_text()
+
+
+@pytest.mark.parametrize(("is_tls", "why"), [(True, "self.signed certificate"), (False, "WRONG_VERSION_NUMBER")])
+async def test_tls_that_does_not_fit_is_told_at_once(folder: Path, is_tls: bool, why: str) -> None:
+    async with answering("200 OK", tls=_self_signed(folder) if is_tls else None) as url:
+        async with a_host(folder, url.replace("http:", "https:")) as host:
+            bridge = await host.start("--no-resume")
+            refused = await bridge.handshake()
+            assert refused["error"]["data"] == {"reason": "tls"}
+            assert re.search(f"cannot be trusted: .*{why}", refused["error"]["message"])
+
+
+def _self_signed(folder: Path) -> ssl.SSLContext:
+    files = ("-keyout", str(folder / "key"), "-out", str(folder / "cert"))
+    about = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=127.0.0.1")
+    subprocess.run(("openssl", "req", *about, *files), check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert", folder / "key")
+    return context
+
+
+async def test_a_server_that_is_away_is_waited_for_within_limits_and_the_pipe_lives(folder: Path) -> None:
+    async with a_desk(folder) as desk, cutting_proxy(desk.site.port) as proxy:
+        desk.host.url = proxy.url
+        bridge = await desk.host.session("--no-resume", "--patience", "700ms")
+        # The way is cut in the middle of a call: the host sees nothing of it.
+        call = bridge.begin_call("count", token=1, n=4, gate="g", pauses=[2])
+        await bridge.until(lambda: len(bridge.progress()) == 2, "two of four")
+        proxy.cut()
+        desk.workshop.open("g/2")
+        assert text_of(await bridge.answer(call)) == "counted to 4"
+        assert [number for _, number in bridge.progress()] == [1, 2, 3, 4]
+        # It stays away: an error for each request, and the pipe stays open.
+        proxy.refuse()
+        proxy.cut()
+        lists = [bridge.begin("tools/list") for _ in range(3)]
+        for request in lists:
+            assert (await bridge.answer(request))["error"]["code"] == -31020
+        # A call that may have arrived there is not sent again.
+        assert (await bridge.answer(bridge.begin_call("count", n=1)))["error"]["code"] in (-31020, -31001)
+        # It is back, and so is everything else.
+        proxy.accept()
+        assert await bridge.call("count", n=1) == "counted to 1"
+        await bridge.call("announce", n=2)
+        await bridge.until(lambda: bridge.notices() == [1, 2], "the notices")
+        assert sum("cannot be reached" in line for line in bridge.told()) <= 3
+        assert len(desk.sessions) == 1
+
+
+async def test_a_session_that_is_gone_is_begun_anew_with_the_hosts_own_words(folder: Path) -> None:
+    """B5: one new handshake, subscriptions and level repeated; what ran has an unknown outcome."""
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session(elicitation={})
+        await bridge.request("logging/setLevel", {"level": "debug"})
+        await bridge.request("resources/subscribe", {"uri": "notice://3"})
+        await bridge.request("resources/subscribe", {"uri": "notice://4"})
+        await bridge.request("resources/unsubscribe", {"uri": "notice://4"})
+        await _delete(desk)
+        calls = [bridge.begin("tools/list") for _ in range(5)]
+        for call in calls:
+            assert "tools" in (await bridge.answer(call))["result"]
+        assert len(desk.sessions) == 1
+        assert desk.workshop.levels == ["debug", "debug"]
+        assert desk.workshop.subscribing == ["+notice://3", "+notice://4", "-notice://4", "+notice://3"]
+        await desk.workshop.update("notice://3")
+        await bridge.until(lambda: 3 in bridge.notices(), "the subscription in the new session")
+        # The server forgets everything under a call: nobody can tell what became of it.
+        asking = bridge.begin_call("ask", question="?")
+        await bridge.until(lambda: len(bridge.asked()) == 1, "a question")
+        await _delete(desk)
+        answer = await bridge.answer(asking)
+        assert "error" in answer
+        assert await bridge.call("count", n=1) == "counted to 1"
+        # The new session is the one that is resumed.
+        await bridge.end()
+        again = await desk.host.session(elicitation={})
+        assert sentences(again)[0] == "Session resumed successfully"
+        assert len(desk.sessions) == 1
+
+
+async def _delete(desk: Desk) -> None:
+    [session] = desk.sessions
+    await desk.site.http.delete(desk.site.url, headers={"mcp-session-id": session})
+
+
+class OneToken(TokenVerifier):
+    """Lets whoever has the token of the moment in, as one and the same principal."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        if token != self.token:
+            return None
+        return AccessToken(token=token, client_id="desk", scopes=[], subject="somebody")
+
+
+async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path) -> None:
+    auth = OneToken("first")
+    file = folder / "bearer"
+    file.touch(0o600)
+    file.write_text("first\n")
+    async with serve(Workshop().server, auth=auth) as site, a_host(folder, site.url) as host:
+        bridge = await host.session("--token-file", str(file))
+        assert await bridge.call("count", n=1) == "counted to 1"
+        auth.token = "second"
+        file.write_text("second")
+        assert await bridge.call("count", n=2) == "counted to 2"
+        auth.token = "third"
+        refused = await bridge.answer(bridge.begin_call("count", n=3))
+        assert refused["error"]["data"] == {"reason": "unauthorized"}
+        await bridge.end()
+        # The token is never in a log, and another name for it makes another target.
+        by_env = await host.start("--token-env", "BEARER", BEARER="third")
+        await by_env.handshake()
+        assert sentences(by_env) == ["Token file not found (first run or clean slate)"]
+        assert await by_env.call("count", n=3) == "counted to 3"
+        await by_env.end()
+        for path in folder.rglob("*"):
+            if path.is_file() and path != file:
+                assert not {b"first", b"second", b"third"} & set(path.read_bytes().split()), path
+
+
+async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path) -> None:
+    """The SDK's own server: everything passes; a new session each time, and the log says why once."""
+    workshop = Workshop()
+    async with under_uvicorn(workshop.server.streamable_http_app()) as port, a_host(folder, "") as host:
+        for _ in range(2):
+            bridge = await host.start(url=f"http://127.0.0.1:{port}/mcp")
+            await bridge.handshake()
+            assert await bridge.call("count", n=3) == "counted to 3"
+            assert sum("has no resume broker" in line for line in bridge.told()) == 1
+            await bridge.end()
