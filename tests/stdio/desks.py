@@ -14,6 +14,17 @@ from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
 
 
+FIRST = "Token file not found (first run or clean slate)"
+RESUMED = "Session resumed successfully"
+REJECTED = "Broker rejected resume token, starting fresh session"
+
+
+async def sentences(bridge: HostedBridge, count: int = 1) -> list[str]:
+    """What it has told on stderr; waits for so many. They are written a moment after the fact."""
+    await until(lambda: len(bridge.told()) >= count)
+    return [line.removeprefix("perdure: ") for line in bridge.told()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Desk:
     workshop: Workshop

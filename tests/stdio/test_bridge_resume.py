@@ -19,7 +19,7 @@ from perdure.stdio.processes import here
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot
 from perdure.store import SqliteStore
-from tests.stdio.desks import Desk, a_desk, question, reply
+from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
 from tests.support.bridges import HostedBridge, a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import Site, serve, until
@@ -27,13 +27,6 @@ from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
-FIRST = "Token file not found (first run or clean slate)"
-RESUMED = "Session resumed successfully"
-REJECTED = "Broker rejected resume token, starting fresh session"
-
-
-def sentences(bridge: HostedBridge) -> list[str]:
-    return [line.removeprefix("perdure: ") for line in bridge.told()]
 
 
 async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Path) -> None:
@@ -56,7 +49,7 @@ async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Pa
             await (bridge.end() if how is None else bridge.kill(how))
             for gate in left:
                 desk.workshop.open(gate)
-            assert sentences(bridge)[0] == (RESUMED if number else FIRST)
+            assert (await sentences(bridge))[0] == (RESUMED if number else FIRST)
         assert len(desk.sessions) == 1
         assert sorted(reported) == sorted(set(reported))
         assert all(text.startswith("went through") for text in reported)
@@ -160,7 +153,7 @@ async def test_hosts_and_instances_keep_sessions_of_their_own(folder: Path) -> N
             together = list(await asyncio.gather(*(desk.host.session() for _ in range(4))))
             for bridge in together:
                 await bridge.until(lambda b=bridge: bool(b.notices()), "the notice of its own session")
-                assert RESUMED in sentences(bridge)
+                assert await sentences(bridge) == [RESUMED]
             words[how] = sorted(bridge.notices()[0] for bridge in together)
         assert list(words.values()) == [[0, 1, 2, 3]] * 2
         await alone.until(lambda: alone.notices() == [4, 4], "its own notices")
@@ -173,10 +166,10 @@ async def test_another_target_of_the_same_host_gets_no_token_of_this_one(folder:
         await (await desk.host.session()).end()
         elsewhere = await desk.host.start(url=desk.site.url + "/")
         await elsewhere.handshake()
-        assert sentences(elsewhere)[0] == FIRST
+        assert await sentences(elsewhere) == [FIRST]
         await elsewhere.end()
         back = await desk.host.session()
-        assert sentences(back)[0] == RESUMED
+        assert await sentences(back) == [RESUMED]
         assert len(desk.sessions) == 2
         assert [path.suffix for path in sorted(desk.host.tokens.glob("token-*"))] == ["", ".2"]
 
@@ -193,12 +186,12 @@ async def test_a_stolen_token_is_worth_nothing_to_another_host(folder: Path) -> 
         own = next(thief.tokens.glob("token-*"))
         own.write_text(stolen)
         robbing = await thief.session()
-        assert REJECTED in sentences(robbing)
+        assert await sentences(robbing) == [REJECTED]
         assert len(desk.sessions) == 3  # it got a fresh one
         # The owner has not noticed anything, and resumes.
         await owner.kill()
         owner = await desk.host.session()
-        assert sentences(owner)[0] == RESUMED
+        assert await sentences(owner) == [RESUMED]
         assert await owner.call("count", n=1) == "counted to 1"
         # Its retired token, offered as if by itself: the chain is revoked, and the owner asks for another one.
         now = next(desk.host.tokens.glob("token-*"))
@@ -208,7 +201,7 @@ async def test_a_stolen_token_is_worth_nothing_to_another_host(folder: Path) -> 
         await owner.logged("somebody else used a resume token of this session")
         await owner.kill()
         again = await desk.host.session()
-        assert sentences(again)[0] == RESUMED
+        assert await sentences(again) == [RESUMED]
         assert len(desk.sessions) == 3
         assert all("resume_revoked" not in message["method"] for message in owner.heard)
 
@@ -240,17 +233,17 @@ async def test_a_session_that_cannot_go_on_is_begun_anew(folder: Path) -> None:
         [ended] = desk.sessions
         await desk.site.http.delete(desk.site.url, headers={"mcp-session-id": ended})
         second = await desk.host.session()
-        assert sentences(second)[0] == REJECTED
+        assert await sentences(second) == [REJECTED]
         assert await second.call("count", n=1) == "counted to 1"
         assert second.reports() == []
         await second.end()
         other = await desk.host.session(roots={})
-        assert sentences(other)[0] == RESUMED
-        assert "a new one has begun" in sentences(other)[1]
+        assert (await sentences(other, 2))[0] == RESUMED
+        assert "a new one has begun" in (await sentences(other, 2))[1]
         assert len(desk.sessions) == 2
         await other.end()
         again = await desk.host.session(roots={})
-        assert sentences(again) == [RESUMED]
+        assert await sentences(again) == [RESUMED]
         assert len(desk.sessions) == 2
 
 
@@ -273,7 +266,7 @@ async def test_the_server_is_restarted_in_between(folder: Path) -> None:
             await bridge.end()
         async with serving() as site:
             bridge = await host.session()
-            assert sentences(bridge) == [RESUMED]
+            assert await sentences(bridge) == [RESUMED]
             assert site.app.session_ids() == [session]
         late = bridge.begin("tools/list")  # nobody listens
         await bridge.logged("cannot be reached, and is tried again")

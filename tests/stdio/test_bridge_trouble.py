@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
-from tests.stdio.desks import Desk, a_desk
-from tests.stdio.test_bridge_resume import sentences
+from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
 from tests.support.bridges import a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import serve, under_uvicorn
@@ -56,8 +55,8 @@ async def test_an_address_that_is_no_mcp_server_is_told(folder: Path, status: st
         for _ in range(2):  # it lives on, and tries again
             refused = await bridge.handshake()
             assert refused["error"] == {"code": -31021, "message": told, "data": {"reason": reason}}
-        assert sentences(bridge) == [told]
         assert await bridge.end() == 0
+        assert await sentences(bridge) == [told]
 
 
 async def test_what_could_never_work_is_told_to_the_host_too(folder: Path) -> None:
@@ -155,7 +154,7 @@ async def test_a_session_that_is_gone_is_begun_anew_with_the_hosts_own_words(fol
         # The new session is the one that is resumed.
         await bridge.end()
         again = await desk.host.session(elicitation={})
-        assert sentences(again)[0] == "Session resumed successfully"
+        assert await sentences(again) == [RESUMED]
         assert len(desk.sessions) == 1
 
 
@@ -194,7 +193,7 @@ async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path
         # The token is never in a log, and another name for it makes another target.
         by_env = await host.start("--token-env", "BEARER", BEARER="third")
         await by_env.handshake()
-        assert sentences(by_env) == ["Token file not found (first run or clean slate)"]
+        assert await sentences(by_env) == [FIRST]
         assert await by_env.call("count", n=3) == "counted to 3"
         await by_env.end()
         for path in folder.rglob("*"):
