@@ -1,0 +1,144 @@
+"""Hosts that know nothing of Perdure drive the bridge unchanged, and launchers stand in between (T11)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from tests.clients.node_clients import HERE
+from tests.stdio.desks import RESUMED
+from tests.support import toolbox
+from tests.support.bridges import Bridge
+from tests.support.node import node_modules, program
+from tests.support.serving import python_path
+from tests.support.site import Site, serve
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with serve(toolbox.server, retry=0.05) as it:
+        yield it
+
+
+def command(site: Site) -> list[str]:
+    return [sys.executable, "-m", "perdure", "stdio", site.url]
+
+
+def environ(folder: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(program("node").parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": python_path(), "PERDURE_TOKEN_DIR": str(folder / "tokens")}
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_the_python_sdk(site: Site, folder: Path, mode: Any) -> None:
+    """`auto` asks for 2026-07-28 first, and falls back to the handshake."""
+    program, *arguments = command(site)
+    parameters = StdioServerParameters(command=program, args=arguments, env=environ(folder))
+    for _ in range(2):
+        progress: list[float] = []
+
+        async def on_progress(done: float, total: float | None, message: str | None, seen: list[float] = progress) -> None:
+            seen.append(done)
+
+        with (folder / "log").open("w") as log:
+            async with Client(stdio_client(parameters, errlog=log), mode=mode) as client:
+                result = await client.call_tool("count", {"n": 3}, progress_callback=on_progress)
+        assert (result.content[0].text, progress) == ("counted to 3", [1, 2, 3])  # type: ignore[union-attr]
+    assert RESUMED in (folder / "log").read_text()
+    assert len(site.app.session_ids()) == 1
+
+
+async def run(*words: str | Path, folder: Path) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *words,
+        env={**environ(folder), "HOME": str(folder)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return output.decode()
+
+
+@pytest.mark.parametrize("generation", ["1", "2"])
+async def test_the_typescript_sdk(site: Site, folder: Path, generation: str) -> None:
+    script = node_modules(HERE).with_name("stdio_host.mjs")
+    said = await run(program("node"), script, generation, *command(site), folder=folder)
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["text"] for line in lines] == ["counted to 3"] * 2
+    assert [line["progress"] for line in lines] == [[1, 2, 3]] * 2
+    assert all(line["tools"] > 3 for line in lines)
+    assert len(site.app.session_ids()) == 1
+
+
+async def test_the_inspectors_command_line(site: Site, folder: Path) -> None:
+    inspector = node_modules(HERE) / ".bin" / "mcp-inspector"
+    call = ("--method", "tools/call", "--tool-name", "count", "--tool-arg", "n=3", "--format=json")
+    given = [f"-e{name}={environ(folder)[name]}" for name in ("PYTHONPATH", "PERDURE_TOKEN_DIR")]
+    said = await run(program("node"), inspector, "--cli", *command(site), *call, *given, folder=folder)
+    assert json.loads(said)["result"]["content"] == [{"type": "text", "text": "counted to 3"}]
+
+
+@asynccontextmanager
+async def started(words: Sequence[str], folder: Path) -> AsyncIterator[Bridge]:
+    """A bridge that was started by a command; this process is its host."""
+    log = folder / "log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            env=environ(folder),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+    assert process.stdin is not None and process.stdout is not None
+    yield Bridge(process.stdout, process.stdin, log)
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+def npm_package(folder: Path) -> Path:
+    """A package that brings `perdure` to people who have npm: its program starts the real one."""
+    package = folder / "package"
+    package.mkdir()
+    about = {"name": "perdure", "version": "1.0.0", "bin": {"perdure": "perdure.cjs"}}
+    (package / "package.json").write_text(json.dumps(about))
+    start = f"spawn({json.dumps(sys.executable)}, ['-m', 'perdure', ...process.argv.slice(2)], {{ stdio: 'inherit' }})"
+    script = f"require('node:child_process').{start}.on('exit', (code) => process.exit(code ?? 1));"
+    (package / "perdure.cjs").write_text(f"#!/usr/bin/env node\n{script}\n")
+    return package
+
+
+@pytest.mark.parametrize("launcher", ["npx", "sh and env"])
+async def test_launchers_in_between(site: Site, folder: Path, launcher: str) -> None:
+    shell = f"cd / && exec env A=b sh -c {shlex.quote(shlex.join(command(site)))}"
+    words = ["sh", "-c", shell]
+    if launcher == "npx":
+        words = [str(program("npx")), "--offline", "--yes", str(npm_package(folder)), "stdio", site.url]
+    for _ in range(2):
+        async with started(words, folder) as bridge:
+            await bridge.handshake()
+            assert await bridge.call("count", n=1) == "counted to 1"
+    await bridge.logged(RESUMED)
+    assert len(site.app.session_ids()) == 1
+
+
+async def test_it_starts_without_what_it_does_not_need(folder: Path) -> None:
+    """Hosts wait for it: no SDK, no web server, no store is imported."""
+    listed = "import sys, perdure.command, perdure.stdio.cli, perdure.stdio.program, perdure.stdio.tokens; print(*sys.modules)"
+    modules = {name.partition(".")[0] for name in (await run(sys.executable, "-c", listed, folder=folder)).split()}
+    assert not modules & {"mcp", "mcp_types", "pydantic", "starlette", "uvicorn", "sqlite3", "fastmcp", "opentelemetry"}
