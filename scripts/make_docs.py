@@ -51,7 +51,10 @@ CODES = {
 ELSEWHERE = {
     "PARSE_ERROR": "400",
     "CLIENT_AWAY": "in the tool that asked",
-    "UNREACHABLE": "in programs that use `perdure.connect`",
+    "UNREACHABLE": "in programs that use `perdure.connect`, and from `perdure stdio`",
+    "INTERNAL_ERROR": "from `perdure stdio`",
+    "NO_SERVER": "from `perdure stdio`",
+    "TOO_MANY_AT_ONCE": "from `perdure stdio`",
 }
 
 #: Limits that are no settings: where the constant stands, what it bounds, what happens beyond.

@@ -2,16 +2,26 @@
 
 import types
 
+import pytest
+
 import perdure
 
 
 def test_the_public_names_are_those_of_the_list() -> None:
-    public = {
+    public = {name for name in dir(perdure) if not name.startswith("_")}
+    assert public == set(perdure.__all__)
+    here = {
         name
         for name, value in vars(perdure).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "annotations"
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
-    assert public == set(perdure.__all__)
+    assert here - {"annotations", "TYPE_CHECKING", "Any"} <= public
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        perdure.nothing  # type: ignore[attr-defined]  # noqa: B018 - asking for it is the test
+    assert perdure.__version__
 
 
 def test_every_public_name_says_what_it_is() -> None:

@@ -24,6 +24,9 @@ async def test_what_host_and_server_say_arrives_as_it_was_said(folder: Path) -> 
         for request_id in (7, "7", "a b", -1, 0, "", 2**53, "é\n"):
             bridge.begin("tools/call", {"name": "announce", "arguments": {"n": 0}}, id=request_id)
             assert text_of(await bridge.answer(request_id)) == "announced 0"
+        for _ in range(20):  # also again, as soon as the host has the answer
+            bridge.begin("ping", id="again")
+            assert (await bridge.answer("again"))["result"] == {}
         # Progress has the host's own token, and the answer comes behind it.
         await bridge.answer(bridge.begin_call("count", token=5, n=3))
         assert bridge.progress() == [(5, 1), (5, 2), (5, 3)]

@@ -51,13 +51,8 @@ class Before:
             self._bridge.changed()
 
     async def _report(self, asked: Asked, answer: str) -> None:
-        named = f" of {asked.name}" if asked.name else ""
-        note(
-            logging.INFO,
-            "stdio.ended_before",
-            f"a call{named} that an earlier instance began has ended",
-            tool=asked.name,
-        )
+        sentence = f"a call of {asked.name or asked.method} that an earlier instance began has ended"
+        note(logging.INFO, "stdio.ended_before", sentence, tool=asked.name)
         if self._is_heard():
             await self._bridge.give(reported(asked, answer))
 

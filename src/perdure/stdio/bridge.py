@@ -246,14 +246,18 @@ class Bridge:
             answer = await call.answer()
             if message.method in STICKY and splice.find(answer, "result") is not None:
                 self._stick(message)
+            self._free(call)  # a host may use an id again as soon as it has the answer
             await self.give(answer)
         call.departed.set()
         self._forget(call)
 
-    def _forget(self, call: Call) -> None:
+    def _free(self, call: Call) -> None:
         self._tokens.pop(call.token, None)
         if self._calls.get(call.asked.id) is call:
             del self._calls[call.asked.id]
+
+    def _forget(self, call: Call) -> None:
+        self._free(call)
         if self.notes.noted.calls.pop(call.wire_id, None) is not None:
             self.changed()
 

@@ -10,7 +10,7 @@ from typing import Any
 from perdure._core import splice
 
 INTERNAL_ERROR = -32603
-METHOD_NOT_FOUND = -32601
+"""JSON-RPC: something unforeseen happened on this side; the sentence says what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,58 @@
+"""What docs/stdio.md shows is valid, runs, and is what the bridge says."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.stdio.before import reported
+from perdure.stdio.call import Asked
+from tests.stdio.test_stock_hosts import started
+from tests.support import toolbox
+from tests.support.serving import ROOT
+from tests.support.site import serve
+
+PAGE = (ROOT / "docs" / "stdio.md").read_text()
+SNIPPETS = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+SENTENCES = re.findall(r"^\| `([^`]+)`(?:, `([^`]+)`)? \|", PAGE.partition("## What the log says")[2].partition("## Files")[0], re.MULTILINE)
+
+
+def servers(snippet: dict[str, Any]) -> list[dict[str, Any]]:
+    [named] = snippet.values()
+    return list(named.values())
+
+
+@pytest.mark.anyio
+async def test_every_configuration_starts_a_bridge(folder: Path) -> None:
+    """A host would do the same: the command, its arguments and its environment, with an address that answers."""
+    assert len(SNIPPETS) == 4
+    async with serve(toolbox.server) as site:
+        for snippet in SNIPPETS:
+            for server in servers(snippet):
+                assert server["command"] == "perdure"
+                arguments = [site.url if word.startswith("http") else word for word in server["args"]]
+                words = ["env", *(f"{name}={value}" for name, value in server.get("env", {}).items())]
+                async with started([*words, sys.executable, "-m", "perdure", *arguments], folder) as bridge:
+                    assert "protocolVersion" in await bridge.handshake()
+
+
+def test_the_report_looks_as_the_page_says() -> None:
+    [shown] = re.findall(r"^```json report\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    result = json.dumps(json.loads(shown)["params"]["data"]["result"])
+    answer = f'{{"jsonrpc":"2.0","id":3,"result":{result}}}'
+    assert json.loads(reported(Asked(id="3", method="tools/call", name="bake"), answer)) == json.loads(shown)
+
+
+def test_every_sentence_of_the_table_is_in_the_source() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src" / "perdure" / "stdio").glob("*.py"))
+    plain = re.sub(r"\{[^{}]*\}", "…", source)
+    said = [sentence for row in SENTENCES for sentence in row if sentence]
+    assert len(said) > 12
+    for sentence in said:
+        for part in sentence.split("…"):
+            assert part.strip(" :") in plain, sentence
