@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from perdure._core import splice
 
-ODD = '{ "id" :\t1e400 ,"params":{"_meta":{"progressToken":[1,{"}":"\\"]"}]},"x":12345678901234567890123},"id":"\\ud800"}'
+ODD = (
+    '{ "id" :\t1e400 ,"params":{"_meta":{"progressToken":[1,{"}":"\\"]"}]},"x":12345678901234567890123},"id":"\\ud800"}'
+)
 
 
 @pytest.mark.parametrize(

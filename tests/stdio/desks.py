@@ -13,7 +13,6 @@ from tests.support.bridges import PATIENCE, Host, HostedBridge, Message, a_host
 from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
 
-
 FIRST = "Token file not found (first run or clean slate)"
 RESUMED = "Session resumed successfully"
 REJECTED = "Broker rejected resume token, starting fresh session"

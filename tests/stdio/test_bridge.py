@@ -127,7 +127,11 @@ async def test_hosts_that_begin_in_another_way_are_told_how(folder: Path) -> Non
         assert (await bridge.request("tools/list"))["error"]["message"] == "Begin with an initialize request"
         assert (await bridge.request("ping"))["result"] == {}
         # What is sent right behind the handshake waits for it.
-        bridge.begin("initialize", {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "h", "version": "1"}}, id="i")
+        bridge.begin(
+            "initialize",
+            {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "h", "version": "1"}},
+            id="i",
+        )
         bridge.notify("notifications/initialized")
         assert await bridge.call("count", n=1) == "counted to 1"
         assert (await bridge.answer("i"))["result"]["protocolVersion"] == "2025-06-18"

@@ -37,7 +37,10 @@ WHILE_BEGINNING = {
 IN_FLIGHT = {
     "before it is sent": (at("call", "Call.answer", "enter"), "unknown"),
     "when its stream has begun": (at("call", "Call.move", "leave"), "counted to 1"),
-    "when it is answered, before the host has the answer": (at("messages", "FromServer.answering", "enter", 2), "counted to 1"),
+    "when it is answered, before the host has the answer": (
+        at("messages", "FromServer.answering", "enter", 2),
+        "counted to 1",
+    ),
 }
 
 
@@ -79,7 +82,10 @@ async def test_killed_while_a_request_is_in_flight(folder: Path, name: str) -> N
 
 async def _dies(desk: Desk, point: Message) -> None:
     bridge = await desk.host.start(point=point)
-    bridge.begin("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "host", "version": "1"}})
+    bridge.begin(
+        "initialize",
+        {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "host", "version": "1"}},
+    )
     assert await bridge.wait() == -9
 
 

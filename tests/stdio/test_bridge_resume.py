@@ -20,13 +20,12 @@ from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
-from tests.support.bridges import HostedBridge, a_host, text_of
+from tests.support.bridges import a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
-
 
 
 async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Path) -> None:
@@ -39,7 +38,9 @@ async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Pa
             bridge = await desk.host.session()
             await bridge.until(lambda b=bridge, n=len(left): len(b.reports()) >= n, "what was left")
             reported += [report["result"]["content"][0]["text"] for report in bridge.reports()]
-            assert text_of(await bridge.answer(bridge.begin("tools/call", _count(number), id=1))) == f"counted to {number}"
+            assert (
+                text_of(await bridge.answer(bridge.begin("tools/call", _count(number), id=1))) == f"counted to {number}"
+            )
             left = [f"g{number}.{n}" for n in range(dice.randrange(3))]
             for gate in left:
                 bridge.begin_call("wait", gate=gate)

@@ -19,7 +19,11 @@ from tests.support.site import serve
 
 PAGE = (ROOT / "docs" / "stdio.md").read_text()
 SNIPPETS = [json.loads(text) for text in re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
-SENTENCES = re.findall(r"^\| `([^`]+)`(?:, `([^`]+)`)? \|", PAGE.partition("## What the log says")[2].partition("## Files")[0], re.MULTILINE)
+SENTENCES = re.findall(
+    r"^\| `([^`]+)`(?:, `([^`]+)`)? \|",
+    PAGE.partition("## What the log says")[2].partition("## Files")[0],
+    re.MULTILINE,
+)
 
 
 def servers(snippet: dict[str, Any]) -> list[dict[str, Any]]:

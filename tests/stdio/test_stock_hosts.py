@@ -50,7 +50,9 @@ async def test_the_python_sdk(site: Site, folder: Path, mode: Any) -> None:
     for _ in range(2):
         progress: list[float] = []
 
-        async def on_progress(done: float, total: float | None, message: str | None, seen: list[float] = progress) -> None:
+        async def on_progress(
+            done: float, total: float | None, message: str | None, seen: list[float] = progress
+        ) -> None:
             seen.append(done)
 
         with (folder / "log").open("w") as log:

@@ -49,7 +49,7 @@ class Sessions(Protocol):
     async def renew(self, gone: Handshake | None) -> bool:
         """A new session in place of this one; False if there is none to be had."""
 
-    async def take(self, message: FromServer, call: Call | None) -> None: ...
+    async def take(self, message: FromServer) -> None: ...
 
     def misheard(self, reason: str) -> None: ...
 
@@ -121,7 +121,7 @@ class Call:
     async def hear(self, message: FromServer) -> FromServer | None:
         if message.is_answer:
             return message if message.body.get("id") in (self.wire_id, None) else None
-        await self._sessions.take(message, self)
+        await self._sessions.take(message)
         return None
 
     def misheard(self, reason: str) -> None:

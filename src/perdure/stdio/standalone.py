@@ -65,7 +65,7 @@ class Standalone:
         return True
 
     async def hear(self, message: FromServer) -> FromServer | None:
-        await self._bridge.take(message, None)
+        await self._bridge.take(message)
         return None
 
     def misheard(self, reason: str) -> None:

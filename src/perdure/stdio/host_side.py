@@ -1,0 +1,255 @@
+"""What the host says: each line becomes a request, a notification or an answer on its way to the server, or is refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from perdure._core import splice
+from perdure._core.codes import TOO_MANY_AT_ONCE
+from perdure._core.jsonrpc import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    Batch,
+    InvalidMessage,
+    Notification,
+    Request,
+    Response,
+    parse_body,
+)
+from perdure._core.revisions import REVISIONS
+from perdure._core.sticky import METHODS as STICKY
+from perdure._core.sticky import after as sticky_after
+from perdure._core.sticky import encode as encode_sticky
+from perdure.observe import note
+from perdure.stdio.call import Asked, Call
+from perdure.stdio.departures import Departures
+from perdure.stdio.messages import encode, error
+from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
+from perdure.stdio.telling import Telling
+
+if TYPE_CHECKING:
+    from perdure.stdio.bridge import Bridge
+
+#: Requests of the host's that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
+MAX_RUNNING = 1_000
+#: Questions of the server's that the host has not answered. The answer to one that was forgotten is not handed on.
+MAX_ASKS = 1_000
+#: Characters of a tool's name that are noted and reported. Names have 128 at most (2025-11-25).
+MAX_NAME = 200
+
+UNSUPPORTED_VERSION = -32022
+
+
+class HostSide:
+    """The host's requests that run, and what it was asked."""
+
+    def __init__(self, bridge: Bridge, departures: Departures) -> None:
+        self._bridge = bridge
+        self._departures = departures
+        self._calls: dict[str, Call] = {}
+        """By the id that the host gave, as JSON."""
+        self._tokens: dict[str, str] = {}
+        """Progress tokens on the wire, and those of the host's behind them, as JSON."""
+        self._asks: dict[str, None] = {}
+        """The ids of what the server has asked and the host has not answered, as JSON."""
+
+    # For the other side
+
+    def token(self, found: object) -> str | None:
+        """The host's own token, as JSON, for one on the wire."""
+        return self._tokens.get(found) if isinstance(found, str) else None
+
+    def asked(self, ask: str) -> None:
+        self._asks[ask] = None
+        if len(self._asks) > MAX_ASKS:
+            del self._asks[next(iter(self._asks))]
+
+    def unasked(self, ask: str) -> bool:
+        """A question is withdrawn; whether this host was asked it and has not answered."""
+        return self._asks.pop(ask, False) is None
+
+    def forget_asks(self) -> list[str]:
+        asks, self._asks = list(self._asks), {}
+        return asks
+
+    def end(self) -> None:
+        """The host listens no more: follow nothing that has left."""
+        for call in list(self._calls.values()):
+            if call.departed.is_set():
+                call.scope.cancel()
+
+    async def take(self, line: Line) -> None:
+        """One line."""
+        if isinstance(line, TooLong):
+            sentence = f"The line is longer than {MAX_LINE_BYTES} bytes, and was not read"
+            await self._bridge.give(error("null", PARSE_ERROR, sentence))
+            return
+        try:
+            message = parse_body(line)
+        except InvalidMessage as invalid:
+            await self._bridge.give(_refused(line, invalid))
+            return
+        text = splice.one_line(line.decode())
+        match message:
+            case Batch():
+                await self._refuse_batch(message)
+            case Request():
+                await self._request(message, text)
+            case Notification():
+                await self._notification(message, text)
+            case Response():
+                await self._reply(text)
+
+    async def _refuse_batch(self, batch: Batch) -> None:
+        """Every request in it is answered: nobody waits for what was not sent."""
+        ids = [encode(one.id) for one in batch.messages if isinstance(one, Request)] or ["null"]
+        for request_id in ids:
+            sentence = "Batches are not bridged: send each message on a line of its own"
+            await self._bridge.give(error(request_id, INVALID_REQUEST, sentence))
+
+    async def _request(self, message: Request, text: str) -> None:
+        host_id = splice.cut(text, "id") or "null"
+        if message.method == "initialize":
+            self._bridge.handshaking.is_begun = True
+            await self._departures.add(
+                anyio.Event(), lambda left: self._initialize(host_id, text, message.params or {}, left)
+            )
+        elif self._bridge.handshake is None and not self._bridge.handshaking.is_begun:
+            await self._bridge.give(_before_the_handshake(message, host_id))
+        elif host_id in self._calls:
+            await self._bridge.give(
+                error(host_id, INVALID_REQUEST, f"Request id {host_id} is still in use by a running request")
+            )
+        elif len(self._calls) >= MAX_RUNNING:
+            await self._bridge.give(
+                error(host_id, TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may")
+            )
+        else:
+            await self._call(message, host_id, text)
+
+    async def _call(self, message: Request, host_id: str, text: str) -> None:
+        wire_id = self._bridge.new_id()
+        params = message.params or {}
+        token = splice.cut(text, "params", "_meta", "progressToken")
+        if token is not None and _is_token(params):
+            text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
+            self._tokens[wire_id] = token
+        asked = Asked(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
+        call = Call(self._bridge, asked, text, wire_id=wire_id, since=time.monotonic())
+        self._calls[host_id] = call
+        # The message itself is not kept: it may be large, and the call may take long.
+        sticky = encode_sticky(message) if message.method in STICKY else None
+        await self._departures.add(call.departed, lambda _: self._follow(call, sticky), weight=len(text))
+
+    async def _follow(self, call: Call, sticky: bytes | None) -> None:
+        if not call.asked.may_be_repeated:
+            self._bridge.notes.noted.calls[call.wire_id] = call.asked
+            self._bridge.changed()
+        with call.scope:
+            answer = await call.answer()
+            if sticky is not None and splice.find(answer, "result") is not None:
+                self._stick(sticky)
+            self._free(call)  # a host may use an id again as soon as it has the answer
+            await self._bridge.give(answer)
+        call.departed.set()
+        self._forget(call)
+
+    def _free(self, call: Call) -> None:
+        self._tokens.pop(call.token, None)
+        if self._calls.get(call.asked.id) is call:
+            del self._calls[call.asked.id]
+
+    def _forget(self, call: Call) -> None:
+        self._free(call)
+        if self._bridge.notes.noted.calls.pop(call.wire_id, None) is not None:
+            self._bridge.changed()
+
+    def _stick(self, request: bytes) -> None:
+        kept = tuple(earlier.encode() for earlier in self._bridge.notes.noted.sticky)
+        self._bridge.notes.noted.sticky = [one.decode() for one in sticky_after(kept, request)]
+        self._bridge.changed()
+
+    async def _initialize(self, host_id: str, text: str, params: dict[str, Any], left: anyio.Event) -> None:
+        """Nothing else leaves before the handshake is answered: there is no session to send it in."""
+        try:
+            answer = await self._bridge.handshaking.initialize(host_id, text, params)
+            self._bridge.handshaking.is_begun = self._bridge.handshake is not None
+            await self._bridge.give(answer)
+        finally:
+            left.set()
+
+    async def _notification(self, message: Notification, text: str) -> None:
+        if message.method == "notifications/cancelled":
+            found = self._cancelled(text)
+            if found is None:
+                return
+            text = found
+        telling = Telling(self._bridge, text)
+        if message.method == "notifications/initialized":
+            await self._departures.add(telling.departed, lambda _: self._initialized(telling))
+        elif self._bridge.handshake is not None or self._bridge.handshaking.is_begun:
+            await self._departures.add(telling.departed, lambda _: telling.run(), weight=len(text))
+
+    def _cancelled(self, text: str) -> str | None:
+        """The answer is no longer wanted: say so under the name that the server knows, if it knows the request."""
+        call = self._calls.get(splice.cut(text, "params", "requestId") or "")
+        if call is None:
+            return None
+        call.scope.cancel()
+        self._forget(call)
+        if not call.is_begun:
+            call.departed.set()
+            return None
+        return splice.replaced(text, encode(call.wire_id), "params", "requestId")
+
+    async def _initialized(self, telling: Telling) -> None:
+        """The second half of the handshake. In a resumed session the server swallows it."""
+        await telling.run()
+        handshake = self._bridge.handshake
+        if handshake is None or handshake.initialized:
+            return
+        handshake.initialized = True
+        self._bridge.listen()
+        if self._bridge.handshaking.is_resumed:
+            self._bridge.before.revive()
+
+    async def _reply(self, text: str) -> None:
+        if not self.unasked(splice.cut(text, "id") or "null"):
+            note(logging.DEBUG, "stdio.answer_unasked", "an answer of the host's is to nothing that was asked")
+            return
+        telling = Telling(self._bridge, text)
+        await self._departures.add(telling.departed, lambda _: telling.run(), weight=len(text))
+
+
+def _refused(line: bytes, invalid: InvalidMessage) -> str:
+    """The answer to what is no message, under its id if that can be read at all: the host may be waiting for it."""
+    request_id = encode(invalid.id)
+    if invalid.id is None:
+        try:
+            found = splice.decode(text := line.decode())
+        except ValueError:
+            found = None
+        if isinstance(found, dict) and "method" in found and type(found.get("id")) in (int, str):
+            request_id = splice.cut(text, "id") or "null"
+    return error(request_id, invalid.code, invalid.reason.replace("the body", "the line"))
+
+
+def _is_token(params: dict[str, Any]) -> bool:
+    """What is no token stays as it is, for the server to refuse."""
+    return type(params["_meta"]["progressToken"]) in (int, str)
+
+
+def _before_the_handshake(message: Request, host_id: str) -> str:
+    """Hosts of 2026-07-28 begin without a handshake. They are told which revisions have sessions, and fall back."""
+    if message.method == "ping":
+        return f'{{"jsonrpc":"2.0","id":{host_id},"result":{{}}}}'
+    meta = (message.params or {}).get("_meta")
+    asked = meta.get("io.modelcontextprotocol/protocolVersion") if isinstance(meta, dict) else None
+    if message.method == "server/discover" or asked is not None:
+        data = {"supported": sorted(REVISIONS, reverse=True), "requested": asked}
+        return error(host_id, UNSUPPORTED_VERSION, "The bridge speaks the revisions that have sessions", data)
+    return error(host_id, INVALID_REQUEST, "Begin with an initialize request")
