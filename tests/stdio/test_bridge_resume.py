@@ -20,7 +20,7 @@ from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
-from tests.support.bridges import a_host, text_of
+from tests.support.bridges import HostedBridge, a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
@@ -36,7 +36,7 @@ async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Pa
         left: list[str] = []
         for number in range(50):
             bridge = await desk.host.session()
-            await bridge.until(lambda b=bridge, n=len(left): len(b.reports()) >= n, "what was left")
+            await _reported(bridge, len(left))
             reported += [report["result"]["content"][0]["text"] for report in bridge.reports()]
             assert (
                 text_of(await bridge.answer(bridge.begin("tools/call", _count(number), id=1))) == f"counted to {number}"
@@ -45,7 +45,7 @@ async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Pa
             for gate in left:
                 bridge.begin_call("wait", gate=gate)
                 await desk.saw(f"waiting at {gate}", bridge)
-            await until(lambda n=len(left): _positions(desk) == n)
+            await _noted(desk, len(left))
             how = dice.choice([signal.SIGKILL, signal.SIGTERM, None])
             await (bridge.end() if how is None else bridge.kill(how))
             for gate in left:
@@ -63,6 +63,18 @@ def _positions(desk: Desk) -> int:
     """How many running calls have a position in the notes."""
     [notes] = desk.host.tokens.glob("notes-*[0-9]")
     return sum(call["position"] is not None for call in json.loads(notes.read_text())["calls"].values())
+
+
+async def _noted(desk: Desk, count: int) -> None:
+    await until(lambda: _positions(desk) == count)
+
+
+async def _reported(bridge: HostedBridge, count: int) -> None:
+    await bridge.until(lambda: len(bridge.reports()) >= count, "what was left")
+
+
+async def _noticed(bridge: HostedBridge) -> None:
+    await bridge.until(lambda: bool(bridge.notices()), "the notice of its own session")
 
 
 def _count(n: int) -> dict[str, object]:
@@ -153,7 +165,7 @@ async def test_hosts_and_instances_keep_sessions_of_their_own(folder: Path) -> N
                 await desk.workshop.update(f"notice://{number}")
             together = list(await asyncio.gather(*(desk.host.session() for _ in range(4))))
             for bridge in together:
-                await bridge.until(lambda b=bridge: bool(b.notices()), "the notice of its own session")
+                await _noticed(bridge)
                 assert await sentences(bridge) == [RESUMED]
             words[how] = sorted(bridge.notices()[0] for bridge in together)
         assert list(words.values()) == [[0, 1, 2, 3]] * 2
@@ -211,7 +223,8 @@ async def _offer_again(desk: Desk, retired: str) -> None:
     """What somebody would send who has copied everything, the holder's name too."""
     seen = here()
     host = None if seen is None else seen.look(desk.host.pid)
-    assert seen is not None and host is not None
+    assert seen is not None
+    assert host is not None
     identity = Identity(pid=host.pid, start=host.start, boot=seen.boot, space=seen.space)
     target = Target(url=desk.site.url, arguments=["stdio", desk.site.url], directory=Path.cwd())
     for path in desk.host.tokens.iterdir():

@@ -82,12 +82,11 @@ async def test_what_could_never_work_is_told_to_the_host_too(folder: Path) -> No
 
 @pytest.mark.parametrize(("is_tls", "why"), [(True, "self.signed certificate"), (False, "WRONG_VERSION_NUMBER")])
 async def test_tls_that_does_not_fit_is_told_at_once(folder: Path, is_tls: bool, why: str) -> None:
-    async with answering("200 OK", tls=_self_signed(folder) if is_tls else None) as url:
-        async with a_host(folder, url.replace("http:", "https:")) as host:
-            bridge = await host.start("--no-resume")
-            refused = await bridge.handshake()
-            assert refused["error"]["data"] == {"reason": "tls"}
-            assert re.search(f"cannot be trusted: .*{why}", refused["error"]["message"])
+    async with answering("200 OK", tls=_self_signed(folder) if is_tls else None) as url, a_host(folder, "") as host:
+        bridge = await host.start("--no-resume", url=url.replace("http:", "https:"))
+        refused = await bridge.handshake()
+        assert refused["error"]["data"] == {"reason": "tls"}
+        assert re.search(f"cannot be trusted: .*{why}", refused["error"]["message"])
 
 
 def _self_signed(folder: Path) -> ssl.SSLContext:
@@ -163,6 +162,11 @@ async def _delete(desk: Desk) -> None:
     await desk.site.http.delete(desk.site.url, headers={"mcp-session-id": session})
 
 
+def _words(folder: Path, *, besides: Path) -> set[bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path != besides]
+    return {word for path in files for word in path.read_bytes().split()}
+
+
 class OneToken(TokenVerifier):
     """Lets whoever has the token of the moment in, as one and the same principal."""
 
@@ -196,9 +200,7 @@ async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path
         assert await sentences(by_env) == [FIRST]
         assert await by_env.call("count", n=3) == "counted to 3"
         await by_env.end()
-        for path in folder.rglob("*"):
-            if path.is_file() and path != file:
-                assert not {b"first", b"second", b"third"} & set(path.read_bytes().split()), path
+        assert not {b"first", b"second", b"third"} & _words(folder, besides=file)
 
 
 async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path) -> None:

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def environ(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": python_path(), "PERDURE_TOKEN_DIR": str(folder / "tokens")}
 
 
+async def _note(seen: list[float], progress: float, total: float | None, message: str | None) -> None:
+    seen.append(progress)
+
+
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_python_sdk(site: Site, folder: Path, mode: Any) -> None:
     """`auto` asks for 2026-07-28 first, and falls back to the handshake."""
@@ -49,12 +54,7 @@ async def test_the_python_sdk(site: Site, folder: Path, mode: Any) -> None:
     parameters = StdioServerParameters(command=program, args=arguments, env=environ(folder))
     for _ in range(2):
         progress: list[float] = []
-
-        async def on_progress(
-            done: float, total: float | None, message: str | None, seen: list[float] = progress
-        ) -> None:
-            seen.append(done)
-
+        on_progress = partial(_note, progress)
         with (folder / "log").open("w") as log:
             async with Client(stdio_client(parameters, errlog=log), mode=mode) as client:
                 result = await client.call_tool("count", {"n": 3}, progress_callback=on_progress)
@@ -107,7 +107,8 @@ async def started(words: Sequence[str], folder: Path) -> AsyncIterator[Bridge]:
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
         )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     yield Bridge(process.stdout, process.stdin, log)
     process.stdin.close()
     assert await process.wait() == 0
@@ -141,6 +142,7 @@ async def test_launchers_in_between(site: Site, folder: Path, launcher: str) -> 
 
 async def test_it_starts_without_what_it_does_not_need(folder: Path) -> None:
     """Hosts wait for it: no SDK, no web server, no store is imported."""
-    listed = "import sys, perdure.command, perdure.stdio.cli, perdure.stdio.program, perdure.stdio.tokens; print(*sys.modules)"
+    parts = "perdure.command, perdure.stdio.cli, perdure.stdio.program, perdure.stdio.tokens"
+    listed = f"import sys, {parts}; print(*sys.modules)"
     modules = {name.partition(".")[0] for name in (await run(sys.executable, "-c", listed, folder=folder)).split()}
     assert not modules & {"mcp", "mcp_types", "pydantic", "starlette", "uvicorn", "sqlite3", "fastmcp", "opentelemetry"}

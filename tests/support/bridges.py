@@ -123,7 +123,7 @@ class Bridge:
 
     async def logged(self, sentence: str, times: int = 1) -> None:
         async with asyncio.timeout(PATIENCE):
-            while sum(sentence in line for line in self.told()) < times:
+            while sum(sentence in line for line in self.told()) < times:  # noqa: ASYNC110 - a file has no events
                 await asyncio.sleep(0.01)
 
     async def _listen(self) -> None:
@@ -196,7 +196,8 @@ class HostProcess:
         return self._process.pid
 
     def order(self, order: Message) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
         return self._process.stdout.readline().decode()

@@ -1,4 +1,4 @@
-"""What the host says: each line becomes a request, a notification or an answer on its way to the server, or is refused."""
+"""What the host says: each line is a request, a notification or an answer on its way to the server, or is refused."""
 
 from __future__ import annotations
 
