@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from examples.desktop import restart_the_bridge
 from examples.front import Front
 
 from perdure._core.sse import Decoder, ServerSentEvent
@@ -187,11 +188,12 @@ def losses(events: list[ServerSentEvent], request_id: int, loaves: int = LOAVES)
 
 
 def play(bakery: Bakery, url: str, terminal: Terminal) -> list[str]:
-    """Both scenes; returns what was lost."""
+    """The scenes; returns what was lost."""
     client = Client(url=url, terminal=terminal)
     terminal.step("A client opens a session")
     terminal.line(f"Mcp-Session-Id: {client.open_session()}")
-    return cut_the_connection(client, terminal) + kill_the_server(bakery, client, terminal)
+    lost = cut_the_connection(client, terminal) + kill_the_server(bakery, client, terminal)
+    return lost + restart_the_bridge(bakery.url, terminal)
 
 
 def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:

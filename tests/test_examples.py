@@ -77,14 +77,17 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
         said, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (0, "")
     assert "\033" not in said
-    cut, killed = said.split("It calls again")
+    calls, desktop = said.split("A desktop host starts")
+    cut, killed = calls.split("It calls again")
     for scene, loss in ((cut, "✂ socket closed after 3 events"), (killed, "is dead after 3 events")):
         assert re.findall(r"loaf (\d) of 8", scene) == list("12345678")
         assert scene.index("loaf 3 of 8") < scene.index(loss) < scene.index("loaf 4 of 8")
     assert "was missed  loaf 4 of 8" in cut
     assert killed.count("8 loaves, still warm.") == 1
     assert said.count("✓ no: 8 of 8 progress events, each once and in order, and the result\n") == 2
-    assert said.endswith("and the result\n")
+    assert re.findall(r"loaf (\d) of 5", desktop) == list("12")
+    assert desktop.index("✂ process") < desktop.index("the bridge says: Session resumed successfully")
+    assert desktop.endswith("✓ the same session, and the call has run to its end\n")
 
 
 def test_a_busy_port_is_one_clear_line() -> None:
