@@ -11,10 +11,11 @@ import pytest
 
 from perdure.stdio import shelf
 from perdure.stdio.labels import Label, SlotName, this_machine
+from perdure.stdio.no_slot import NoSlot
 from perdure.stdio.private_files import Folder
 from perdure.stdio.shelf import Shelf
 from perdure.stdio.target import Target
-from perdure.stdio.tokens import NoSlot, open_slot
+from perdure.stdio.tokens import open_slot
 from tests.support.hosts import Living, host, kept, killed, opened, said, target, token
 
 
