@@ -226,3 +226,15 @@ def test_a_child_that_was_forked_does_not_keep_the_slot(folder: Path) -> None:
         os.waitpid(child, 0)
         for end in (ready, told, waits, ends):
             os.close(end)
+
+
+def test_a_released_slot_is_free_though_somebody_still_has_its_file(folder: Path) -> None:
+    """T9: a program that the bridge is starting in this moment has all its files for a while."""
+    slot = opened(folder)
+    assert slot.keep(token(1))
+    files = {int(name): os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
+    (lock,) = [file for file, path in files.items() if path == str(folder / "lock-7-70")]
+    copy = os.dup(lock)
+    slot.release()
+    assert opened(folder).token() == token(1)
+    os.close(copy)
