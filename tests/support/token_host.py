@@ -1,4 +1,4 @@
-"""A real host: `python -m tests.support.stdio_host FOLDER`. It forks bridges that do nothing but keep their tokens.
+"""A real host: `python -m tests.support.token_host FOLDER`. It forks bridges that do nothing but keep their tokens.
 
 It reads lines of JSON: `{"start": COUNT, "target": NAME}` starts bridges at once and says for each one which token it
 offered and which one it keeps now; `{"kill": [PID, …]}` kills them. The end of its input ends it.
