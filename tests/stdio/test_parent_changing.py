@@ -60,6 +60,17 @@ def test_what_was_seen_twice_the_same_is_believed() -> None:
     assert changing.count == 6
 
 
+def test_a_process_without_a_command_line_is_looked_at_again() -> None:
+    """T7: a launcher that is ending must not be taken for a host, nor a host that has just begun be missed."""
+    ending = tree((9, 8, 90, "perdure stdio"), (8, 7, 80, ""), (7, 1, 70, "host"))
+    whole = tree((9, 8, 90, "perdure stdio"), (8, 7, 80, "uvx perdure"), (7, 1, 70, "host"))
+    orphan = tree((9, 1, 90, "perdure stdio"))
+    found = Identity(pid=7, start=70, boot="boot", space="space")
+    assert identify(Changing(looks=after(4, ending, whole)), pid=9) == found
+    assert identify(Changing(looks=after(4, ending, orphan)), pid=9) is None
+    assert identify(Changing(looks=after(0, {}, ending)), pid=9) is None
+
+
 def test_a_tree_that_never_rests_has_no_identity() -> None:
     def looks() -> Iterator[dict[int, Seen]]:
         start = 0
@@ -93,8 +104,10 @@ def test_who_cannot_be_seen_is_not_taken_for_dead() -> None:
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     for table in (ProcFs(), Psutil()):  # it has ended, and nobody has taken note of it
-        assert table.look(child.pid) is None
-        assert not table.is_gone(child.pid, 1)
+        seen = table.look(child.pid)
+        assert seen is not None
+        assert seen.words == ()
+        assert not table.is_gone(child.pid, seen.start)
     child.wait()
     assert ProcFs().is_gone(child.pid, 1)
     assert Psutil().is_gone(child.pid, 1)

@@ -21,13 +21,14 @@ MAX_COMMAND = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One process, as it was at one moment. It has words: one that is ending has none any more, and is not seen."""
+    """One process, as it was at one moment."""
 
     pid: int
     parent: int
     start: int
     name: str
     words: tuple[str, ...]
+    """Its command line. Empty while it ends or becomes another program: its memory goes first, its children later."""
 
 
 class Processes(Protocol):
@@ -92,9 +93,11 @@ class Psutil:
                 words = tuple(process.cmdline())
             except self._psutil.AccessDenied:
                 words = (name,)  # of another user: no launcher of ours
+            except self._psutil.ZombieProcess:
+                words = ()
         except (self._psutil.Error, OSError, ValueError):
             return None
-        return Seen(pid=pid, parent=parent, start=start, name=name, words=words) if words else None
+        return Seen(pid=pid, parent=parent, start=start, name=name, words=words)
 
     def is_gone(self, pid: int, start: int, /) -> bool:
         return _is_gone(self.look(pid), pid, start)
@@ -115,11 +118,9 @@ def _seen(stat: str, command: bytes) -> Seen:
     begin, _, rest = stat.rpartition(")")
     pid, _, name = begin.partition(" (")
     fields = rest.split()
-    # While a process ends, its memory goes first: it is still a parent, but a launcher could not be told from a host.
-    if not command:
-        raise ValueError("the process is ending")
     is_cut = len(command) >= MAX_COMMAND
-    words = [name] if is_cut else command.rstrip(b"\0").decode(errors="replace").split("\0")
+    said = command.rstrip(b"\0").decode(errors="replace").split("\0") if command else []
+    words = [name] if is_cut else said
     # proc(5) counts from 1 and with pid and name: the parent is field 4, the start 22.
     return Seen(pid=int(pid), parent=int(fields[1]), start=int(fields[19]), name=name, words=tuple(words))
 
