@@ -47,6 +47,16 @@ def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: P
     assert all((folder / name).read_text() == "somebody's" for name in foreign)
 
 
+def test_a_link_in_the_place_of_a_dead_hosts_file_stays(folder: Path) -> None:
+    """Nobody here has made it."""
+    dead = opened(folder, host(pid=9, start=90))
+    assert dead.keep(token())
+    dead.release()
+    (folder / "notes-9-90").symlink_to("elsewhere")
+    opened(folder).release()
+    assert [path.name for path in folder.glob("*-9-90")] == ["notes-9-90"]
+
+
 def test_files_of_hosts_that_cannot_be_seen_are_removed_when_they_are_very_old(folder: Path) -> None:
     slot = opened(folder, host(pid=11, space="another container"))
     assert slot.keep(token())

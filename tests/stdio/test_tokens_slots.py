@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from perdure.stdio import shelf
+from perdure.stdio.labels import Label, SlotName, this_machine
+from perdure.stdio.no_slot import NoSlot
+from perdure.stdio.private_files import Folder
+from perdure.stdio.shelf import Shelf
 from perdure.stdio.target import Target
-from perdure.stdio.tokens import NoSlot, open_slot
-from tests.support.hosts import Living, host, killed, opened, said, target, token
+from perdure.stdio.tokens import open_slot
+from tests.support.hosts import Living, host, kept, killed, opened, said, target, token
 
 
 @pytest.fixture(autouse=True)
@@ -108,9 +113,64 @@ def test_the_slot_that_was_used_last_is_taken_first(folder: Path) -> None:
 def test_a_slot_with_a_token_is_better_than_one_without(folder: Path) -> None:
     first, second = opened(folder), opened(folder)
     assert first.keep(token(1))
-    first.release()
-    second.release()
+    for slot in (first, second):
+        killed(slot)
+    os.utime(folder / "lock-7-70.2", ns=(2 * 10**18, 2 * 10**18))
     assert opened(folder).token() == token(1)
+
+
+def test_a_slot_that_became_somebodys_while_we_looked_is_left_to_them(folder: Path) -> None:
+    """T9: between the look and the lock a whole bridge may have lived."""
+
+    class Overtaken(Folder):
+        def lock(self, name: str) -> int | None:
+            if not (folder / "token-7-70").exists():
+                other = opened(folder, what=target("another"))
+                assert other.keep(token(1))
+                other.release()
+            return super().lock(name)
+
+    mine = Label(machine=this_machine(), boot="boot", space="space", target=target().digest)
+    taken = Shelf(Overtaken(folder), SlotName(pid=7, start=70), mine).take_new()
+    assert taken is not None
+    assert taken.name.number == 2
+    assert opened(folder, what=target("another")).token() == token(1)
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who removes what a dead host left has the lock until the file is gone."""
+    place, flock = Folder(folder), fcntl.flock
+
+    def late(file: int, operation: int) -> None:
+        (folder / "lock-7-70").unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert place.lock("lock-7-70") is None
+    monkeypatch.undo()
+    assert place.lock("lock-7-70") is not None
+
+
+def test_the_same_pid_and_start_after_the_machine_was_started_anew(folder: Path) -> None:
+    """T7: the token of before is removed."""
+    kept(folder)
+    slot = opened(folder, host(boot="next"))
+    assert slot.token() is None
+    assert not (folder / "token-7-70").exists()
+    assert slot.keep(token(2))
+    assert slot.token() == token(2)
+
+
+def test_the_same_pid_and_start_in_another_container(folder: Path) -> None:
+    """T7: the host there may well live, so its slot stays, and this one has the next."""
+    path = kept(folder, token(1))
+    slot = opened(folder, host(space="container"))
+    assert slot.token() is None
+    assert slot.keep(token(2))
+    assert path.read_text() == token(1)
+    assert (folder / "token-7-70.2").read_text() == token(2)
 
 
 def test_two_hosts_keep_their_sessions_apart(folder: Path) -> None:
@@ -166,3 +226,15 @@ def test_a_child_that_was_forked_does_not_keep_the_slot(folder: Path) -> None:
         os.waitpid(child, 0)
         for end in (ready, told, waits, ends):
             os.close(end)
+
+
+def test_a_released_slot_is_free_though_somebody_still_has_its_file(folder: Path) -> None:
+    """T9: a program that the bridge is starting in this moment has all its files for a while."""
+    slot = opened(folder)
+    assert slot.keep(token(1))
+    files = {int(name): os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
+    (lock,) = [file for file, path in files.items() if path == str(folder / "lock-7-70")]
+    copy = os.dup(lock)
+    slot.release()
+    assert opened(folder).token() == token(1)
+    os.close(copy)

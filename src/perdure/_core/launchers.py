@@ -26,7 +26,6 @@ import enum
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
 
 
 class Kind(enum.Enum):
@@ -63,7 +62,7 @@ _SHELL_VALUED = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
 
 def kind(*, name: str, words: Sequence[str]) -> Kind:
     """What a process is, by the name that the system has for it and its command line."""
-    if name in MANAGERS or (words and PurePosixPath(words[0]).name in MANAGERS):
+    if name in MANAGERS or (words and _name(words[0]) in MANAGERS):
         return Kind.MANAGER
     try:
         return Kind.LAUNCHER if starts_us(_untitled(words)) else Kind.HOST
@@ -82,9 +81,12 @@ def starts_us(words: Sequence[str]) -> bool:
 
 def _program(word: str) -> str:
     """`/usr/bin/perdure`, `-bash`, `bin/perdure.js`, `site-packages/perdure/__main__.py`: the name that matters."""
-    path = PurePosixPath(word)
-    name = path.parent.name if path.name == "__main__.py" else path.name
+    name = _name(word.removesuffix("/__main__.py"))
     return _SUFFIX.sub("", name).removeprefix("-")
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _untitled(words: Sequence[str]) -> Sequence[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import dataclass
 
 from perdure._core.launchers import Kind, kind
@@ -22,6 +23,13 @@ MAX_LAUNCHERS = 16
 
 TRIES = 5
 """How often the way up is looked at again because it changed under our eyes. It can change once for each launcher."""
+
+PAUSE = 0.01
+"""Seconds before a process is looked at again that was ending or becoming another program."""
+
+
+class _Restless(Exception):
+    """A process on the way has no command line at this moment, so nobody can tell a launcher from a host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +68,11 @@ def _find_host(processes: Processes, pid: int) -> Seen | None:
     A parent that dies while we look leaves its children to another; its pid may be anybody's in the next moment.
     """
     for _ in range(TRIES):
-        first, second = _climb(processes, pid), _climb(processes, pid)
+        try:
+            first, second = _climb(processes, pid), _climb(processes, pid)
+        except _Restless:
+            time.sleep(PAUSE)
+            continue
         if _same(first, second):
             return first[-1] if first else None
     return None
@@ -73,6 +85,8 @@ def _climb(processes: Processes, pid: int) -> list[Seen]:
         parent = processes.look(way[-1].parent) if way[-1].parent > 1 else None
         if parent is None:
             return []
+        if not parent.words:
+            raise _Restless
         way.append(parent)
         match kind(name=parent.name, words=parent.words):
             case Kind.HOST:

@@ -52,7 +52,7 @@ class Folder:
             link = error.errno in {errno.ELOOP, errno.EMLINK}
             raise Untrusted("it is a link" if link else f"it cannot be opened: {error.strerror}") from error
         try:
-            _check_file(os.fstat(file), limit)
+            _check_file(os.fstat(file))
             return _read_all(file, limit)
         except OSError as error:
             raise Untrusted(f"it cannot be read: {error.strerror}") from error
@@ -66,7 +66,6 @@ class Folder:
         file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self._fd)
         try:
             try:
-                os.fchmod(file, 0o600)  # whatever the umask
                 _write_all(file, data)
                 os.fsync(file)
             finally:
@@ -144,7 +143,7 @@ def _check_folder(about: os.stat_result, path: Path) -> None:
         raise PermissionError(errno.EACCES, f"others may use it (mode {mode:04o}; chmod 700 it)", str(path))
 
 
-def _check_file(about: os.stat_result, limit: int) -> None:
+def _check_file(about: os.stat_result) -> None:
     if not stat.S_ISREG(about.st_mode):
         raise Untrusted("it is not a plain file")
     if about.st_uid != os.geteuid():
@@ -153,8 +152,6 @@ def _check_file(about: os.stat_result, limit: int) -> None:
         raise Untrusted(f"others may use it (mode {stat.S_IMODE(about.st_mode):04o})")
     if about.st_nlink != 1:
         raise Untrusted("it has a second name")
-    if about.st_size > limit:
-        raise Untrusted(f"it has {about.st_size:,} bytes, {limit:,} at most are allowed")
 
 
 def _read_all(file: int, limit: int) -> bytes:

@@ -28,6 +28,7 @@ class Seen:
     start: int
     name: str
     words: tuple[str, ...]
+    """Its command line. Empty while it ends or becomes another program: its memory goes first, its children later."""
 
 
 class Processes(Protocol):
@@ -90,8 +91,10 @@ class Psutil:
                 parent, name = process.ppid(), process.name()
             try:
                 words = tuple(process.cmdline())
-            except self._psutil.Error:
-                words = ()  # of another user: no launcher of ours
+            except self._psutil.AccessDenied:
+                words = (name,)  # of another user: no launcher of ours
+            except self._psutil.ZombieProcess:
+                words = ()
         except (self._psutil.Error, OSError, ValueError):
             return None
         return Seen(pid=pid, parent=parent, start=start, name=name, words=words)
@@ -115,8 +118,9 @@ def _seen(stat: str, command: bytes) -> Seen:
     begin, _, rest = stat.rpartition(")")
     pid, _, name = begin.partition(" (")
     fields = rest.split()
-    cut = len(command) >= MAX_COMMAND
-    words = () if cut or not command else command.rstrip(b"\0").decode(errors="replace").split("\0")
+    is_cut = len(command) >= MAX_COMMAND
+    said = command.rstrip(b"\0").decode(errors="replace").split("\0") if command else []
+    words = [name] if is_cut else said
     # proc(5) counts from 1 and with pid and name: the parent is field 4, the start 22.
     return Seen(pid=int(pid), parent=int(fields[1]), start=int(fields[19]), name=name, words=tuple(words))
 

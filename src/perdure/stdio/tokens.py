@@ -26,6 +26,7 @@ from typing import Protocol
 from perdure.observe import note
 from perdure.stdio.labels import Label, SlotName, this_machine
 from perdure.stdio.leftovers import sweep
+from perdure.stdio.no_slot import NoSlot
 from perdure.stdio.parent import Identity
 from perdure.stdio.private_files import Folder, Untrusted
 from perdure.stdio.processes import Processes, here
@@ -69,28 +70,6 @@ class Slot(Protocol):
 
     def release(self) -> None:
         """Free the lock; the files stay."""
-
-
-class NoSlot:
-    """Resume is off."""
-
-    holder = ""
-    notes = None
-
-    def token(self) -> str | None:
-        return None
-
-    def keep(self, token: str, /) -> bool:
-        return False
-
-    def resumed(self) -> None:
-        return None
-
-    def drop(self) -> None:
-        return None
-
-    def release(self) -> None:
-        return None
 
 
 class KeptSlot:
