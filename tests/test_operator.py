@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -206,8 +207,9 @@ def test_why_a_session_ended_is_shown() -> None:
     record = dataclasses.replace(
         RECORD, state=SessionState.ENDED, ended="operator ended", sticky=(), client_params=b"?"
     )
-    over = Picture(record=record, streams=(), calls=(), asks=(), readers={}, kept={}, nodes=frozenset())
-    lines = show_lines(over, now=NOW, columns=80)
+    nothing: dict[str, Any] = {"streams": (), "calls": (), "asks": (), "readers": {}, "kept": {}, "nodes": frozenset()}
+    lines = show_lines(Picture(record=record, **nothing, resumable=False), now=NOW, columns=80)
+    assert "resume token  no" in lines
     assert "state         ended: operator ended" in lines
     assert "client        -" in lines
     assert lines[-5:] == ["running calls: none", "", "open asks: none", "", "streams: none"]

@@ -71,6 +71,7 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
         ("allowed_hosts", ("a.example", "b.example:8000"), "a.example"),
         ("allowed_origins", ("https://a.example",), ("",)),
         ("cors_origins", ("*",), (1,)),
+        ("broker", False, 0),
         ("metrics", False, 0),
     ],
 )
@@ -91,6 +92,7 @@ def test_each_setting_has_been_proven_above() -> None:
         "allowed_hosts",
         "allowed_origins",
         "cors_origins",
+        "broker",
         "metrics",
     }
 

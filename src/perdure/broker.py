@@ -134,16 +134,20 @@ class Broker:
     async def _tell_revoked(self, chain: Chain, action: Action) -> None:
         """A token was used twice. Whoever is attached keeps the session, and hears that it needs a new chain."""
         self._house.counters.resume_chains_revoked += 1
-        sentence = f"a resume token that had been retired was used again ({action.value}): its chain is revoked"
-        note(logging.WARNING, "resume.revoked", sentence, session=chain.session[:8])
+        name = chain.session[:8]
+        note(
+            logging.WARNING,
+            "resume.revoked",
+            f"a resume token that had been retired was used again ({action.value}): its chain is revoked",
+            session=name,
+        )
         try:
             session = await self._sessions.load(chain.session)
             if session is not None:
                 session.home.say(REVOKED)
                 await session.home.forwarded()
         except (StoreError, SessionEnded) as failure:
-            sentence = f"nobody could be told that a chain of resume tokens is revoked: {failure}"
-            note(logging.WARNING, "resume.untold", sentence, session=chain.session[:8])
+            note(logging.WARNING, "resume.untold", f"nobody could be told of a revoked chain: {failure}", session=name)
 
     def _rejected(self, why: str) -> Rejected:
         self._house.counters.resume_tokens_rejected += 1

@@ -24,6 +24,7 @@ from perdure._core.states import SessionState
 from perdure.http.resume import REQUESTS
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import SessionRecord, Store
+from tests.runtime.test_own_auth import GUARDED
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.holder import REJECTED, Holder, joined
 from tests.support.site import Site, serve, under_uvicorn, until
@@ -388,3 +389,16 @@ async def test_a_server_that_drains_sends_holders_elsewhere(site: Site) -> None:
     await site.app.drain()
     refused = await holder.use("resume", token)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+async def test_a_servers_own_auth_guards_the_broker_too(kind: str) -> None:
+    """T12: by the endpoint's own door, whoever keeps it."""
+    async with serve(GUARDED[kind]()) as site:
+        peer, holder, token = await joined(site, token="ann-token")
+        holder.bearer = "ann-new-token"
+        assert (await holder.resume(token))[0] == peer.session
+        holder.bearer = "bob-token"
+        assert await holder.is_rejected("resume", token)
+        holder.bearer = None
+        assert (await holder.use("resume", token)).status_code == 401
