@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -110,10 +111,20 @@ def _become(order: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
+    _open_standard_files(at_once=bool(os.environ.get("PYTHONUNBUFFERED")))
     command = [sys.executable, "-m", order["module"], *order["arguments"]]
     sys.argv, sys.orig_argv = command[2:], command
     sys.path[0] = order["folder"]
     runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+def _open_standard_files(*, at_once: bool) -> None:
+    """As the interpreter does at its start: output to no terminal is kept back until it is flushed."""
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
+    output = io.FileIO(1, "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(output if at_once else io.BufferedWriter(output), "utf-8", write_through=at_once)
+    errors = io.FileIO(2, "w", closefd=False)
+    sys.stderr = io.TextIOWrapper(errors, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
 
 
 if __name__ == "__main__":

@@ -84,10 +84,12 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """A running server. It stops when the block ends; a test may stop or kill it before."""
     arguments = (target, "--port", str(port), *options)
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process: Program
     if argv == PERDURE:
-        process = await start("perdure", "serve", *arguments, cwd=cwd, errors=STDOUT)
+        process = await start("perdure", "serve", *arguments, cwd=cwd, env=env, errors=STDOUT)
     else:
-        process = await start_other(*argv, *arguments, cwd=cwd, errors=STDOUT)
+        process = await start_other(*argv, *arguments, cwd=cwd, env=env, errors=STDOUT)
     assert process.stdout is not None
     served = Served(process=process, url="", port=0)
     drain: asyncio.Task[None] | None = None

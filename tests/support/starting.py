@@ -13,13 +13,16 @@ import signal
 import socket
 import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import Mapping
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 ROOT = Path(__file__).parents[2]
+
+#: Bytes of a line that a test reads.
+LONGEST_LINE = 1 << 24
 
 
 class Program(Protocol):
@@ -34,76 +37,68 @@ class Program(Protocol):
     def send_signal(self, signal: int) -> None: ...
     def kill(self) -> None: ...
     async def wait(self) -> int: ...
+    async def communicate(self) -> tuple[bytes, bytes]: ...
 
 
-async def start(module: str, *arguments: str, cwd: Path | None = None, errors: int | None = None) -> Program:
-    """`python -m MODULE ARGUMENTS`. Its output is read from `stdout`; so are its errors with `errors=STDOUT`."""
-    if not hasattr(os, "pidfd_open") or "COVERAGE_PROCESS_START" in os.environ:
-        return await start_other(sys.executable, "-m", module, *arguments, cwd=cwd, errors=errors)
-    folder = str(cwd or Path.cwd())
-    order = {"module": module, "arguments": arguments, "folder": folder, "environment": environment()}
-    return await _fork(order, errors=errors)
+async def start(
+    module: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    errors: int | None = PIPE,
+) -> Program:
+    """`python -m MODULE ARGUMENTS`. Its output is read, and its errors: apart, with the output (STDOUT), or not at all
+    (None: they are this process's)."""
+    if not can_fork():
+        return await start_other(sys.executable, "-m", module, *arguments, cwd=cwd, env=env, errors=errors)
+    output, output_end = os.pipe()
+    said, said_end = os.pipe() if errors == PIPE else (None, os.dup(2 if errors is None else output_end))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    status = fork(module, arguments, (nothing, output_end, said_end), cwd=cwd, env=env)
+    told = await _reader(status)
+    pid = int(await told.readline())
+    return _Forked(pid, await _reader(output), None if said is None else await _reader(said), told)
 
 
-async def start_other(*command: str, cwd: Path | None = None, errors: int | None = None) -> Program:
+async def start_other(
+    *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, errors: int | None = PIPE
+) -> asyncio.subprocess.Process:
     """Any command, in the same way."""
     return await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, env=environment(), stdin=DEVNULL, stdout=PIPE, stderr=errors
+        *command, cwd=cwd, env=environment(env), stdin=DEVNULL, stdout=PIPE, stderr=errors, limit=LONGEST_LINE
     )
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {**(os.environ if env is None else env), "PYTHONPATH": python_path()}
 
 
 def python_path() -> str:
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
-class _Forked:
-    """A child of the forge."""
-
-    def __init__(self, pid: int, stdout: asyncio.StreamReader, status: asyncio.StreamReader) -> None:
-        self.pid = pid
-        self.stdout = stdout
-        self.returncode: int | None = None
-        self._end = asyncio.create_task(self._read_end(status))
-
-    async def _read_end(self, status: asyncio.StreamReader) -> int:
-        self.returncode = int(await status.read())
-        return self.returncode
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._end)
-
-    def send_signal(self, signal: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, signal)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+def can_fork() -> bool:
+    return hasattr(os, "pidfd_open") and "COVERAGE_PROCESS_START" not in os.environ
 
 
-async def _fork(order: Mapping[str, object], *, errors: int | None) -> _Forked:
-    output, output_end = os.pipe()
+def fork(
+    module: str,
+    arguments: Sequence[str],
+    files: Sequence[int],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> int:
+    """Give its three standard files to a program; gives the file on which the forge tells its pid and its end."""
     status, status_end = os.pipe()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    errors_end = {None: 2, STDOUT: output_end, DEVNULL: nothing}[errors]
+    folder = str(cwd or Path.cwd())
+    order = {"module": module, "arguments": arguments, "folder": folder, "environment": environment(env)}
     try:
-        files = [nothing, output_end, errors_end, status_end]
-        socket.send_fds(_forge()[0], [json.dumps(order).encode()], files)
+        socket.send_fds(_forge()[0], [json.dumps(order).encode()], [*files, status_end])
     finally:
-        for file in (output_end, status_end, nothing):
+        for file in (*files, status_end):
             os.close(file)
-    told = await _reader(status)
-    return _Forked(int(await told.readline()), await _reader(output), told)
-
-
-async def _reader(file: int) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(reader)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(file, "rb", 0))
-    return reader
+    return status
 
 
 @cache
@@ -119,3 +114,50 @@ def _forge() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             stdin=subprocess.DEVNULL,
         )
     return ours, process
+
+
+class _Forked:
+    """A child of the forge."""
+
+    def __init__(
+        self,
+        pid: int,
+        stdout: asyncio.StreamReader,
+        stderr: asyncio.StreamReader | None,
+        status: asyncio.StreamReader,
+    ) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._end = asyncio.create_task(self._read_end(status))
+
+    async def _read_end(self, status: asyncio.StreamReader) -> int:
+        self.returncode = int(await status.read())
+        return self.returncode
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._end)
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        said, errors = await asyncio.gather(self.stdout.read(), self.stderr.read() if self.stderr else _nothing())
+        await self.wait()
+        return said, errors
+
+    def send_signal(self, signal: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+async def _nothing() -> bytes:
+    return b""
+
+
+async def _reader(file: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=LONGEST_LINE)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(file, "rb", 0))
+    return reader
