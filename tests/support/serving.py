@@ -99,7 +99,9 @@ async def serving(
         drain = asyncio.create_task(_drain(process.stdout, served.output))
         yield served
     finally:
-        await served.end()
+        # Workers would outlive their parent, and what was covered is written at the end.
+        gently = "--workers" in options or "COVERAGE_PROCESS_START" in os.environ
+        await (served.end() if gently else served.kill())
         if drain is not None:
             await drain
         print(*served.output, sep="\n")  # shown by pytest when the test fails
