@@ -8,21 +8,24 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, Self
 
 from tests.support.starting import can_fork, environment, fork
 
+Env = Mapping[str, str] | None
+
 
 class Forked:
     """A child of the forge, with what tests need of `subprocess.Popen[str]`."""
 
-    def __init__(self, module: str, *arguments: str, cwd: Path | None, errors: int | None) -> None:
+    def __init__(self, module: str, *arguments: str, cwd: Path | None, env: Env, errors: int | None) -> None:
         its_input, our_input = os.pipe()
         our_output, its_output = os.pipe()
         our_errors, its_errors = os.pipe() if errors == PIPE else (os.open(os.devnull, os.O_RDONLY), os.dup(2))
-        told = fork(module, arguments, (its_input, its_output, its_errors), cwd=cwd)
+        told = fork(module, arguments, (its_input, its_output, its_errors), cwd=cwd, env=env)
         self.stdin: IO[str] | None = os.fdopen(our_input, "w")
         self.stdout: IO[str] | None = os.fdopen(our_output)
         self.stderr = os.fdopen(our_errors)
@@ -77,16 +80,23 @@ class Forked:
 Program = subprocess.Popen[str] | Forked
 
 
-def start(module: str, *arguments: str, cwd: Path | None = None, errors: int | None = PIPE) -> Program:
+def start(module: str, *arguments: str, cwd: Path | None = None, env: Env = None, errors: int | None = PIPE) -> Program:
     """`python -m MODULE ARGUMENTS`, with pipes; without one for its errors (None) they are this process's."""
     if can_fork():
-        return Forked(module, *arguments, cwd=cwd, errors=errors)
-    return start_interpreter(module, *arguments, cwd=cwd, errors=errors)
+        return Forked(module, *arguments, cwd=cwd, env=env, errors=errors)
+    return start_interpreter(module, *arguments, cwd=cwd, env=env, errors=errors)
 
 
 def start_interpreter(
-    module: str, *arguments: str, cwd: Path | None = None, errors: int | None = PIPE
+    module: str, *arguments: str, cwd: Path | None = None, env: Env = None, errors: int | None = PIPE
 ) -> subprocess.Popen[str]:
     """The same as a user does it, for tests of just that."""
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=environment(), stdin=PIPE, stdout=PIPE, stderr=errors, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=cwd,
+        env=environment(env),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=errors,
+        text=True,
+    )
