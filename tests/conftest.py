@@ -1,5 +1,13 @@
+import os
+import sys
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Where the environment forbids bytecode (container images do), each program compiles the package again: a fifth of the
+# time that it takes to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
 settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])
