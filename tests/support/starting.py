@@ -7,6 +7,7 @@ interpreter), a new interpreter is started, which takes a second longer.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import signal
@@ -113,7 +114,13 @@ def _forge() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
         )
+    atexit.register(_end, ours, process)
     return ours, process
+
+
+def _end(orders: socket.socket, forge: subprocess.Popen[bytes]) -> None:
+    orders.close()
+    forge.wait()
 
 
 class _Forked:
