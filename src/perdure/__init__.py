@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as _version
+import typing as _typing
 
-from mcp.server.auth.provider import TokenVerifier as _TokenVerifier
+if _typing.TYPE_CHECKING:
+    from mcp.server.auth.provider import TokenVerifier as _TokenVerifier
 
-from perdure._core.gap import Gap
-from perdure._core.reconnect import Patience
-from perdure.client.client import Client
-from perdure.client.connect import connect
-from perdure.client.pending import PendingCall
-from perdure.client.store import StateStore
-from perdure.errors import (
-    BadSetting,
-    BadTarget,
-    ClientError,
-    EventsLost,
-    Misuse,
-    OutcomeUnknown,
-    PerdureError,
-    StateError,
-    StateInUse,
-    StateUnusable,
-    StoreError,
-    StoreTooNew,
-    StoreUnavailable,
-    Unreachable,
-)
-from perdure.http.app import App
-from perdure.settings import Settings
-from perdure.store import open_store
-from perdure.store.base import Store
-
-__version__ = _version("perdure")
+    from perdure._core.gap import Gap
+    from perdure._core.reconnect import Patience
+    from perdure.client.client import Client
+    from perdure.client.connect import connect
+    from perdure.client.pending import PendingCall
+    from perdure.client.store import StateStore
+    from perdure.errors import (
+        BadSetting,
+        BadTarget,
+        ClientError,
+        EventsLost,
+        Misuse,
+        OutcomeUnknown,
+        PerdureError,
+        StateError,
+        StateInUse,
+        StateUnusable,
+        StoreError,
+        StoreTooNew,
+        StoreUnavailable,
+        Unreachable,
+    )
+    from perdure.http.app import App
+    from perdure.settings import Settings
+    from perdure.store import open_store
+    from perdure.store.base import Store
 
 __all__ = [
     "App",
@@ -78,4 +77,41 @@ def asgi(
     application in another one, hand that one its lifespan: `Starlette(routes=[Mount("/", app)],
     lifespan=app.lifespan)`.
     """
+    from perdure.http.app import App
+    from perdure.settings import Settings
+
     return App(server, store=store, settings=settings or Settings(), auth=auth, path=path)
+
+
+#: Where each name lives. It is imported when it is asked for: the SDK alone takes most of a second, and neither the
+#: operator's commands nor the parent of worker processes need it.
+_HOMES = {
+    "App": "perdure.http.app",
+    "Client": "perdure.client.client",
+    "Gap": "perdure._core.gap",
+    "Patience": "perdure._core.reconnect",
+    "PendingCall": "perdure.client.pending",
+    "Settings": "perdure.settings",
+    "StateStore": "perdure.client.store",
+    "Store": "perdure.store.base",
+    "connect": "perdure.client.connect",
+    "open_store": "perdure.store",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    from importlib import import_module
+    from importlib.metadata import version
+
+    if name == "__version__":
+        value: _typing.Any = version("perdure")
+    elif name in __all__:
+        value = getattr(import_module(_HOMES.get(name, "perdure.errors")), name)
+    else:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
