@@ -99,8 +99,9 @@ async def serving(
         drain = asyncio.create_task(_drain(process.stdout, served.output))
         yield served
     finally:
-        # Workers would outlive their parent, and what was covered is written at the end.
-        gently = "--workers" in options or "COVERAGE_PROCESS_START" in os.environ
+        # Workers would outlive their parent, a store in the current directory would keep the traces of the death, and
+        # what was covered is written at the end.
+        gently = "--workers" in options or "--store" not in options or "COVERAGE_PROCESS_START" in os.environ
         await (served.end() if gently else served.kill())
         if drain is not None:
             await drain
