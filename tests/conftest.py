@@ -1,9 +1,24 @@
+import gc
+import os
+import sys
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Where the environment forbids bytecode (container images do), each program compiles the package again: a fifth of the
+# time that it takes to start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
 settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perdure")
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays for ever: not looking at it makes the collection at a test's end ten times as fast."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

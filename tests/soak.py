@@ -48,11 +48,20 @@ FAULTS = ("lost", "twice", "out of order", "without answer", "refused", "ran twi
 
 
 class Soak:
-    def __init__(self, folder: Path, *, seconds: float, seed: int, clients: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seconds: float,
+        seed: int,
+        clients: int,
+        between: tuple[float, float] = BETWEEN_KILLS,
+    ) -> None:
         self.report = Report()
         self._folder = folder
         self._seed = seed
         self._clients = clients
+        self._between = between
         self._choice = random.Random(f"{seed}/killer")
         self._ports = Ports([0] * SERVERS)
         self._deadline = time.monotonic() + seconds
@@ -99,7 +108,7 @@ class Soak:
     async def _kill(self, stack: AsyncExitStack, servers: list[Served]) -> None:
         """Kill one server after the other, and start each again."""
         while not self._over():
-            await asyncio.sleep(self._choice.uniform(*BETWEEN_KILLS))
+            await asyncio.sleep(self._choice.uniform(*self._between))
             place = self._choice.randrange(SERVERS)
             places = [place] if self._choice.randrange(ALL_AT_ONCE) else list(range(SERVERS))
             gentle = not self._choice.randrange(GENTLE)

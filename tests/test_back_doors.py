@@ -16,6 +16,7 @@ import perdure
 from perdure.http.app import principal_of
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.live import live
+from tests.support.outages import recovered
 from tests.support.raw import message
 from tests.support.site import until
 
@@ -125,3 +126,4 @@ async def test_a_request_that_is_cancelled_while_its_row_is_written_never_begins
         store.works()
         [answer] = call.result().messages
         assert answer["error"]["code"] == -32800
+        await recovered(served)

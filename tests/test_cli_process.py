@@ -7,14 +7,16 @@ import re
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.starting_sync import Program, start_interpreter
+from tests.support.starting_sync import start as start_module
+
 SECONDS = 30
+FREE_PORT = ("--port", "0")
 
 HELLO = """\
 import logging
@@ -30,19 +32,16 @@ def hello(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *options: str, target: str = "hello_server:server") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "perdure", "serve", target, "--port", "0", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(folder: Path, *options: str, target: str = "hello_server:server") -> Program:
+    return start_module("perdure", "serve", target, *FREE_PORT, *options, cwd=folder)
 
 
 @pytest.fixture
-def served(hello: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    process = start(hello, "--log-level", "error")
+def served(hello: Path) -> Iterator[tuple[Program, int]]:
+    # The others are forks of a process that has everything imported; here nothing but the command itself is at work.
+    process = start_interpreter(
+        "perdure", "serve", "hello_server:server", *FREE_PORT, "--log-level", "error", cwd=hello
+    )
     try:
         yield process, port_of(process)
     finally:
@@ -50,7 +49,7 @@ def served(hello: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
         process.communicate()
 
 
-def port_of(process: subprocess.Popen[str]) -> int:
+def port_of(process: Program) -> int:
     assert process.stdout is not None
     line = process.stdout.readline()
     found = re.fullmatch(r"perdure: serving on http://127\.0\.0\.1:(\d+)/mcp\n", line)
@@ -58,7 +57,7 @@ def port_of(process: subprocess.Popen[str]) -> int:
     return int(found[1])
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def ended(process: Program) -> tuple[int | None, str, str]:
     said, errors = process.communicate(timeout=SECONDS)
     return process.returncode, said, errors
 
@@ -88,9 +87,7 @@ def open_session(port: int) -> str:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_it_cleanly_while_a_stream_is_open(
-    served: tuple[subprocess.Popen[str], int], sent: signal.Signals
-) -> None:
+def test_a_signal_stops_it_cleanly_while_a_stream_is_open(served: tuple[Program, int], sent: signal.Signals) -> None:
     process, port = served
     session = open_session(port)
     with exchange(port, "GET", more=f"mcp-session-id: {session}\r\n") as stream:
@@ -101,9 +98,7 @@ def test_a_signal_stops_it_cleanly_while_a_stream_is_open(
     assert ended(process) == (0, "", "")
 
 
-def test_the_store_is_made_in_the_current_directory_by_default(
-    served: tuple[subprocess.Popen[str], int], hello: Path
-) -> None:
+def test_the_store_is_made_in_the_current_directory_by_default(served: tuple[Program, int], hello: Path) -> None:
     open_session(served[1])
     assert (hello / "perdure.db").is_file()
 
@@ -125,7 +120,7 @@ def test_others_that_could_reach_it_are_warned_about(hello: Path) -> None:
     assert "perdure: WARNING: 0.0.0.0 can be reached by others, and no --tokens protect it" in errors
 
 
-def refused(process: subprocess.Popen[str]) -> str:
+def refused(process: Program) -> str:
     status, said, errors = ended(process)
     assert (status, said) == (2, "")
     found = re.fullmatch(r"perdure: ([^\n]+)\n", errors)
@@ -148,7 +143,7 @@ def test_a_file_that_is_no_database_is_refused(hello: Path) -> None:
     assert "letter.db" in refused(start(hello, "--store", "sqlite:letter.db", "--log-level", "error"))
 
 
-def test_a_store_of_a_newer_release_is_refused(served: tuple[subprocess.Popen[str], int], hello: Path) -> None:
+def test_a_store_of_a_newer_release_is_refused(served: tuple[Program, int], hello: Path) -> None:
     process, _ = served
     process.send_signal(signal.SIGTERM)
     assert ended(process) == (0, "", "")

@@ -38,6 +38,8 @@ from perdure.store.base import (
     StreamRecord,
     Trim,
 )
+from tests.support.starting import Program
+from tests.support.starting import start as start_module
 from tests.test_cli_process import exchange, hello, open_session, port_of
 from tests.test_cli_process import start as serve
 
@@ -126,20 +128,12 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
         yield server
 
 
-async def start(folder: Path, *arguments: str, **variables: str) -> asyncio.subprocess.Process:
+async def start(folder: Path, *arguments: str, **variables: str) -> Program:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "COLUMNS"))}
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "perdure", *arguments),
-        cwd=folder,
-        env={**clean, **variables},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=1 << 24,
-    )
+    return await start_module("perdure", *arguments, cwd=folder, env={**clean, **variables})
 
 
-async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+async def ended(process: Program) -> tuple[int | None, str, str]:
     said, errors = await asyncio.wait_for(process.communicate(), SECONDS)
     return process.returncode, said.decode(), errors.decode()
 
@@ -442,7 +436,7 @@ async def test_no_server_needs_to_run(tmp_path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def tailed(server: Server, *options: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def tailed(server: Server, *options: str, **variables: str) -> AsyncIterator[Program]:
     process = await start(server.folder, "tail", ID, *options, **variables)
     try:
         yield process
@@ -452,7 +446,7 @@ async def tailed(server: Server, *options: str, **variables: str) -> AsyncIterat
         await process.communicate()
 
 
-async def next_line(process: asyncio.subprocess.Process) -> str:
+async def next_line(process: Program) -> str:
     assert process.stdout is not None
     return (await asyncio.wait_for(process.stdout.readline(), SECONDS)).decode().rstrip("\n")
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.serving import ROOT
+from tests.support.starting_sync import start
 
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
     (ROOT / "docs").glob("*.md")
@@ -137,10 +138,9 @@ def test_the_example_works(page: Path, block: Block, tmp_path: Path) -> None:
         for command, expected in commands(block.text):
             try_command(command, expected, tmp_path)
     elif name := block.word("file"):
-        run([sys.executable, "-W", "error", "-c", f"import {name.removesuffix('.py')}"], tmp_path)
+        run_python(f"import {name.removesuffix('.py')}", tmp_path)
     else:
-        (tmp_path / "example.py").write_text(block.text)
-        printed = run([sys.executable, "-W", "error", "example.py"], tmp_path)
+        printed = run_python(block.text, tmp_path)
         assert block.output is None or printed == block.output
 
 
@@ -192,6 +192,14 @@ def start_and_stop(argv: list[str], variables: dict[str, str], folder: Path) -> 
     finally:
         process.kill()
         process.communicate()
+
+
+def run_python(text: str, folder: Path) -> str:
+    (folder / "example.py").write_text(text)
+    process = start("tests.support.strict", "example.py", cwd=folder, env=environment())
+    said, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said + errors
+    return said
 
 
 def run(argv: list[str], folder: Path) -> str:

@@ -37,7 +37,7 @@ def examples(count: int) -> settings:
     return settings(max_examples=int(count * TIMES), derandomize=TIMES == 1, database=None, deadline=None)
 
 
-@examples(2_200)
+@examples(1_000)
 @given(data=st.data())
 def test_any_request_is_answered(target: Target, data: st.DataObject) -> None:
     method, request = data.draw(http_requests(target))
@@ -46,7 +46,7 @@ def test_any_request_is_answered(target: Target, data: st.DataObject) -> None:
     target.check(answers)
 
 
-@examples(2_200)
+@examples(1_000)
 @given(body=mostly(bodies, broken_bodies()), era=st.sampled_from(["session", "session", "old", "none", "sessionless"]))
 def test_any_body_is_answered(target: Target, body: bytes, era: str) -> None:
     headers = {
@@ -60,13 +60,13 @@ def test_any_body_is_answered(target: Target, body: bytes, era: str) -> None:
     target.check(answers)
 
 
-@examples(1_500)
+@examples(700)
 @given(data=mangled_bytes())
 def test_garbage_is_refused_or_closed(target: Target, data: bytes) -> None:
     target.check(target.garbage(data))
 
 
-@examples(400)
+@examples(200)
 @given(data=st.data())
 def test_requests_in_a_row_are_answered_in_a_row(target: Target, data: st.DataObject) -> None:
     """Pipelining: all are sent before the first answer is read."""
@@ -78,7 +78,7 @@ def test_requests_in_a_row_are_answered_in_a_row(target: Target, data: st.DataOb
     target.check(answers)
 
 
-@examples(150)
+@examples(100)
 @given(answer=answers_to_asks, names_it=mostly(st.just(True), st.just(False)))
 def test_any_answer_to_an_ask_lets_the_call_end(target: Target, answer: dict[str, object], names_it: bool) -> None:
     """What the client answers is the client's; the call that waits for it ends, and once."""

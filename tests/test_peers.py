@@ -15,6 +15,8 @@ from perdure._core.ids import StreamId
 from perdure.store import MemoryStore
 from perdure.store.base import Event, Refusals, Step, Store
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.outages import recovered
+from tests.support.raw import Peer as RawPeer
 from tests.support.site import serve, until
 from tests.support.wire import Ended, Peer, gaps_of, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
@@ -152,6 +154,7 @@ async def test_an_exception_from_the_store_hangs_nothing(shop: Workshop, fault: 
         store.works()
         assert await peer.result("count", n=2) == "counted to 2"
         assert site.app.counters.outages == 1
+        await recovered(RawPeer(port=site.port))
 
 
 async def test_a_detached_running_tool_is_not_idle(shop: Workshop) -> None:

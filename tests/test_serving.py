@@ -5,29 +5,21 @@ from __future__ import annotations
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.starting_sync import Program, start
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 30
 
-Process = subprocess.Popen[str]
-
 
 @contextmanager
-def started(mode: str) -> Iterator[Process]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.small_app", mode],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def started(mode: str) -> Iterator[Program]:
+    process = start("tests.support.small_app", mode, cwd=ROOT)
     try:
         yield process
     finally:
@@ -35,7 +27,7 @@ def started(mode: str) -> Iterator[Process]:
         process.communicate()
 
 
-def ready_port(process: Process) -> int:
+def ready_port(process: Program) -> int:
     """The port told by the ready line, which must be the first thing said."""
     assert process.stdout is not None
     found = re.fullmatch(r"perdure: serving on http://127\.0\.0\.1:(\d+)/\n", process.stdout.readline())

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from asyncio.subprocess import STDOUT
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -28,6 +29,7 @@ from perdure.workers import MAX_PAUSE_SECONDS, pause_after
 from tests.support.raw import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.serving import START_SECONDS, Served, serving
 from tests.support.site import until
+from tests.support.starting import start
 
 pytestmark = pytest.mark.anyio
 
@@ -95,12 +97,8 @@ def is_listening(port: int) -> bool:
 
 async def refused(folder: Path, *options: str, target: str = STUBBORN) -> tuple[int | None, str]:
     """Status and words of a command that does not come to serve."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "perdure", "serve", target, "--port", "0", *options),
-        cwd=Path(__file__).parents[1],
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+    arguments = ("serve", target, "--port", "0", *options)
+    process = await start("perdure", *arguments, cwd=Path(__file__).parents[1], errors=STDOUT)
     said, _ = await asyncio.wait_for(process.communicate(), START_SECONDS)
     return process.returncode, said.decode()
 

@@ -21,6 +21,7 @@ interface Line {
   where?: string;
 }
 
+const FAULTS = ['gaps', 'lost', 'twice'];
 type Sum = 'events' | 'loads' | 'reconnects' | 'gaps' | 'lost' | 'twice';
 
 interface Kept {
@@ -67,7 +68,7 @@ export const sums = {
   show(): void {
     for (const [sum, value] of Object.entries(kept.sums)) {
       get(sum).textContent = String(value);
-      get(sum).classList.toggle('bad', value > 0 && ['gaps', 'lost', 'twice'].includes(sum));
+      if (FAULTS.includes(sum)) get(sum).className = value > 0 ? 'bad' : kept.sums.events > 0 ? 'good' : '';
     }
   },
 };
@@ -130,7 +131,7 @@ export class Card {
     sums.add('events');
     this.#change({ position, missed: this.state.missed + Number(missed) });
     const number = Number(position.split('.').at(-1));
-    note('event', `call ${this.key}: event ${number}${missed ? ', which was waiting in the log' : ''}`, position);
+    note(missed ? 'missed' : 'event', `call ${this.key}: event ${number}`, position);
   }
 
   recovered(): void {

@@ -1,15 +1,10 @@
-"""Perdure makes MCP sessions last.
-
-The names below are loaded when they are first used: `perdure stdio` is started by desktop hosts again and again, and
-needs neither the SDK nor a web server, which take seconds to import on a busy machine.
-"""
+"""Perdure makes MCP sessions last."""
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from mcp.server.auth.provider import TokenVerifier as _TokenVerifier
 
     from perdure._core.gap import Gap
@@ -39,8 +34,6 @@ if TYPE_CHECKING:
     from perdure.store import open_store
     from perdure.store.base import Store
 
-    __version__: str
-
 __all__ = [
     "App",
     "BadSetting",
@@ -69,50 +62,6 @@ __all__ = [
     "open_store",
 ]
 
-_HOMES = {
-    "App": "perdure.http.app",
-    "BadSetting": "perdure.errors",
-    "BadTarget": "perdure.errors",
-    "Client": "perdure.client.client",
-    "ClientError": "perdure.errors",
-    "EventsLost": "perdure.errors",
-    "Gap": "perdure._core.gap",
-    "Misuse": "perdure.errors",
-    "OutcomeUnknown": "perdure.errors",
-    "Patience": "perdure._core.reconnect",
-    "PendingCall": "perdure.client.pending",
-    "PerdureError": "perdure.errors",
-    "Settings": "perdure.settings",
-    "StateError": "perdure.errors",
-    "StateInUse": "perdure.errors",
-    "StateStore": "perdure.client.store",
-    "StateUnusable": "perdure.errors",
-    "Store": "perdure.store.base",
-    "StoreError": "perdure.errors",
-    "StoreTooNew": "perdure.errors",
-    "StoreUnavailable": "perdure.errors",
-    "Unreachable": "perdure.errors",
-    "connect": "perdure.client.connect",
-    "open_store": "perdure.store",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        found: Any = version("perdure")
-    elif name in _HOMES:
-        found = getattr(_import_module(_HOMES[name]), name)
-    else:
-        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
-
 
 def asgi(
     server: object,
@@ -132,3 +81,37 @@ def asgi(
     from perdure.settings import Settings
 
     return App(server, store=store, settings=settings or Settings(), auth=auth, path=path)
+
+
+#: Where each name lives. It is imported when it is asked for: the SDK alone takes most of a second, and neither the
+#: operator's commands nor the parent of worker processes need it.
+_HOMES = {
+    "App": "perdure.http.app",
+    "Client": "perdure.client.client",
+    "Gap": "perdure._core.gap",
+    "Patience": "perdure._core.reconnect",
+    "PendingCall": "perdure.client.pending",
+    "Settings": "perdure.settings",
+    "StateStore": "perdure.client.store",
+    "Store": "perdure.store.base",
+    "connect": "perdure.client.connect",
+    "open_store": "perdure.store",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    from importlib import import_module
+    from importlib.metadata import version
+
+    if name == "__version__":
+        value: _typing.Any = version("perdure")
+    elif name in __all__:
+        value = getattr(import_module(_HOMES.get(name, "perdure.errors")), name)
+    else:
+        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,28 +9,26 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import perdure
 from perdure.cli_operator import sessions, tail
 from perdure.errors import Misuse, PerdureError
-from perdure.http.app import BESIDE
 from perdure.human import read_count
 from perdure.leash import Leash
-from perdure.listener import listen
 from perdure.observe import note
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
-from perdure.serving import serve
+from perdure.paths import BESIDE
 from perdure.settings import SECURITY, Rule, Settings
 from perdure.stdio.cli import stdio
-from perdure.target import load_target
-from perdure.tokens import FileTokens
-from perdure.workers import run_workers
+
+# What serves is imported where it is used, because the SDK takes most of a second, and not every command serves.
+if TYPE_CHECKING:
+    from perdure.tokens import FileTokens
 
 #: What was asked for cannot be done: bad arguments, a busy port, an unusable store. The status argparse and click use.
 REFUSED = 2
@@ -75,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 @click.group(
     invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(version("perdure"), message="perdure %(version)s")
+@click.version_option(package_name="perdure", message="perdure %(version)s")
 @click.pass_context
 def perdure_command(ctx: click.Context) -> None:
     """MCP sessions that last: serve any Python MCP server so that dropped connections lose nothing."""
@@ -114,7 +112,7 @@ def serve_command(
         store=store,
         host=host,
         path=path,
-        auth=FileTokens.read(tokens) if tokens is not None else None,
+        auth=_read_tokens(tokens) if tokens is not None else None,
         settings=settings_from(settings),
     )
     leash = Leash.from_environment(os.environ)
@@ -122,12 +120,20 @@ def serve_command(
         return _work(served, leash)
     if workers > 1 and store.startswith("memory:"):
         raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is one process's own")
+    from perdure.listener import listen
+
     with listen(host, port) as listener:
         if served.auth is None and not _is_loopback(listener.getsockname()[0]):
             note(
                 logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host
             )
         return _serve(served, listener) if workers == 1 else _serve_with(workers, served, listener)
+
+
+def _read_tokens(file: Path) -> FileTokens:
+    from perdure.tokens import FileTokens
+
+    return FileTokens.read(file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +153,9 @@ class _Served:
 
 
 def _serve(served: _Served, listener: socket.socket, leash: Leash | None = None) -> int:
+    from perdure.serving import serve
+    from perdure.target import load_target
+
     server = load_target(served.target)
     app = perdure.asgi(server, store=served.store, settings=served.settings, auth=served.auth, path=served.path)
     return serve(app, listener=listener, url=served.url(listener), settings=served.settings, leash=leash)
@@ -154,6 +163,8 @@ def _serve(served: _Served, listener: socket.socket, leash: Leash | None = None)
 
 def _serve_with(count: int, served: _Served, listener: socket.socket) -> int:
     """Leave it to workers: this command once more, each in a process of its own."""
+    from perdure.workers import run_workers
+
     return run_workers(
         click.get_current_context().find_root().obj,
         environment=os.environ,

@@ -25,14 +25,16 @@ What a *peer* does wrong is not an exception that leaves the package: the HTTP e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mcp.shared.exceptions import MCPError
+if TYPE_CHECKING:
+    from perdure._core.gap import Gap
+    from perdure.client_errors import UNREACHABLE as UNREACHABLE
+    from perdure.client_errors import OutcomeUnknown as OutcomeUnknown
+    from perdure.client_errors import Unreachable as Unreachable
 
-from perdure._core.codes import OUTCOME_UNKNOWN
-from perdure._core.codes import UNREACHABLE as UNREACHABLE
-from perdure._core.gap import Gap
+#: They need the SDK, which takes most of a second to import; the other errors do not wait for it.
+_OF_THE_SDK = ("UNREACHABLE", "OutcomeUnknown", "Unreachable")
 
 
 class PerdureError(Exception):
@@ -90,25 +92,6 @@ class ClientError(PerdureError):
     """The client cannot do what it was asked for."""
 
 
-class OutcomeUnknown(ClientError, MCPError):
-    """A call was sent, and nobody can tell what became of it. It is not sent again by itself."""
-
-    CODE = OUTCOME_UNKNOWN
-
-    def __init__(self, tool: str, arguments: Mapping[str, Any] | None, reason: str, data: Any = None) -> None:
-        MCPError.__init__(self, self.CODE, f"{tool}: outcome unknown ({reason})", data)
-        self.tool = tool
-        self.arguments = dict(arguments or {})
-        self.reason = reason
-
-
-class Unreachable(ClientError, MCPError):
-    """The server did not answer within the limits. The request did not reach it."""
-
-    def __init__(self, message: str, data: Any = None) -> None:
-        MCPError.__init__(self, UNREACHABLE, message, data)
-
-
 class EventsLost(ClientError):
     """Events that this client had not seen are no longer there."""
 
@@ -127,3 +110,11 @@ class StateInUse(StateError):
 
 class StateUnusable(StateError):
     """The client's state cannot be kept there."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_THE_SDK:
+        from perdure import client_errors
+
+        return getattr(client_errors, name)
+    raise AttributeError(f"module 'perdure.errors' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Server-sent events against vectors that TypeScript reads too, and against a second, naive reading of the rules."""
+"""Server-sent events against vectors of the rules, and against a second, naive reading of them."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ from perdure._core.sse import (
     encode_retry,
 )
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "sse.json").read_text("utf-8"))
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "sse_rules.json").read_text("utf-8"))
 
 
 def by_name(kind: str) -> Any:

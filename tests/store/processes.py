@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perdure._core.ids import NodeId
+import psutil  # type: ignore[import-untyped]
 
-SCRIPT = Path(__file__).with_name("other.py")
+from perdure._core.ids import NodeId
+from tests.support.starting_sync import Program, start
 
 
 class Process:
     """Another process with the file open, which has joined."""
 
-    def __init__(self, process: subprocess.Popen[str], node: NodeId) -> None:
+    def __init__(self, process: Program, node: NodeId) -> None:
         self._process = process
         self.node = node
         self.fence = 0
@@ -48,7 +47,8 @@ class Process:
     def stopped(self) -> Iterator[None]:
         """Stands still meanwhile, as in a debugger or on a machine that sleeps."""
         os.kill(self._process.pid, signal.SIGSTOP)
-        os.waitpid(self._process.pid, os.WUNTRACED)
+        while psutil.Process(self._process.pid).status() != psutil.STATUS_STOPPED:
+            pass
         try:
             yield
         finally:
@@ -57,8 +57,7 @@ class Process:
 
 @contextmanager
 def process(path: Path, node: str) -> Iterator[Process]:
-    command = [sys.executable, str(SCRIPT), str(path), node]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+    with start("tests.store.other", str(path), node, errors=None) as started:
         other = Process(started, NodeId(node))
         try:
             other.fence = other.does("join")

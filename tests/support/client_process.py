@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.serving import python_path
+from tests.support.starting import Program, start
 
 PATIENCE = 30
 
@@ -19,7 +17,7 @@ PATIENCE = 30
 class ClientProcess:
     """What `client_child` says, line by line."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Program) -> None:
         self.process = process
         self.said: list[dict[str, Any]] = []
 
@@ -50,22 +48,19 @@ class ClientProcess:
 
     async def kill(self) -> None:
         self.process.kill()
-        await self.process.wait()
+        await self.process.communicate()
 
 
 @asynccontextmanager
 async def client_process(
     url: str, state: Path, tool: str = "-", *more: str, **arguments: object
 ) -> AsyncIterator[ClientProcess]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.support.client_child", url, str(state), tool, json.dumps(arguments), *more),
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
+    process = await start(
+        *("tests.support.client_child", url, str(state), tool, json.dumps(arguments), *more), errors=None
     )
     try:
         yield ClientProcess(process)
     finally:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+            await process.communicate()

@@ -9,20 +9,21 @@ import re
 import shlex
 import signal
 import sys
+from asyncio.subprocess import STDOUT
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.starting import ROOT, Program, python_path, start, start_other
+
+__all__ = ["ROOT", "SERVE", "START_SECONDS", "Served", "python_path", "serving"]
+
 TOOLBOX = "tests.support.toolbox:server"
 
+PERDURE = (sys.executable, "-m", "perdure", "serve")
 #: How to start a server. The variable lets the same tests run against another one that prints the same ready line.
-SERVE = tuple(
-    shlex.split(os.environ["PERDURE_TEST_SERVE"])
-    if "PERDURE_TEST_SERVE" in os.environ
-    else (sys.executable, "-m", "perdure", "serve")
-)
+SERVE = tuple(shlex.split(os.environ["PERDURE_TEST_SERVE"])) if "PERDURE_TEST_SERVE" in os.environ else PERDURE
 
 READY = re.compile(r"perdure: serving on (http://127\.0\.0\.1:(\d+)/\S*)")
 #: A process that only imports and binds; generous because several start at once on a small machine.
@@ -35,7 +36,7 @@ STOP_SECONDS = 15
 class Served:
     """A server process that answers."""
 
-    process: asyncio.subprocess.Process
+    process: Program
     url: str
     port: int
     #: Every line it has printed so far, both outputs together.
@@ -82,18 +83,13 @@ async def serving(
     target: str = TOOLBOX, *options: str, argv: Sequence[str] = SERVE, port: int = 0, cwd: Path | None = None
 ) -> AsyncIterator[Served]:
     """A running server. It stops when the block ends; a test may stop or kill it before."""
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        target,
-        "--port",
-        str(port),
-        *options,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
+    arguments = (target, "--port", str(port), *options)
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process: Program
+    if argv == PERDURE:
+        process = await start("perdure", "serve", *arguments, cwd=cwd, env=env, errors=STDOUT)
+    else:
+        process = await start_other(*argv, *arguments, cwd=cwd, env=env, errors=STDOUT)
     assert process.stdout is not None
     served = Served(process=process, url="", port=0)
     drain: asyncio.Task[None] | None = None
@@ -103,14 +99,13 @@ async def serving(
         drain = asyncio.create_task(_drain(process.stdout, served.output))
         yield served
     finally:
-        await served.end()
+        # Workers would outlive their parent, a store in the current directory would keep the traces of the death, and
+        # what was covered is written at the end.
+        gently = "--workers" in options or "--store" not in options or "COVERAGE_PROCESS_START" in os.environ
+        await (served.end() if gently else served.kill())
         if drain is not None:
             await drain
         print(*served.output, sep="\n")  # shown by pytest when the test fails
-
-
-def python_path() -> str:
-    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 async def _ready(stdout: asyncio.StreamReader, output: list[str]) -> tuple[str, int]:

@@ -9,9 +9,9 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
+from perdure import serving
 from perdure.errors import PerdureError, StoreTooNew
 from perdure.listener import listen
-from perdure.serving import serve
 from perdure.settings import Settings
 
 
@@ -71,9 +71,11 @@ class SmallApp:
 
 
 def main() -> int:
+    # What never ends is waited for so long; `test_drain` knows the true times.
+    serving.STOP_SECONDS = serving.LEAVE_SECONDS = 1
     with listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        return serve(SmallApp(sys.argv[1]), listener=listener, url=url, settings=Settings())
+        return serving.serve(SmallApp(sys.argv[1]), listener=listener, url=url, settings=Settings())
 
 
 if __name__ == "__main__":

@@ -7,18 +7,18 @@ import signal
 import time
 from pathlib import Path
 
-import anyio
-from mcp.server.mcpserver import Context, MCPServer
-from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-
-# A folder for the test to act on processes that it did not start itself.
+# A folder for the test to act on processes that it did not start itself. First of all, so that no import delays an end.
 _folder = Path(os.environ.get("STUBBORN_FOLDER", "."))
 if (_folder / "dies").exists():
     os.kill(os.getpid(), signal.SIGKILL)
 if (_folder / "broken").exists():
     raise RuntimeError("broken on purpose")
+
+import anyio  # noqa: E402
+from mcp.server.mcpserver import Context, MCPServer  # noqa: E402
+from pydantic import BaseModel  # noqa: E402
+from starlette.requests import Request  # noqa: E402
+from starlette.responses import PlainTextResponse, Response  # noqa: E402
 
 server = MCPServer("stubborn", version="1", log_level="WARNING")
 

@@ -28,23 +28,19 @@ from perdure.errors import Misuse
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
-from perdure.http.metrics import METRICS, SCRAPE, scrape
+from perdure.http.metrics import SCRAPE, scrape
 from perdure.http.resume import ALLOW_POST, RESUME, ResumeDesk, resume_paths
 from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.life import Life, living
 from perdure.listener import BREAK_OFF
 from perdure.observe import Counters
+from perdure.paths import BESIDE, HEALTH, METRICS
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
 from perdure.session_info import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store
-
-HEALTH = "/healthz"
-"""Beside the endpoint, for balancers and people."""
-
-BESIDE = {HEALTH: "the health check stands", METRICS: "the metrics stand"}
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that came in by the entry."""

@@ -11,8 +11,6 @@ from perdure.http.answers import Answer
 from perdure.life import Life
 from perdure.store.base import NodeRecord
 
-METRICS = "/metrics"
-
 SCRAPE = "perdure.scrape"
 """In the scope of a request for the metrics that came in by the endpoint's door."""
 

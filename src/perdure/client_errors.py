@@ -1,0 +1,31 @@
+"""The client's errors that are also the SDK's. Import them from `perdure.errors`, where the whole tree is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcp.shared.exceptions import MCPError
+
+from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.codes import UNREACHABLE as UNREACHABLE
+from perdure.errors import ClientError
+
+
+class OutcomeUnknown(ClientError, MCPError):
+    """A call was sent, and nobody can tell what became of it. It is not sent again by itself."""
+
+    CODE = OUTCOME_UNKNOWN
+
+    def __init__(self, tool: str, arguments: Mapping[str, Any] | None, reason: str, data: Any = None) -> None:
+        MCPError.__init__(self, self.CODE, f"{tool}: outcome unknown ({reason})", data)
+        self.tool = tool
+        self.arguments = dict(arguments or {})
+        self.reason = reason
+
+
+class Unreachable(ClientError, MCPError):
+    """The server did not answer within the limits. The request did not reach it."""
+
+    def __init__(self, message: str, data: Any = None) -> None:
+        MCPError.__init__(self, UNREACHABLE, message, data)
