@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.pipes import Cutter, TooLong
+from perdure.stdio.host_side import MAX_RUNNING
+from perdure.stdio.pipes import MAX_LINE_BYTES, Cutter, TooLong
 from tests.stdio.desks import a_desk, question, reply
 from tests.support.bridges import text_of
 from tests.support.site import until
@@ -67,6 +68,9 @@ async def test_messages_of_many_megabytes_pass_both_ways_and_one_that_is_too_lon
         # The server has a limit of its own, and says so.
         too_large = await bridge.answer(bridge.begin_call("log", text="x" * (17 << 20)))
         assert too_large["error"]["code"] == -31004
+        # The bridge too.
+        bridge.say_bytes(b"x" * (MAX_LINE_BYTES + 1) + b"\n")
+        assert (await bridge.answer(None))["error"]["code"] == -32700
         assert not desk.host.tokens.exists()  # --no-resume keeps nothing
 
 
@@ -145,6 +149,50 @@ async def test_messages_reach_the_server_in_the_order_in_which_the_host_wrote_th
             bridge.begin("resources/subscribe", {"uri": uri})
         await until(lambda: len(desk.workshop.subscribing) == 60)
         assert desk.workshop.subscribing == [f"+{uri}" for uri in uris]
+
+
+async def test_a_request_that_has_to_wait_does_not_stop_those_that_run(folder: Path) -> None:
+    """The server takes one call at a time: its question is answered, and a cancellation arrives, past the one that
+    waits."""
+    async with a_desk(folder, max_calls=1) as desk:
+        bridge = await desk.host.session("--no-resume", elicitation={})
+        asking = bridge.begin_call("ask", question="Who is first?")
+        asked = await question(bridge)
+        waiting = bridge.begin_call("count", n=1)
+        await bridge.logged("HTTP 429")
+        reply(bridge, asked, "me")
+        assert text_of(await bridge.answer(asking)) == "me"
+        assert text_of(await bridge.answer(waiting)) == "counted to 1"
+        stuck = bridge.begin_call("wait", gate="never")
+        await desk.saw("waiting at never", bridge)
+        behind = bridge.begin_call("count", n=2)
+        bridge.notify("notifications/cancelled", requestId=stuck)
+        assert text_of(await bridge.answer(behind)) == "counted to 2"
+
+
+async def test_more_at_once_than_the_bridge_follows_is_told(folder: Path) -> None:
+    async with a_desk(folder, max_calls=1_000) as desk:
+        bridge = await desk.host.session("--no-resume")
+        calls = [bridge.begin_call("wait", gate="w") for _ in range(MAX_RUNNING + 1)]
+        assert (await bridge.answer(calls[-1]))["error"]["code"] == -31022
+        desk.workshop.open("w")
+        for call in calls[:-1]:
+            assert text_of(await bridge.answer(call)) == "went through w"
+
+
+async def test_the_last_words_of_a_host_still_arrive(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session("--log-file", str(folder / "own.log"))
+        call = bridge.begin_call("wait", gate="w")
+        await desk.saw("waiting at w", bridge)
+        bridge.notify("notifications/cancelled", requestId=call)
+        bridge.begin("resources/subscribe", {"uri": "last://word"})
+        assert await bridge.end() == 0
+        await desk.saw("cancelled at w", bridge)
+        assert desk.workshop.subscribing == ["+last://word"]
+        assert "INFO Token file not found" in (folder / "own.log").read_text()
+        refused = await desk.host.session("--log-file", str(folder))
+        await refused.logged("the log file cannot be written")
 
 
 async def test_a_host_that_does_not_read_is_waited_for_and_nothing_piles_up(folder: Path) -> None:

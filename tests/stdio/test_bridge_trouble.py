@@ -203,10 +203,11 @@ async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path
         assert not {b"first", b"second", b"third"} & _words(folder, besides=file)
 
 
-async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path) -> None:
+@pytest.mark.parametrize("is_plain", [False, True], ids=["event streams", "plain JSON"])
+async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path, is_plain: bool) -> None:
     """The SDK's own server: everything passes; a new session each time, and the log says why once."""
-    workshop = Workshop()
-    async with under_uvicorn(workshop.server.streamable_http_app()) as port, a_host(folder, "") as host:
+    app = Workshop().server.streamable_http_app(json_response=is_plain)
+    async with under_uvicorn(app) as port, a_host(folder, "") as host:
         for _ in range(2):
             bridge = await host.start(url=f"http://127.0.0.1:{port}/mcp")
             await bridge.handshake()

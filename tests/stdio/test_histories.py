@@ -70,6 +70,9 @@ class Deadly:
     def drop(self) -> None:
         self._slot.drop()
 
+    def forget(self) -> None:
+        self._slot.forget()
+
     def release(self) -> None:
         self._slot.release()
 

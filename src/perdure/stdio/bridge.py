@@ -6,7 +6,8 @@ gave. Progress tokens are treated alike. So nothing of an earlier instance can b
 
 **Order.** A pipe keeps the order of messages, and HTTP requests do not. So each message leaves when the server has
 taken the one before it (`departed`). While the server is away all of them wait, each no longer than `patience` from the
-moment it was read.
+moment it was read. Answers to what the server asked and cancellations are sent at once: what stands in front of them
+may be waiting for them.
 
 **What the host gets** is written by one writer, and whoever has something for the host waits until it is written: only
 then the position of its stream moves on, so that the next instance repeats nothing that was written and leaves out

@@ -161,6 +161,8 @@ class Call:
             return await self._gone()
         if status in NOT_NOW and (after := retry_after(response)) is not None:
             self._following.failed(f"HTTP {status}", at_least=after)
+            if status == 429:
+                self.departed.set()  # too many at once: those in front must be able to end
             return None
         if status in NO_ANSWER:
             return self._broken(f"HTTP {status}")

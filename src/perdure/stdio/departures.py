@@ -22,6 +22,7 @@ class Departures:
 
     def __init__(self, start: Callable[[Job, anyio.Event], None]) -> None:
         self._start = start
+        self._at_once: set[anyio.Event] = set()
         self._put, self._waiting = anyio.create_memory_object_stream[tuple[anyio.Event, Job]](MAX_WAITING)
 
     async def run(self) -> None:
@@ -37,13 +38,19 @@ class Departures:
         if weight > LARGE:
             await left.wait()
 
+    def at_once(self, left: anyio.Event, job: Job) -> None:
+        """For what waits for nobody."""
+        self._at_once = {earlier for earlier in self._at_once if not earlier.is_set()} | {left}
+        self._start(job, left)
+
     async def empty(self) -> None:
         """Wait until everything has departed, or `FAREWELL` is over."""
-        left = anyio.Event()
+        last = anyio.Event()
 
         async def mark(left: anyio.Event) -> None:
             left.set()
 
         with anyio.move_on_after(FAREWELL):
-            await self.add(left, mark)
-            await left.wait()
+            await self.add(last, mark)
+            for left in (last, *self._at_once):
+                await left.wait()

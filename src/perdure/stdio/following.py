@@ -7,9 +7,12 @@ is a text, and the SDK need not be loaded. When to come back is the same table f
 from __future__ import annotations
 
 import contextlib
+import math
 import random
+import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Protocol
 
 import anyio
@@ -22,6 +25,8 @@ from perdure.stdio.pipes import MAX_LINE_BYTES
 
 #: Seconds. Servers end a call's stream right behind its answer; a new connection, with TLS, costs more than this.
 LINGER = 0.005
+#: Seconds between two looks at a server that stays away, for what nobody waits for as for an answer.
+LOOKS = 30.0
 
 
 class Listener(Protocol):
@@ -106,6 +111,11 @@ class Following:
         if position and position != self.position:
             self.position = position
             self._listener.move(position)
+
+
+def endless(patience: Patience) -> Patience:
+    """Never give up, and look less often."""
+    return replace(patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=max(patience.max_delay, LOOKS))
 
 
 async def whole(response: httpx2.Response) -> str:

@@ -18,7 +18,7 @@ from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.observe import note
 from perdure.stdio import troubles
 from perdure.stdio.call import NO_ANSWER, NOT_NOW
-from perdure.stdio.following import Following, whole
+from perdure.stdio.following import Following, endless, whole
 from perdure.stdio.messages import FromServer, encode, error, from_server, notification
 from perdure.stdio.resuming import Unavailable
 
@@ -119,9 +119,19 @@ class Handshaking:
         if known is not None:
             sentence = "the session could not go on with what the host says of itself; a new one has begun"
             note(logging.INFO, "stdio.session_other", sentence)
+        if not await self._bridge.resuming.opened(session):
+            self._bridge.start(self._open_later, session)
         self._bridge.notes.begin(session)
-        await self._bridge.resuming.opened(session)
         return answer
+
+    async def _open_later(self, session: str) -> None:
+        """Ask for the session's first token until it is there: the host need not wait for that."""
+        course = Following(_Deaf(), endless(self._bridge.patience))
+        while self.handshake is not None and self.handshake.session == session:
+            course.failed("the broker does not answer")
+            await course.wait()
+            if await self._bridge.resuming.opened(session):
+                return
 
     async def _until_answered(self, body: bytes, named: Handshake | None, patience: Patience) -> tuple[FromServer, str]:
         """A handshake is begun again, not resumed: at worst a session that nobody uses remains."""

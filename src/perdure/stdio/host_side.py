@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
 
 #: Requests of the host's that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
-MAX_RUNNING = 1_000
+MAX_RUNNING = 256
 #: Questions of the server's that the host has not answered. The answer to one that was forgotten is not handed on.
 MAX_ASKS = 1_000
 #: Characters of a tool's name that are noted and reported. Names have 128 at most (2025-11-25).
@@ -187,7 +187,8 @@ class HostSide:
             found = self._cancelled(text)
             if found is None:
                 return
-            text = found
+            self._tell_at_once(found)
+            return
         telling = Telling(self._bridge, text)
         if message.method == "notifications/initialized":
             await self._departures.add(telling.departed, lambda _: self._initialized(telling))
@@ -221,8 +222,12 @@ class HostSide:
         if not self.unasked(splice.cut(text, "id") or "null"):
             note(logging.DEBUG, "stdio.answer_unasked", "an answer of the host's is to nothing that was asked")
             return
+        # It waits for nobody: the request in front of it may be waiting for the very call that asked.
+        self._tell_at_once(text)
+
+    def _tell_at_once(self, text: str) -> None:
         telling = Telling(self._bridge, text)
-        await self._departures.add(telling.departed, lambda _: telling.run(), weight=len(text))
+        self._departures.at_once(telling.departed, lambda _: telling.run())
 
 
 def _refused(line: bytes, invalid: InvalidMessage) -> str:

@@ -21,5 +21,8 @@ class NoSlot:
     def drop(self) -> None:
         return None
 
+    def forget(self) -> None:
+        return None
+
     def release(self) -> None:
         return None

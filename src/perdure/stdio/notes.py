@@ -24,7 +24,7 @@ from perdure.stdio.call import Asked
 VERSION = 1
 #: Seconds by which a position on disk may be behind. Each write is a new small file, about 0.1 ms.
 LAG = 0.02
-#: Of the file. A running call takes some 200 bytes, and 1,000 of them run at most; subscriptions have 256 KiB.
+#: Of the file. A running call takes some 200 bytes, and 256 of them run at most; subscriptions have 256 KiB.
 MAX_BYTES = 1 << 20
 
 

@@ -75,21 +75,29 @@ class Resuming:
                 self._is_asked = True
             return self._session
 
-    async def opened(self, session: str) -> None:
-        """A session without a before: ask for its first token. Without one it works as well, and is not resumed."""
+    async def opened(self, session: str) -> bool:
+        """A session without a before: ask for its first token, once; False if asking again may help.
+
+        Without a token the session works as well, and is not resumed.
+        """
         if not session or not self._slot.holder:
-            return
+            return True
         async with self._turn:
+            if self._session not in (None, session):
+                self._slot.forget()  # what is on disk must not lead back to the session before this one
             self._is_asked, self._session = True, session
             try:
                 answer = await self._until_answered("open", {}, ONCE, session=session)
                 await self._keep(_text(answer, "token"))
+            except Unavailable as failure:
+                note(logging.WARNING, "stdio.not_resumable", f"the session cannot be resumed for now: {failure}")
+                return False
             except _NoBroker:
                 self._without_broker()
-            except (_Rejected, Unavailable, troubles.Refused) as failure:
-                note(
-                    logging.WARNING, "stdio.not_resumable", f"the session will not be resumed: {failure or 'rejected'}"
-                )
+            except (_Rejected, troubles.Refused) as failure:
+                sentence = f"the session will not be resumed: {failure or 'the broker rejects it'}"
+                note(logging.WARNING, "stdio.not_resumable", sentence)
+            return True
 
     async def _resume(self, patience: Patience) -> str | None:
         token = self._slot.token() if self._slot.holder else None
@@ -99,7 +107,7 @@ class Resuming:
             answer = await self._until_answered("resume", {"token": token}, patience)
             session, renewed = _text(answer, "session"), _text(answer, "token")
         except _NoBroker:
-            self._slot.drop()  # it would lead to a session that is no longer the last
+            self._slot.forget()
             self._without_broker()
             return None
         except _Rejected:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import logging
-import math
-import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.observe import note
 from perdure.stdio import troubles
-from perdure.stdio.following import Following
+from perdure.stdio.following import Following, endless
 from perdure.stdio.messages import FromServer
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
-
-#: Seconds between two looks at a server that stays away. Nobody waits for this stream as for an answer, so it is never
-#: given up, and looked for less often.
-LOOKS = 30.0
 
 
 class Standalone:
@@ -34,7 +26,7 @@ class Standalone:
 
     async def run(self) -> None:
         """Until the session is another one, or the server has no such stream."""
-        following = Following(self, _endless(self._bridge.patience), position=self._bridge.notes.noted.position)
+        following = Following(self, endless(self._bridge.patience), position=self._bridge.notes.noted.position)
         try:
             while self._bridge.handshake is self._handshake and await self._attempt(following):
                 await following.wait()
@@ -75,7 +67,3 @@ class Standalone:
         if self._bridge.handshake is self._handshake:
             self._bridge.notes.noted.position = position
             self._bridge.changed()
-
-
-def _endless(patience: Patience) -> Patience:
-    return replace(patience, max_time=math.inf, max_tries=sys.maxsize, max_delay=max(patience.max_delay, LOOKS))

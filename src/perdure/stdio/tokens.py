@@ -68,6 +68,9 @@ class Slot(Protocol):
     def drop(self) -> None:
         """The broker rejected the token: it and the notes go."""
 
+    def forget(self) -> None:
+        """The token leads to a session that is no longer the last: it and the notes go."""
+
     def release(self) -> None:
         """Free the lock; the files stay."""
 
@@ -99,7 +102,7 @@ class KeptSlot:
             return _checked(data)
         except Untrusted as reason:
             note(logging.WARNING, "token.corrupted", "Token file corrupted, treating as stale", reason=str(reason))
-            self._forget()
+            self.forget()
             return None
 
     def keep(self, token: str, /) -> bool:
@@ -122,7 +125,7 @@ class KeptSlot:
     def drop(self) -> None:
         if self._lock is not None:
             note(logging.WARNING, "token.rejected", "Broker rejected resume token, starting fresh session")
-            self._forget()
+            self.forget()
 
     def release(self) -> None:
         if self._lock is not None:
@@ -141,9 +144,10 @@ class KeptSlot:
             self._folder.close()
             _all.discard(self)
 
-    def _forget(self) -> None:
-        self._folder.remove(self._name.token)
-        self._folder.remove(self._name.notes)
+    def forget(self) -> None:
+        if self._lock is not None:
+            self._folder.remove(self._name.token)
+            self._folder.remove(self._name.notes)
 
     def _check_lock(self, lock: int) -> None:
         if not self._folder.is_still(self._name.lock, lock):
