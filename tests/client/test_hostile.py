@@ -8,76 +8,14 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 import perdure
 from tests.client.conftest import Inbox, text
+from tests.client.odd import BRIEF, Odd, event, events, good, result
 from tests.support.site import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio
-
-BRIEF = perdure.Patience(max_time=0.5, max_tries=3, first_delay=0.01, max_delay=0.02)
-WELCOME = {
-    "protocolVersion": "2025-11-25",
-    "capabilities": {"tools": {}},
-    "serverInfo": {"name": "odd", "version": "1"},
-}
-
-
-def result(key: object, **content: object) -> bytes:
-    return json.dumps({"jsonrpc": "2.0", "id": key, "result": content}).encode()
-
-
-def good(key: object) -> bytes:
-    return result(key, content=[{"type": "text", "text": "fine"}])
-
-
-def event(data: bytes, *, at: str = "") -> bytes:
-    name = f"id: {at}\n".encode() if at else b""
-    return name + b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
-
-
-class Odd:
-    """A server whose tools answer as a test says: `calls` maps a tool to what its POST, then its GETs, give."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, Callable[[object], Response]] = {}
-        self.resumed: list[bytes] = []
-        self.asked: list[object] = []
-
-    @property
-    def app(self) -> Starlette:
-        return Starlette(routes=[Route("/mcp", self.answer, methods=["GET", "POST", "DELETE"])])
-
-    async def answer(self, request: Request) -> Response:
-        if request.method == "GET":
-            if "last-event-id" not in request.headers:
-                return Response(status_code=405)
-            data = self.resumed.pop(0) if self.resumed else b""
-            return Response(data, media_type="text/event-stream")
-        if request.method == "DELETE":
-            return Response()
-        body = json.loads(await request.body())
-        match body.get("method"):
-            case "initialize":
-                return Response(result(body["id"], **WELCOME), media_type="application/json", headers=SESSION)
-            case "tools/list":
-                return Response(result(body["id"], tools=[]), media_type="application/json")
-            case "tools/call":
-                self.asked.append(body["id"])
-                return self.calls[body["params"]["name"]](body["id"])
-            case _:
-                return Response(status_code=202)
-
-
-SESSION = {"mcp-session-id": "odd-session"}
-
-
-def events(*frames: bytes) -> Response:
-    return Response(b"".join(frames), media_type="text/event-stream")
 
 
 def endless(key: object) -> Response:
@@ -167,11 +105,15 @@ async def test_notifications_with_odd_params_are_handed_on_or_dropped_and_the_ca
 async def test_a_position_is_resumed_until_the_answer_comes() -> None:
     """Each GET gives a little more; the positions that are asked for are those that were given."""
     odd = Odd()
-    odd.calls = {"slow": lambda key: events(b"id: a\nretry: 1\ndata:\n\n")}
+
+    def slow(key: object) -> Response:
+        odd.resumed = [b"", b"id: b\ndata:\n\n", b": nothing\n\n", event(good(key), at="c")]
+        return events(b"id: a\nretry: 1\ndata:\n\n")
+
+    odd.calls = {"slow": slow}
     async with (
         under_uvicorn(odd.app, complaint=".*") as port,
         perdure.connect(f"http://127.0.0.1:{port}/mcp", patience=BRIEF) as client,
     ):
-        odd.resumed = [b"", b"id: b\ndata:\n\n", b": nothing\n\n", event(good("whatever id"), at="c")]
         assert text(await client.call_tool("slow")) == "fine"
     assert odd.resumed == []

@@ -38,10 +38,10 @@ class Before:
         for pending in self.calls:
             self._link.start(self._go_on, state.calls[pending.id], pending)
         for key, ask in list(state.asks.items()):
-            try:
+            try:  # what was too large to be remembered, or nobody could have written, is no message
                 message = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
             except ValidationError:
-                del state.asks[key]  # nobody could have written that
+                del state.asks[key]
                 continue
             await self._link.deliver(message)
 
