@@ -78,6 +78,7 @@ class Before:
         if running.position is None:
             pending.end(call.unknown("the client's process ended before the server had answered"))
         else:
+            call.mark = partial(pending.put_off, call.mark)
             pending.end(await call.answer())
 
     async def _cancel(self, key: str) -> None:

@@ -17,6 +17,7 @@ specification makes it a read: then nothing can happen twice, and it goes out un
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import anyio
@@ -81,6 +82,8 @@ class Call:
         )
         self._may_be_repeated = request["method"] in READS or request["method"] in STICKY
         self.scope = anyio.CancelScope()
+        self.mark: Callable[[str | None, int | None], None] = self._mark
+        """Told of each position; whoever hands messages on later puts it off."""
 
     async def answer(self) -> Answer:
         """Exactly one, whatever happens."""
@@ -108,6 +111,10 @@ class Call:
         await self._sessions.complain(error)
 
     def move(self, position: str | None, retry: int | None) -> None:
+        self.mark(position, retry)
+
+    def _mark(self, position: str | None, retry: int | None) -> None:
+        """What the next process shall go on from."""
         is_first, self.running.position = self.running.position is None, position
         if retry is not None:
             self.running.retry = retry

@@ -80,7 +80,7 @@ class Keeper:
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             self._store.save(self.state.encode())
         except Exception as error:  # A store of the user's may raise anything; calls go on.
@@ -93,7 +93,7 @@ class Keeper:
             self._failing = True
             return
         finally:
-            self._lag = max(LAG, SHARE * (time.monotonic() - began))
+            self._lag = max(LAG, SHARE * (time.thread_time() - began))
         if self._failing:
             note(logging.INFO, "client.state_written", "the client's state can be written again")
         self._failing = False
