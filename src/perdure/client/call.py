@@ -18,21 +18,20 @@ specification makes it a read: then nothing can happen twice, and it goes out un
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from perdure._core.reconnect import Patience
 from perdure._core.settling import READS
 from perdure._core.sse import EventTooLarge
 from perdure._core.sticky import METHODS as STICKY
-from perdure.client.pulse import Pulse
 from perdure.client.reader import Answer, Reader
-from perdure.client.state import Handshake, Running
-from perdure.client.wire import Broken, NotSent, Wire, kind, retry_after, whole
+from perdure.client.sessions import Sessions
+from perdure.client.state import Running
+from perdure.client.wire import Broken, NotSent, kind, retry_after, whole
 from perdure.errors import UNREACHABLE
 from perdure.ledger import OUTCOME_UNKNOWN
 
@@ -42,30 +41,6 @@ NO_ANSWER = frozenset({502, 503, 504})
 
 class _Gone(Exception):
     """The server does not know the session (404)."""
-
-
-class Sessions(Protocol):
-    """Where a call finds its session."""
-
-    wire: Wire
-    patience: Patience
-    pulse: Pulse
-
-    @property
-    def handshake(self) -> Handshake | None: ...
-
-    async def renew(self, gone: Handshake | None) -> JSONRPCError | None:
-        """A new session in place of this one; or why there is none to be had."""
-
-    async def take(self, message: JSONRPCMessage, call: str | None, tool: str | None) -> None: ...
-
-    async def complain(self, error: Exception) -> None: ...
-
-    def changed(self) -> None: ...
-
-    def moved(self) -> None: ...
-
-    def new_id(self) -> str: ...
 
 
 class Call:
@@ -224,6 +199,8 @@ class Call:
         except _Gone:
             await self._sessions.renew(handshake)
             return self._cannot_resume("its session is gone")
+        except Exception as error:
+            self._reader.not_opened(error)
         return None
 
     def _cannot_resume(self, reason: str) -> Answer | None:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import httpx2
 import mcp_types as types
 from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, MessageHandlerFnT, SamplingFnT
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR
 
 from perdure._core.reconnect import Patience
 from perdure.client.auth import Bearer, TokenProvider
 from perdure.client.client import Client
+from perdure.client.entering import enter, raised_as_it_was
 from perdure.client.incoming import OnGap
 from perdure.client.keeper import Keeper
 from perdure.client.link import Link
-from perdure.client.outcomes import named
 from perdure.client.store import StateStore, state_store
 from perdure.client.wire import LIMITS, TIMEOUT, Wire
-from perdure.errors import UNREACHABLE, Misuse
+from perdure.errors import Misuse
 
 
 @asynccontextmanager
@@ -76,8 +73,8 @@ async def connect(
         stack.callback(keeper.close)
         link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
         lasting = _lasting(link, rerun_safe_tools, callbacks)
-        client = await _enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
-        stack.push_async_exit(_raised_as_it_was(stack.pop_all()))
+        client = await enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
+        stack.push_async_exit(raised_as_it_was(stack.pop_all()))
         yield client
 
 
@@ -87,58 +84,6 @@ def address(url: str) -> str:
     if not found.query:
         return str(found)
     return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
-
-
-async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
-    """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
-    refusal = await _try(stack, lasting)
-    if refusal is None:
-        return lasting
-    if refusal.code in (UNREACHABLE, INTERNAL_ERROR):
-        raise named(refusal) from None
-    without = plain()
-    if await _try(stack, without) is not None:
-        raise refusal from None
-    return without
-
-
-async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
-    """Enter a client; the error by which the server refused it, if it did."""
-    try:
-        await stack.enter_async_context(client)
-    except MCPError as error:
-        return error
-    except BaseExceptionGroup as group:
-        # The task groups of the SDK's session and of our link stand around the one error.
-        found = innermost(group)
-        if isinstance(found, MCPError):
-            return found
-        raise
-    return None
-
-
-def innermost(error: BaseException) -> BaseException:
-    """The one error in groups of one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
-def _raised_as_it_was(stack: AsyncExitStack) -> Callable[..., Awaitable[bool]]:
-    """Leave through the task groups, and let what the block raised come out as the block raised it."""
-
-    async def leave(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        try:
-            return bool(await stack.__aexit__(kind, error, trace))
-        except BaseExceptionGroup as group:
-            found: BaseException = group
-            while found is not error and isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-                found = found.exceptions[0]
-            if found is error:
-                return False  # the caller raises it again
-            raise
-
-    return leave
 
 
 def _lasting(link: Link, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:

@@ -17,7 +17,7 @@ import httpx2
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from perdure._core.reconnect import Course, Patience, Step, delay
+from perdure._core.reconnect import Course, Patience, Phase, Step, delay
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
 from perdure.client.pulse import Pulse
 from perdure.client.wire import can_be_sent
@@ -96,6 +96,13 @@ class Reader:
     def failed(self, trouble: str, *, at_least: float | None = None) -> None:
         self.trouble = trouble
         self.course = self.course.failed(time.monotonic(), at_least=at_least or 0.0)
+
+    def not_opened(self, error: Exception) -> None:
+        """Whatever kept a connection from being made is worth another try: where the network is gone, so may be the
+        place that an auth flow of the user's gets its tokens from. What comes later is not for us to judge."""
+        if self.course.phase is not Phase.CONNECTING:
+            raise error
+        self.failed(f"{type(error).__name__}: {error}")
 
     async def wait(self) -> bool:
         """Wait until the next attempt; False if there shall be none."""

@@ -39,7 +39,7 @@ class Standalone:
         with self.scope:
             try:
                 await self._listen()
-            except Exception as error:  # An auth flow of the user's may raise anything; calls go on.
+            except Exception as error:  # an event that is too large, among others; calls go on
                 await self._link.complain(error)
 
     async def _listen(self) -> None:
@@ -75,6 +75,8 @@ class Standalone:
                 return response.status_code
         except (NotSent, Broken) as error:
             reader.failed(str(error))
+        except Exception as error:
+            reader.not_opened(error)
         return 0
 
     async def _lose_position(self) -> None:
