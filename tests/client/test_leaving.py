@@ -13,9 +13,12 @@ from mcp.shared.exceptions import MCPError
 from starlette.responses import Response
 
 import perdure
+from perdure.client.link import FAREWELL_SECONDS
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, event, flow, good
+from tests.support.cutting_proxy import CuttingProxy
 from tests.support.site import under_uvicorn, until
+from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
@@ -93,3 +96,22 @@ async def test_a_connection_that_is_given_up_while_it_is_made_is_left_at_once() 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3), perdure.connect(f"http://127.0.0.1:{port}/mcp"):
                 raise AssertionError("it does not answer")
+
+
+async def test_leaving_while_the_server_is_away_takes_no_time(shop: Workshop, proxy: CuttingProxy) -> None:
+    """A call is on its way back, another waits to be sent, and a cancellation cannot be told."""
+    clock = asyncio.get_running_loop().time
+    async with perdure.connect(proxy.url) as client:
+        calls = [asyncio.create_task(client.call_tool("wait", {"gate": "g"})) for _ in range(2)]
+        await until(lambda: shop.seen == ["waiting at g"] * 2)
+        proxy.refuse()
+        proxy.cut()
+        calls.append(asyncio.create_task(client.list_tools()))
+        calls[0].cancel()
+        accepted = proxy.accepted
+        await until(lambda: proxy.accepted >= accepted + 3)
+        left = clock()
+    assert clock() - left < FAREWELL_SECONDS
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(ends[0], asyncio.CancelledError)
+    assert [str(end) for end in ends[1:]] == ["Connection closed"] * 2

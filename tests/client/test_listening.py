@@ -1,4 +1,4 @@
-"""The standalone stream, when its server does what it should not, or is away for long (R4, A16)."""
+"""The standalone stream, when its server does what it should not, or is away for long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_an_answer_that_comes_there_is_reported_and_the_stream_goes_on() -
 
 
 async def test_a_position_that_the_server_refuses_is_a_gap_and_the_stream_goes_on() -> None:
-    """Promise 4 as the client keeps it where the server does not."""
+    """What may have been missed is told, by the client where the server does not."""
     odd, gaps, inbox = Odd(), list[perdure.Gap](), Inbox()
 
     def get(request: Request) -> Response:

@@ -188,7 +188,7 @@ class Call:
         try:
             async with self._sessions.wire.get(self._reader.position, handshake) as response:
                 if response.status_code == 200 and kind(response) == "text/event-stream":
-                    return await self._reader.read(response)
+                    return await self._followed(response)
                 if response.status_code == 404:
                     raise _Gone
                 if response.status_code in (400, 405):
