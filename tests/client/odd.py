@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -61,7 +62,7 @@ class Odd:
         self.heard: list[tuple[str | None, str]] = []
         self.replies: list[dict[str, Any]] = []
         self.ended: set[str] = set()
-        self.get: Callable[[Request], Response] = self._resume
+        self.get: Callable[[Request], Response | Awaitable[Response]] = self._resume
         self.initialize: Callable[[object], Response] = self._welcome
         #: Told of each message before it is answered; it may wait.
         self.before: Callable[[str, str], Awaitable[None]] | None = None
@@ -76,7 +77,8 @@ class Odd:
             self.heard.append((session, request.method))
             if session in self.ended:
                 return Response(status_code=404)
-            return Response() if request.method == "DELETE" else self.get(request)
+            found = Response() if request.method == "DELETE" else self.get(request)
+            return await found if inspect.isawaitable(found) else found
         body = json.loads(await request.body())
         method = body.get("method", "answer")
         self.heard.append((session, method))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -168,7 +168,7 @@ async def test_a_position_is_sent_back_as_it_came_or_not_at_all(position: str) -
 
     resume = odd.get
 
-    def get(request: Request) -> Response:
+    def get(request: Request) -> Response | Awaitable[Response]:
         sent.extend(value for name, value in request.headers.raw if name == b"last-event-id")
         return resume(request)
 

@@ -102,7 +102,9 @@ async def test_leaving_while_the_server_is_away_takes_no_time(shop: Workshop, pr
     """A call is on its way back, another waits to be sent, and a cancellation cannot be told."""
     clock = asyncio.get_running_loop().time
     async with perdure.connect(proxy.url) as client:
-        calls = [asyncio.create_task(client.call_tool("wait", {"gate": "g"})) for _ in range(2)]
+        calls: list[asyncio.Task[object]] = [
+            asyncio.create_task(client.call_tool("wait", {"gate": "g"})) for _ in range(2)
+        ]
         await until(lambda: shop.seen == ["waiting at g"] * 2)
         proxy.refuse()
         proxy.cut()

@@ -40,6 +40,27 @@ async def test_a_stream_that_was_given_up_is_tried_again_when_the_server_is_hear
         await until(lambda: inbox.notices == ["notice://1", "notice://2"])
 
 
+async def test_the_first_call_waits_until_somebody_listens() -> None:
+    """A question that the call asks there would be lost with a server that keeps none. (In a new session as well.)"""
+    odd, listens = Odd(), set[str]()
+
+    async def get(request: Request) -> Response:
+        await asyncio.sleep(0.1)
+        listens.add(request.headers["mcp-session-id"])
+        return silent()
+
+    async def check(session: str, method: str) -> None:
+        assert method != "tools/call" or session in listens | odd.ended
+
+    odd.get, odd.before = get, check
+    odd.calls = {"good": lambda key: events(event(good(key)))}
+    async with odd_client(odd) as client:
+        assert text(await client.call_tool("good")) == "fine"
+        odd.ended.add("odd-1")
+        assert text(await client.call_tool("good")) == "fine"
+    assert listens == {"odd-1", "odd-2"}
+
+
 async def test_an_answer_that_comes_there_is_reported_and_the_stream_goes_on() -> None:
     odd, inbox = Odd(), Inbox()
 

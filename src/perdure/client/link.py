@@ -37,6 +37,9 @@ from perdure.observe import note
 #: Seconds for the farewell: a server that does not answer does not keep the program from ending.
 FAREWELL_SECONDS = 5.0
 
+#: Seconds that a new session waits for its standalone stream. Some servers answer a GET only with their first event.
+LISTENING_SECONDS = 1.0
+
 Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outbound = MemoryObjectSendStream[SessionMessage]
 
@@ -111,6 +114,12 @@ class Link:
         if self.handshake is not None and self.handshake.session:
             self._standalone = Standalone(self, self.handshake, is_new=is_new)
             self.start(self._standalone.run)
+
+    async def listening(self) -> None:
+        """Wait until the standalone stream is open, or cannot be: a server without a log forgets what it said before."""
+        if self._standalone is not None:
+            with anyio.move_on_after(LISTENING_SECONDS):
+                await self._standalone.has_begun.wait()
 
     def listen_again(self) -> None:
         """The server is there: a standalone stream that was given up is worth another try."""

@@ -89,10 +89,12 @@ class Handshaking:
             body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)
             handshake.initialized = await link.teller.tell(body, handshake)
             link.changed()
+        link.listen(is_new=is_new)
+        if is_new:
+            await link.listening()
         self.is_ready.set()
         if not is_new:
             await link.before.revive()
-        link.listen(is_new=is_new)
 
     async def renew(self, gone: Handshake | None) -> JSONRPCError | None:
         """One new session in place of one that is gone, however many requests have noticed (B5, H8)."""
@@ -128,6 +130,7 @@ class Handshaking:
         if link.on_renewed is not None:
             link.on_renewed(result)
         link.listen(is_new=True)
+        await link.listening()
         return None
 
     async def _bring_up(self, handshake: Handshake) -> None:

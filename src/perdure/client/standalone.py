@@ -31,6 +31,8 @@ class Standalone:
             self, link.patience, position=link.state.position, retry=link.state.retry, pulse=link.pulse
         )
         self.scope = anyio.CancelScope()
+        self.has_begun = anyio.Event()
+        """The first attempt was answered, or failed."""
         self.has_given_up = False
         """Patience has ended: it is worth another try when the server is heard of."""
 
@@ -67,6 +69,7 @@ class Standalone:
         reader = self._reader
         try:
             async with self._link.wire.get(reader.position, self._handshake) as response:
+                self.has_begun.set()
                 if response.status_code == 200 and kind(response) == "text/event-stream":
                     self._is_sure = True
                     await reader.read(response)
@@ -77,6 +80,7 @@ class Standalone:
             reader.failed(str(error))
         except Exception as error:
             reader.not_opened(error)
+        self.has_begun.set()
         return 0
 
     async def _lose_position(self) -> None:
