@@ -116,7 +116,7 @@ class Link:
             self.start(self._standalone.run)
 
     async def listening(self) -> None:
-        """Wait until the standalone stream is open, or cannot be: a server without a log forgets what it said before."""
+        """Wait until the standalone stream is open, or cannot be: what a server without a log says before is lost."""
         if self._standalone is not None:
             with anyio.move_on_after(LISTENING_SECONDS):
                 await self._standalone.has_begun.wait()
