@@ -113,7 +113,7 @@ async def test_it_is_logged(shop: Workshop, site: Site, caplog: pytest.LogCaptur
 
 
 async def test_a_session_that_the_server_offers_in_its_404_is_left_to_expire(shop: Workshop, tmp_path: Path) -> None:
-    """H3 is for clients that cannot begin anew: ours does, without an id (B5), and knows what was agreed on."""
+    """That is for clients which cannot begin anew: ours does, without an id (B5), and knows what was agreed on."""
     path = tmp_path / "agent.json"
     async with serve(shop.server, retry=0.02, recover="reissue") as site:
         async with perdure.connect(url_of(site), state=path) as client:
