@@ -30,9 +30,6 @@ MAX_REDIRECTS = 5
 MAX_POSITION = 1_024
 
 
-Headers = httpx2.Headers | dict[str, str]
-
-
 class NotSent(Exception):
     """No byte of the request has left."""
 
@@ -56,11 +53,12 @@ class Wire:
 
     @asynccontextmanager
     async def get(self, position: str | None, handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
-        headers = {"accept": ACCEPT_EVENTS, "cache-control": "no-store", **_session(handshake)}
+        accept = {"accept": ACCEPT_EVENTS, "cache-control": "no-store", **_session(handshake)}
+        # An id is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
+        headers: Any = httpx2.Headers(accept, encoding="utf-8")
         if position is not None:
             headers["last-event-id"] = position
-        # An id is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
-        async with self._open("GET", httpx2.Headers(headers, encoding="utf-8"), None) as response:
+        async with self._open("GET", headers, None) as response:
             yield response
 
     async def delete(self, handshake: Handshake) -> int:
@@ -68,7 +66,7 @@ class Wire:
             return response.status_code
 
     @asynccontextmanager
-    async def _open(self, method: str, headers: Headers, body: Any) -> AsyncIterator[httpx2.Response]:
+    async def _open(self, method: str, headers: dict[str, str], body: Any) -> AsyncIterator[httpx2.Response]:
         request = self._client.build_request(method, self.url, headers=headers, json=body)
         with _named_errors():
             response = await self._client.send(request, stream=True, follow_redirects=False)
