@@ -26,7 +26,7 @@ TIMEOUT = httpx2.Timeout(30.0, read=300.0)
 #: that meets one as it closes would have an unknown outcome.
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
 MAX_REDIRECTS = 5
-#: Of a position: ours have 40 characters. It travels in a header, and servers refuse headers of more than 8 KiB.
+#: Of a position: ours have 50 characters. It travels in a header, and servers refuse headers of more than 8 KiB.
 MAX_POSITION = 1_024
 
 
