@@ -3,33 +3,36 @@
  * storage at once, so that the record outlives the page as the test's tab does.
  */
 
-import { Client as Client1 } from '@modelcontextprotocol/sdk/client/index.js';
-import { Client as Client2 } from '@modelcontextprotocol/client';
-import { type Options, OutcomeUnknown, PerdureTransport, type RecoveredCall } from '../../clients/browser/src/index.ts';
+import type { Client as Client2 } from '@modelcontextprotocol/client';
+import { type Options, OutcomeUnknown, PerdureTransport, type RecoveredCall } from 'perdure';
 
 type Shown = (string | number | null)[];
 
-const RECORD = 'record';
 const query = new URLSearchParams(location.search);
-const record: Shown[] = read();
+const record: Shown[] = [];
 let forbidden = false;
 
-function read(): Shown[] {
-  try {
-    return JSON.parse(sessionStorage.getItem(RECORD) ?? '[]') as Shown[];
-  } catch {
-    return [];
-  }
-}
+/** Each line has a place of its own in storage, so that showing one costs the same however many there are. */
+const place = (number: number) => `record ${number}`;
 
-function show(...what: Shown): void {
-  record.push(what);
+function read(): void {
   try {
-    if (!forbidden) sessionStorage.setItem(RECORD, JSON.stringify(record));
+    for (let line; (line = sessionStorage.getItem(place(record.length))); ) record.push(JSON.parse(line) as Shown);
   } catch {
     forbidden = true;
   }
 }
+
+function show(...what: Shown): void {
+  try {
+    if (!forbidden) sessionStorage.setItem(place(record.length), JSON.stringify(what));
+  } catch {
+    forbidden = true;
+  }
+  record.push(what);
+}
+
+read();
 
 const keyOf = (params: unknown): string => (params as { arguments: { key: string } }).arguments.key;
 
@@ -76,12 +79,6 @@ if (query.has('streams')) options.streams = Number(query.get('streams'));
 if (query.has('silence')) options.silence = Number(query.get('silence'));
 
 const transport = new PerdureTransport(query.get('url') ?? '', options);
-const Client = query.get('sdk') === '1' ? Client1 : Client2;
-const client = new Client({ name: 'page', version: '1' }, { capabilities: { elicitation: {} } }) as Client2;
-client.onerror = (error) => show('trouble', String(error));
-client.fallbackNotificationHandler = async ({ method, params }) => {
-  show('notice', method, ((params?.['uri'] as string | undefined) ?? null));
-};
 
 /** What a test does to the page. */
 const lab = {
@@ -126,6 +123,17 @@ const more = (onprogress: unknown): unknown[] =>
   query.get('sdk') === '1' ? [undefined, { onprogress, ...long }] : [{ onprogress, ...long }];
 
 Object.assign(globalThis, { lab });
+
+const { Client } =
+  query.get('sdk') === '1'
+    ? await import('@modelcontextprotocol/sdk/client/index.js')
+    : await import('@modelcontextprotocol/client');
+const client = new Client({ name: 'page', version: '1' }, { capabilities: { elicitation: {} } }) as Client2;
+client.onerror = (error) => show('trouble', String(error));
+client.fallbackNotificationHandler = async ({ method, params }) => {
+  show('notice', method, ((params?.['uri'] as string | undefined) ?? null));
+};
+
 if (query.get('answer') !== 'none') {
   const handle = async (request: { params: { message: string } }) => {
     show('asked', request.params.message);

@@ -183,9 +183,9 @@ async def test_a_session_that_went_while_the_page_was_away(browser: Browser, ser
     await tab.call("count", key="a", n=4, gate=gate, pauses=[2])
     await tab.saw("progress", "a", 2)
     page = await tab.eval("location.href")
-    await browser.do("goto", tab=tab.number, url=browser.origin + "/blank")
+    await tab.goto(browser.origin + "/blank")
     await tab.eval(f"fetch({servers.proxy.url!r}, {{method: 'DELETE', headers: {{'mcp-session-id': {session!r}}}}})")
-    await browser.do("goto", tab=tab.number, url=page)
+    await tab.goto(page)
     assert await tab.connected() != session
     await tab.saw("error", "a", -31001)
     assert await tab.record("lost") == [["lost"]]

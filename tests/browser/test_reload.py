@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.support.cluster import Cluster
 from tests.support.crashbox import open_gate
 
 pytestmark = pytest.mark.anyio
+
+Sessions = Callable[[], list[tuple[object, ...]]]
 
 RELOADS = 100
 
@@ -23,7 +26,9 @@ async def whole(tab: Tab, key: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("sdk", ["1", "2"])
-async def test_a_call_goes_on_over_a_reload(browser: Browser, servers: Cluster, gate: str, sdk: str) -> None:
+async def test_a_call_goes_on_over_a_reload(
+    browser: Browser, servers: Cluster, gate: str, sdk: str, sessions: Sessions
+) -> None:
     """R11, R12: the same session, each report once, and the result; and the client is whole."""
     tab = await browser.open(servers.proxy.url, sdk=sdk)
     session = await tab.connected()
@@ -38,18 +43,20 @@ async def test_a_call_goes_on_over_a_reload(browser: Browser, servers: Cluster, 
     assert "tools" in await tab.eval("lab.capabilities()")
     open_gate(f"{gate}.4")
     await whole(tab, "a", 6)
-    assert servers.sessions() == [(session, 1)]
+    assert sessions() == [(session, 1)]
     assert (await tab.eval("lab.positions()"))["calls"] == []
 
 
-async def test_without_a_running_call_the_client_shakes_hands_again(browser: Browser, servers: Cluster) -> None:
+async def test_without_a_running_call_the_client_shakes_hands_again(
+    browser: Browser, servers: Cluster, sessions: Sessions
+) -> None:
     """R10: a reattach, so the session's second incarnation."""
     tab = await browser.open(servers.proxy.url)
     session = await tab.connected()
     await tab.reload()
     assert await tab.connected() == session
     assert await tab.eval("lab.server()") == "crashbox"
-    assert servers.sessions() == [(session, 2)]
+    assert sessions() == [(session, 2)]
     assert (await tab.eval("lab.ask('where')")).startswith(session)
 
 
@@ -60,13 +67,13 @@ async def test_a_call_that_ends_while_the_page_is_away(browser: Browser, servers
     await tab.call("count", key="a", n=3, gate=gate, pauses=[1])
     await tab.saw("progress", "a", 1)
     page = await tab.eval("location.href")
-    await browser.do("goto", tab=tab.number, url=browser.origin + "/blank")
+    await tab.goto(browser.origin + "/blank")
     open_gate(f"{gate}.1")
-    await browser.do("goto", tab=tab.number, url=page)
+    await tab.goto(page)
     await whole(tab, "a", 3)
 
 
-async def test_five_calls_at_once(browser: Browser, servers: Cluster, gate: str) -> None:
+async def test_five_calls_at_once(browser: Browser, servers: Cluster, gate: str, sessions: Sessions) -> None:
     """R12: all of them, each by itself."""
     tab = await browser.open(servers.proxy.url)
     session = await tab.connected()
@@ -79,7 +86,7 @@ async def test_five_calls_at_once(browser: Browser, servers: Cluster, gate: str)
     for key in "edcba":
         open_gate(f"{gate}{key}.2")
         await whole(tab, key, 4)
-    assert servers.sessions() == [(session, 1)]
+    assert sessions() == [(session, 1)]
 
 
 async def test_ids_of_old_calls_and_new_ones_are_kept_apart(browser: Browser, servers: Cluster, gate: str) -> None:
@@ -98,7 +105,7 @@ async def test_ids_of_old_calls_and_new_ones_are_kept_apart(browser: Browser, se
     await whole(tab, "new", 2)
 
 
-async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, gate: str) -> None:
+async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, gate: str, sessions: Sessions) -> None:
     """R12, promise 2: whenever the reload comes, no event is lost and none is shown twice."""
     tab = await browser.open(servers.proxy.url)
     session = await tab.connected()
@@ -116,7 +123,7 @@ async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, ga
     seen = await tab.progress("a")
     assert seen == list(range(1, len(seen) + 1))
     assert await tab.answers("a") == [["error", "a", -32800, (await tab.answers("a"))[0][3]]]
-    assert servers.sessions() == [(session, 1)]
+    assert sessions() == [(session, 1)]
     print(f"{len(seen)} events over {RELOADS} reloads")
 
 
