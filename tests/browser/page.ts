@@ -90,6 +90,7 @@ const lab = {
   pending: () => transport.pending().map((call) => (recovered(call), keyOf(call.params))),
   positions: () => transport.positions,
   url: query.get('url'),
+  has: (key: string) => calls.has(key),
   cancel: (key: string) => calls.get(key)?.cancel('enough'),
   /** Take all the room that is left in storage. */
   fill(): void {

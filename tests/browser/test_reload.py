@@ -117,7 +117,7 @@ async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, ga
         if number % 5 == 0:  # the others come in the middle of the beginning
             before = len(await tab.progress("a"))
             await tab.until(f"globalThis.lab?.record().filter(([what]) => what === 'progress').length > {before}")
-    await tab.saw("recovered", "a")
+    await tab.until("globalThis.lab?.has('a')")
     await tab.eval("lab.cancel('a')")
     await tab.saw("error", "a")
     seen = await tab.progress("a")

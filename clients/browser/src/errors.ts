@@ -5,8 +5,8 @@
  *     ├── OutcomeUnknown    a request may have run, and its answer cannot be had any more
  *     │   └── SessionLost   because the server no longer knows the session
  *     ├── CallFailed        the server's own error response to a recovered call
- *     ├── Unauthorized      401, also with a fresh token
- *     ├── Refused           another HTTP status that settles the matter
+ *     ├── Refused           an HTTP status that settles the matter
+ *     │   └── Unauthorized  401, also with a fresh token; or there was no token to be had
  *     └── StorageFailed     web storage is full or forbidden; everything goes on, but a reload will not find it
  */
 
@@ -46,6 +46,8 @@ export class Refused extends PerdureError {
   constructor(
     readonly status: number,
     readonly body: string,
+    /** When to come back, in milliseconds, if the server has said so. */
+    readonly after?: number,
   ) {
     super(`HTTP ${status}${body && `: ${body.slice(0, 200)}`}`);
   }

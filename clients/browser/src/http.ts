@@ -1,61 +1,80 @@
 /** Requests as Streamable HTTP wants them, and what can be read from the answers. */
 
-import { Unauthorized } from './errors.js';
-import type { Options } from './options.js';
-import { Decoder } from './sse.js';
-import type { State } from './state.js';
+import { Refused, Unauthorized } from './errors.js';
+import type { Link } from './link.js';
+import { decoder } from './sse.js';
 import { isResponse, type Message } from './wire.js';
 
 export interface Sending {
-  body?: Message | undefined;
+  body?: Message;
   /** Headers of this request only. */
-  headers?: unknown;
+  headers?: object | undefined;
   /** The session to go on with, for `initialize`. */
   reconnect?: string | undefined;
   position?: string | undefined;
-  signal?: AbortSignal | null;
+  signal?: AbortSignal;
 }
 
-/** Send it with the session's headers and a token, and once more with another token if that one is refused. */
-export async function request(
-  method: string,
-  url: string,
-  { token, headers: always }: Options,
-  { session, version }: State,
-  sending: Sending = {},
-  renew = false,
-): Promise<Response> {
-  const { body, headers, reconnect, position, signal = null } = sending;
-  const begins = body?.method === 'initialize';
-  const bearer = await token?.({ renew });
-  const all = new Headers(always);
-  const set = (values: object) => {
-    for (const [name, value] of Object.entries(values)) if (value) all.set(name, value as string);
-  };
-  set((headers as object | undefined) ?? {});
-  set({
+/** Send it. Only success comes back: another status is thrown as `Refused`. */
+export async function request(link: Link, method: string, sending: Sending = {}): Promise<Response> {
+  try {
+    return await attempt(link, method, sending, false);
+  } catch (error) {
+    // A page that goes loses its connections; nothing follows from that.
+    if (link.page.leaving) await new Promise(() => {});
+    throw error;
+  }
+}
+
+/** With the session's headers and a token, and once more with another token if that one is refused. */
+async function attempt(link: Link, method: string, sending: Sending, renew: boolean): Promise<Response> {
+  const { body, signal = null } = sending;
+  const init = { method, body: body ? JSON.stringify(body) : null, signal, cache: 'no-store' } as const;
+  const response = await fetch(link.url, { ...init, headers: await headersOf(link, sending, renew) });
+  const { ok, status } = response;
+  if (ok) return response;
+  if (status !== 401) throw new Refused(status, await textOf(response), retryAfter(response));
+  if (link.options.token && !renew) return attempt(link, method, sending, true);
+  throw new Unauthorized(status, await textOf(response));
+}
+
+async function headersOf(link: Link, sending: Sending, renew: boolean): Promise<Headers> {
+  const { body, headers, reconnect, position } = sending;
+  const { session, version } = body?.method === 'initialize' ? {} : link.state;
+  const bearer = await bearerOf(link, renew);
+  const all = new Headers(link.options.headers);
+  const set = {
+    ...headers,
     accept: (body ? 'application/json, ' : '') + 'text/event-stream',
     'content-type': body && 'application/json',
-    'mcp-session-id': !begins && session,
-    'mcp-protocol-version': !begins && version,
+    'mcp-session-id': session,
+    'mcp-protocol-version': version,
     'x-mcp-reconnect-session': reconnect,
     'last-event-id': position,
     authorization: bearer && `Bearer ${bearer}`,
-  });
-  const init = { method, headers: all, body: body ? JSON.stringify(body) : null, signal, cache: 'no-store' } as const;
-  const response = await fetch(url, init);
-  if (response.status !== 401) return response;
-  if (token && !renew) return request(method, url, { token, ...(always && { headers: always }) }, { session, version } as State, sending, true);
-  throw new Unauthorized(401, await textOf(response));
+  };
+  for (const [name, value] of Object.entries(set)) if (value) all.set(name, value);
+  return all;
 }
 
-/** The server has not taken it, and says so. */
-export const isNotNow = ({ status }: Response): boolean => status === 503 || status === 429;
+/** A token that cannot be had is no lost connection: nothing was sent. */
+async function bearerOf({ options }: Link, renew: boolean): Promise<string | undefined> {
+  try {
+    return await options.token?.({ renew });
+  } catch (error) {
+    throw new Unauthorized(401, `no token: ${error}`);
+  }
+}
 
-export function retryAfter({ headers }: Response): number | undefined {
+function retryAfter({ headers }: Response): number | undefined {
   const seconds = parseFloat(headers.get('retry-after') ?? '');
   return seconds >= 0 ? seconds * 1000 : undefined;
 }
+
+export const statusOf = (error: unknown): number | undefined => (error as Partial<Refused>).status;
+
+/** The server, or what stands before it, has not taken the request, and says so. */
+export const isNotNow = (status: number | undefined): boolean => status === 503 || status === 429;
 
 export const textOf = (response: Response): Promise<string> => response.text().catch(() => '');
 
@@ -66,8 +85,9 @@ export const isEventStream = ({ headers }: Response): boolean =>
 export async function answerIn(response: Response): Promise<Message> {
   const bytes = new Uint8Array(await response.arrayBuffer());
   const texts = isEventStream(response)
-    ? new Decoder().feed(bytes).map(({ data }) => data)
+    ? decoder().feed(bytes).flatMap(({ data }) => data || [])
     : [new TextDecoder().decode(bytes)];
-  const messages = texts.filter(Boolean).map((text) => JSON.parse(text) as Message);
-  return messages.find(isResponse) ?? { jsonrpc: '2.0' };
+  const found = texts.map((text) => JSON.parse(text) as Message).find(isResponse);
+  if (!found) throw new Error('the response holds no answer');
+  return found;
 }

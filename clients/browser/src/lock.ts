@@ -9,16 +9,13 @@ export const PATIENCE = 1000;
 export type Release = () => void;
 
 /** Take the lock. Gives `undefined` if another page has it and does not let go. */
-export function take(name: string, patience: number = PATIENCE): Promise<Release | undefined> {
-  if (globalThis.navigator?.locks) return byLocks(name, patience);
+export async function take(name: string, patience: number = PATIENCE): Promise<Release | undefined> {
+  const locks = globalThis.navigator?.locks;
   // Web Locks need a secure context; without one, pages ask each other. Few pages need that code.
-  return import('./asking.js').then(({ byChannel }) => byChannel(name, patience));
-}
-
-function byLocks(name: string, patience: number): Promise<Release | undefined> {
+  if (!locks) return (await import('./asking.js')).ask(name, patience);
   return new Promise((resolve) => {
     const signal = AbortSignal.timeout(patience);
-    navigator.locks
+    locks
       .request(name, { signal }, () => new Promise<void>((release) => resolve(release)))
       .catch(() => resolve(undefined));
   });

@@ -38,19 +38,31 @@ export interface State {
   asks: Record<string, Message>;
 }
 
-/** Beyond, the oldest are forgotten: it is as many as a server keeps for a session. */
-export const MAX_CALLS = 100;
+/** The state, and where it is stored. */
+export interface Kept {
+  state: State;
+  storage: KeyValue | undefined;
+  readonly key: string;
+  /** Storage did not take it, and the page was told. */
+  broken?: boolean;
+  /** What is stored is no longer this page's affair, but the next one's. */
+  gone(): boolean;
+  report(error: unknown): void;
+}
+
+/** Of each kind. Beyond, the oldest are forgotten: it is as many calls as a server keeps for a session. */
+export const MOST = 100;
 
 export const fresh = (): State => ({
   v: 1,
-  tab: Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, '0')).join(''),
+  tab: crypto.getRandomValues(new Uint32Array(4)).join(''),
   life: 0,
   calls: {},
   asks: {},
 });
 
 /** The stored value, if it is one of ours. */
-export function parse(text: string | null): State | undefined {
+export function parse(text: string | null | undefined): State | undefined {
   try {
     const state = JSON.parse(text ?? '') as State | null;
     const sound = state?.v === 1 && typeof state.tab === 'string' && Number.isSafeInteger(state.life);
@@ -60,66 +72,49 @@ export function parse(text: string | null): State | undefined {
   }
 }
 
-export class Keeper {
-  state: State = fresh();
-  #broken = false;
-
-  constructor(
-    private readonly storage: KeyValue | undefined,
-    readonly key: string,
-    private readonly onerror: (error: Error) => void,
-  ) {}
-
-  /** What an earlier page has left. */
-  load(): State | undefined {
-    try {
-      return parse(this.storage?.getItem(this.key) ?? null);
-    } catch (error) {
-      this.#fail('be read', error);
-      return undefined;
-    }
-  }
-
-  save(): void {
-    const ids = Object.keys(this.state.calls);
-    for (const id of ids.slice(0, -MAX_CALLS)) delete this.state.calls[id];
-    if (!this.storage) return;
-    try {
-      this.storage.setItem(this.key, JSON.stringify(this.state));
-      this.#broken = false;
-    } catch (error) {
-      this.#saveLess(error);
-    }
-  }
-
-  /** Nothing of it may be found by the next page. */
-  clear(): void {
-    this.state = { ...fresh(), tab: this.state.tab, life: this.state.life };
-    try {
-      this.storage?.removeItem(this.key);
-    } catch (error) {
-      this.#fail('be written', error);
-    }
-  }
-
-  /** Arguments of calls are the large part, and only there to be shown. */
-  #saveLess(error: unknown): void {
-    const calls = Object.entries(this.state.calls).map(([id, { params: _, ...call }]) => [id, call] as const);
-    try {
-      this.storage?.setItem(this.key, JSON.stringify({ ...this.state, calls: Object.fromEntries(calls) }));
-    } catch {
-      // An old position would make the next page show events twice: rather nothing than that.
-      try {
-        this.storage?.removeItem(this.key);
-      } catch {
-        // Forbidden altogether: nothing is stored.
-      }
-      this.#fail('be written', error);
-    }
-  }
-
-  #fail(what: string, cause: unknown): void {
-    if (!this.#broken) this.onerror(new StorageFailed(`web storage cannot ${what}: a reload will not go on`, { cause }));
-    this.#broken = true;
+/** What a page has left here. */
+export function load({ storage, key }: Kept): State | undefined {
+  try {
+    return parse(storage?.getItem(key));
+  } catch {
+    return undefined; // who may not read may not write either, and is told then
   }
 }
+
+export function save(kept: Kept): void {
+  const { state, storage, key } = kept;
+  for (const some of [state.calls, state.asks]) for (const id of Object.keys(some).slice(0, -MOST)) delete some[id];
+  if (kept.gone()) return;
+  try {
+    try {
+      storage?.setItem(key, JSON.stringify(state));
+    } catch {
+      storage?.setItem(key, JSON.stringify({ ...state, calls: withoutParams(state.calls) }));
+    }
+    kept.broken = false;
+  } catch (cause) {
+    // An old position would make the next page show events twice: rather nothing than that.
+    remove(kept);
+    if (!kept.broken) kept.report(new StorageFailed('web storage is full: a reload will not go on', { cause }));
+    kept.broken = true;
+  }
+}
+
+/** Nothing of it may be found by the next page. */
+export function clear(kept: Kept): void {
+  const { tab, life } = kept.state;
+  kept.state = { ...fresh(), tab, life };
+  remove(kept);
+}
+
+function remove({ storage, key }: Kept): void {
+  try {
+    storage?.removeItem(key);
+  } catch {
+    // Forbidden altogether: nothing is stored.
+  }
+}
+
+/** Arguments of calls are the large part, and only there to be shown. */
+const withoutParams = (calls: State['calls']): object =>
+  Object.fromEntries(Object.entries(calls).map(([id, { params: _, ...call }]) => [id, call]));
