@@ -9,6 +9,6 @@ export const LONGEST_WAIT = 30_000;
  */
 export function wait(attempt: number, first: number = FIRST_WAIT, random: number = Math.random()): number {
   if (!attempt) return first;
-  const most = Math.max(first, Math.min(LONGEST_WAIT, Math.max(first, 250) * 2 ** attempt));
+  const most = Math.max(first, Math.min(LONGEST_WAIT, (first + 250) * 2 ** attempt));
   return (most / 2) * (1 + random);
 }

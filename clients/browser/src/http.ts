@@ -29,13 +29,16 @@ export async function request(link: Link, method: string, sending: Sending = {})
 /** With the session's headers and a token, and once more with another token if that one is refused. */
 async function attempt(link: Link, method: string, sending: Sending, renew: boolean): Promise<Response> {
   const { body, signal = null } = sending;
-  const init = { method, body: body ? JSON.stringify(body) : null, signal, cache: 'no-store' } as const;
-  const response = await fetch(link.url, { ...init, headers: await headersOf(link, sending, renew) });
+  const headers = await headersOf(link, sending, renew);
+  const init = { method, headers, body: body ? JSON.stringify(body) : null, signal };
+  const response = await fetch(link.url, { ...init, cache: 'no-store' });
   const { ok, status } = response;
   if (ok) return response;
-  if (status !== 401) throw new Refused(status, await textOf(response), retryAfter(response));
-  if (link.options.token && !renew) return attempt(link, method, sending, true);
-  throw new Unauthorized(status, await textOf(response));
+  const isUnknown = status === 401;
+  if (isUnknown && link.options.token && !renew) return attempt(link, method, sending, true);
+  // A date, which nobody sends, counts as nothing said.
+  const after = 1000 * Number(response.headers.get('retry-after')) || undefined;
+  throw new (isUnknown ? Unauthorized : Refused)(status, await textOf(response), after);
 }
 
 async function headersOf(link: Link, sending: Sending, renew: boolean): Promise<Headers> {
@@ -45,7 +48,7 @@ async function headersOf(link: Link, sending: Sending, renew: boolean): Promise<
   const all = new Headers(link.options.headers);
   const set = {
     ...headers,
-    accept: (body ? 'application/json, ' : '') + 'text/event-stream',
+    accept: 'application/json, text/event-stream',
     'content-type': body && 'application/json',
     'mcp-session-id': session,
     'mcp-protocol-version': version,
@@ -66,11 +69,6 @@ async function bearerOf({ options }: Link, renew: boolean): Promise<string | und
   }
 }
 
-function retryAfter({ headers }: Response): number | undefined {
-  const seconds = parseFloat(headers.get('retry-after') ?? '');
-  return seconds >= 0 ? seconds * 1000 : undefined;
-}
-
 export const statusOf = (error: unknown): number | undefined => (error as Partial<Refused>).status;
 
 /** The server, or what stands before it, has not taken the request, and says so. */
@@ -83,11 +81,12 @@ export const isEventStream = ({ headers }: Response): boolean =>
 
 /** The answer in a response that carries nothing else of interest. */
 export async function answerIn(response: Response): Promise<Message> {
-  const bytes = new Uint8Array(await response.arrayBuffer());
-  const texts = isEventStream(response)
-    ? decoder().feed(bytes).flatMap(({ data }) => data || [])
-    : [new TextDecoder().decode(bytes)];
-  const found = texts.map((text) => JSON.parse(text) as Message).find(isResponse);
-  if (!found) throw new Error('the response holds no answer');
+  const messages: Message[] = isEventStream(response)
+    ? decoder()
+        .feed(new Uint8Array(await response.arrayBuffer()))
+        .flatMap(({ data }) => (data ? JSON.parse(data) : []))
+    : [await response.json()];
+  const found = messages.find(isResponse);
+  if (!found) throw new Error('no answer');
   return found;
 }

@@ -1,10 +1,12 @@
 /** What the server sends, on its way to the client. */
 
 import { answer, type Call, tell } from './calls.js';
-import { asked, guard, type Link, trace } from './link.js';
+import { guard, type Link, trace } from './link.js';
 import type { Line } from './lines.js';
+import type { Gap } from './options.js';
 import type { ServerEvent } from './sse.js';
 import { save } from './state.js';
+import { tried } from './tried.js';
 import { type Id, isRequest, isResponse, type Message } from './wire.js';
 
 /** Events have come. What each of them changes is stored in the turn in which it is handed on. */
@@ -27,14 +29,8 @@ export async function deliver(link: Link, line: Line, events: ServerEvent[]): Pr
 }
 
 /** What cannot be read is told and passed over: it would be the same another time. */
-function messageIn(link: Link, { event, data }: ServerEvent): Message | undefined {
-  try {
-    return event === 'message' && data ? (JSON.parse(data) as Message) : undefined;
-  } catch (error) {
-    link.report(error);
-    return undefined;
-  }
-}
+const messageIn = (link: Link, { event, data }: ServerEvent): Message | undefined =>
+  event === 'message' && data ? tried(() => JSON.parse(data) as Message, link.report) : undefined;
 
 function moved(link: Link, line: Line, position: string): void {
   const { call } = line;
@@ -47,14 +43,16 @@ function moved(link: Link, line: Line, position: string): void {
 
 /** `call`: whose stream it came on. */
 export function route(link: Link, m: Message, call: Call | undefined): void {
-  const { asks, handshake } = link.state;
+  const { asks } = link.state;
+  const { method, params, result } = m;
   if (isResponse(m)) {
-    if (call?.kept.method === 'initialize' && m.result) shaken(link, handshake?.params, m.result);
-    if (call) answer(link, call, m);
-    return;
+    if (!call) return;
+    const { kept } = call;
+    if (kept.method === 'initialize' && result) shaken(link, kept.params ?? {}, result);
+    return answer(link, call, m);
   }
-  const { method, params } = m;
-  if (method === 'notifications/perdure/gap') return gap(link, params, call);
+  if (method === 'notifications/perdure/gap')
+    return guard(link, link.options.ongap, { ...(params as unknown as Gap), call: call?.kept });
   if (method === 'notifications/progress') return progress(link, m);
   if (method === 'notifications/cancelled') delete asks[params?.['requestId'] as Id];
   if (isRequest(m)) asks[m.id] = m;
@@ -72,22 +70,16 @@ function progress(link: Link, m: Message): void {
   else guard(link, link.hand, told);
 }
 
-function gap(link: Link, params: Message['params'], call: Call | undefined): void {
-  const { from, to, reason } = params as { from: number; to: number; reason: string };
-  guard(link, link.options.ongap, { from, to, reason, call: asked(call) });
-}
-
 /** The handshake is done, and the next page will need it. */
-export function shaken({ state }: Link, params: unknown, result: unknown): void {
+export function shaken({ state }: Link, params: Record<string, unknown>, result: unknown): void {
   state.handshake = { params, result };
   state.version = (result as { protocolVersion: string }).protocolVersion;
 }
 
 /** Timers are slowed down in pages that nobody sees; messages are not. */
-function nextTurn(): Promise<unknown> {
-  const { port1, port2 } = new MessageChannel();
-  return new Promise((resolve) => {
-    port1.onmessage = resolve;
+const nextTurn = (): Promise<void> =>
+  new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => resolve(port1.close());
     port2.postMessage(0);
-  }).finally(() => port1.close());
-}
+  });

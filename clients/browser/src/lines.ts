@@ -5,7 +5,7 @@
 
 import { wait } from './backoff.js';
 import { type Call, settle } from './calls.js';
-import type { Refused } from './errors.js';
+import { CUT, type Refused } from './errors.js';
 import { isNotNow, request, statusOf } from './http.js';
 import { deliver } from './incoming.js';
 import { type Link, trace, trouble } from './link.js';
@@ -77,7 +77,7 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
       slots.leave(line);
     }
     if (line.over || line.parked) continue;
-    if (line.call && !line.position) settle(link, line.call, 'the connection was lost, and the stream has no ids');
+    if (line.call && !line.position) settle(link, line.call, CUT);
     else {
       if (line.position !== before) attempt = 0;
       if (error) broken(link, line, error);
@@ -108,7 +108,7 @@ async function open(link: Link, line: Line): Promise<Response | undefined> {
     if (!status || status === 401 || status >= 500 || isNotNow(status)) throw error;
     line.end();
     if (status === 404 && session) void link.lost(session).catch(() => {});
-    else if (call) settle(link, call, `the server has no answer for it (${status})`);
+    else if (call) settle(link, call, `no answer (${status})`);
     else if (status === 400 && position) {
       // A position that the server cannot use.
       delete link.state.standalone;
@@ -141,5 +141,5 @@ async function read(link: Link, line: Line, { body }: Response): Promise<void> {
 /** After a sleep, connections are dead and nobody has said so: begin others. Clocks may have been set meanwhile. */
 export function cutSilent({ lines }: Link, ms: number): void {
   for (const { position, heard, abort } of lines)
-    if (position && Math.abs(Date.now() - heard) >= ms) abort.abort(new Error('silent for too long'));
+    if (position && Math.abs(Date.now() - heard) >= ms) abort.abort(new Error('silence'));
 }

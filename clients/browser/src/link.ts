@@ -2,10 +2,12 @@
 
 import type { Call } from './calls.js';
 import type { Line } from './lines.js';
-import type { Asked, Options, Status, Trace } from './options.js';
+import type { Release } from './lock.js';
+import type { Options, Status, Trace } from './options.js';
 import type { Page } from './page.js';
 import type { Slots } from './slots.js';
 import type { Kept } from './state.js';
+import { tried } from './tried.js';
 import type { Message } from './wire.js';
 
 export interface Link extends Kept {
@@ -23,7 +25,7 @@ export interface Link extends Kept {
   status?: Status;
   /** The handshake is done. */
   ready?: boolean;
-  closed?: boolean;
+  release?: Release | undefined;
   renewing?: Promise<void> | undefined;
   /** The session goes on as it is, without a handshake that the server would see. */
   resumed?: boolean;
@@ -37,13 +39,8 @@ export interface Link extends Kept {
 }
 
 /** A page's callback that throws disturbs nobody but the page. */
-export function guard<T>(link: Link, callback: ((value: T) => void) | undefined, value: T): void {
-  try {
-    callback?.(value);
-  } catch (error) {
-    link.report(error);
-  }
-}
+export const guard = <T>(link: Link, callback: ((value: T) => void) | undefined, value: T): void =>
+  tried(() => callback?.(value), link.report);
 
 export function setStatus(link: Link): void {
   const { closed, troubled, ready, options } = link;
@@ -61,9 +58,6 @@ export function trouble(link: Link, who: unknown, cause?: unknown): void {
   setStatus(link);
 }
 
-export const asked = (call: Call | undefined): Asked | undefined =>
-  call && { method: call.kept.method, params: call.kept.params };
-
 export function trace(link: Link, what: Trace['what'], { call, position }: Line, cause?: unknown): void {
-  guard(link, link.options.ontrace, { what, cause, call: asked(call), position });
+  guard(link, link.options.ontrace, { what, cause, call: call?.kept, position });
 }

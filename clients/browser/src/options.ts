@@ -8,7 +8,7 @@ export type Status = 'connecting' | 'connected' | 'reconnecting' | 'disconnected
 /** What a call was asked for. */
 export interface Asked {
   readonly method: string;
-  readonly params: unknown;
+  readonly params?: unknown;
 }
 
 export interface Gap {

@@ -2,6 +2,8 @@
 
 /** There is no event for everything that may bring a network back. */
 const LONG = 10_000;
+/** How often to look for silence, at most. */
+const TICK = 5000;
 /** Timers that are set to more come at once. */
 const LONGEST = 2 ** 31 - 1;
 
@@ -16,23 +18,28 @@ export interface Page {
   end(): void;
 }
 
-/** `back`: there is reason to try again, or to distrust connections; `offline`: there is none. */
-export function watch(back: (dead: boolean, restored: boolean) => void, offline: (is: boolean) => void): Page {
+/** What the page is told: to look at its connections, which may be dead, all of them perhaps; or that there are none. */
+export interface Watcher {
+  look(dead?: boolean, restored?: boolean): void;
+  offline(is: boolean): void;
+}
+
+export function watch(silence: number, { look, offline }: Watcher): Page {
   const wakers = new Set<() => void>();
   const ended = new AbortController();
   const { signal } = ended;
-  const on = (name: string, then: (event: Event) => void, target: EventTarget | undefined = globalThis) =>
-    target?.addEventListener?.(name, then, { signal });
-  const wake = (dead = false, restored = false) => {
+  const on = (name: string, then: (event: Event) => void) => globalThis.addEventListener?.(name, then, { signal });
+  const ticking = setInterval(look, Math.min(TICK, silence / 3));
+  const wake = (dead?: boolean, restored?: boolean) => {
     for (const done of wakers) done();
-    back(dead, restored);
+    look(dead, restored);
   };
   on('offline', () => offline(true));
   on('online', () => {
     offline(false);
     wake(true);
   });
-  on('visibilitychange', () => document.hidden || wake(), globalThis.document);
+  on('visibilitychange', () => document.hidden || wake());
   on('pagehide', () => (page.leaving = true));
   on('pageshow', (event) => {
     page.leaving = false;
@@ -56,6 +63,7 @@ export function watch(back: (dead: boolean, restored: boolean) => void, offline:
     },
     end() {
       ended.abort();
+      clearInterval(ticking);
       for (const done of wakers) done();
     },
   };

@@ -2,7 +2,7 @@
 
 import { wait } from './backoff.js';
 import { type Call, forget, settle } from './calls.js';
-import { OutcomeUnknown } from './errors.js';
+import { CUT, OutcomeUnknown } from './errors.js';
 import { answerIn, isEventStream, isNotNow, request, type Sending, statusOf, textOf } from './http.js';
 import { route } from './incoming.js';
 import { type Link, trouble } from './link.js';
@@ -26,7 +26,7 @@ export async function post(link: Link, m: Message, attempts: number, sending?: S
       return response;
     } catch (error) {
       const status = statusOf(error);
-      const most = isNotNow(status) ? Math.max(attempts, ATTEMPTS) : status && status < 500 ? 0 : attempts;
+      const most = isNotNow(status) ? attempts || ATTEMPTS : status && status < 500 ? 0 : attempts;
       const last = attempt >= most;
       trouble(link, m, !last && error);
       if (!last) await page.pause((error as { after?: number }).after ?? wait(attempt));
@@ -38,7 +38,7 @@ export async function post(link: Link, m: Message, attempts: number, sending?: S
 /** Nobody answered, or a gateway that had no answer: it may have run. */
 const unanswered = (m: Message, status: number | undefined): OutcomeUnknown | undefined =>
   isRequest(m) && (!status || status === 502 || status === 504)
-    ? new OutcomeUnknown(m.method, m.params, 'the connection was lost')
+    ? new OutcomeUnknown(m.method, m.params, CUT)
     : undefined;
 
 /** POST to this session, or to the next: what was refused because the session is gone has not run. */
@@ -68,8 +68,7 @@ export async function call(
   const { state, running } = link;
   const { method, params } = m;
   const wire = outgoing(state.life, m);
-  const token = tokenOf(m);
-  const kept = { id: m.id, method, params, ...(token !== undefined && { token }), ...(position && { position }) };
+  const kept = { id: m.id, token: tokenOf(m), method, params, position };
   const it: Call = { id: wire.id, kept, onposition };
   running.set(it.id, it);
   if (isKept(method)) state.calls[it.id] = kept;

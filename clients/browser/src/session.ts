@@ -23,7 +23,7 @@ import { isKept, type Message, message, type Request, wireId } from './wire.js';
 export async function handshake(link: Link, m: Request, options: SendOptions): Promise<void> {
   const { session, handshake: before } = link.state;
   if (session && link.recovered.size) {
-    if (before?.result && agree(before.params, m.params) && (await isKnown(link))) {
+    if (before?.result && traits(before.params) === traits(m.params ?? {}) && (await isKnown(link))) {
       link.resumed = true;
       return guard(link, link.hand, message({ id: m.id, result: before.result }));
     }
@@ -31,16 +31,12 @@ export async function handshake(link: Link, m: Request, options: SendOptions): P
   }
   const { session: reconnect } = link.state;
   link.state.asks = {}; // they are asked again
-  await call(link, m, options, { reconnect }, (response) => opened(link, response, m.params));
+  await call(link, m, options, { reconnect }, (response) => opened(link, response));
 }
 
-/** Whether two handshakes make one client, as the server sees it: by version and capabilities. */
-const agree = (one: unknown, other: unknown): boolean => traits(one) === traits(other);
-
-function traits(params: unknown): string {
-  const { protocolVersion, capabilities } = params as Record<string, unknown>;
-  return JSON.stringify([protocolVersion, capabilities]);
-}
+/** What makes a client, as the server sees it: another version or other capabilities are another client. */
+const traits = ({ protocolVersion, capabilities }: Record<string, unknown>): string =>
+  JSON.stringify([protocolVersion, capabilities]);
 
 /** Whether the server still knows the session. It waits for a server that is away. */
 async function isKnown(link: Link): Promise<boolean> {
@@ -55,12 +51,11 @@ async function isKnown(link: Link): Promise<boolean> {
 }
 
 /** The answer to `initialize` tells which session it is. */
-function opened(link: Link, { headers }: Response, params: unknown): void {
+function opened(link: Link, { headers }: Response): void {
   const session = headers.get('mcp-session-id');
   const { session: before } = link.state;
   if (before && before !== session) abandon(link, before);
   if (session) link.state.session = session;
-  link.state.handshake = { params, result: undefined };
 }
 
 /** The client has its handshake. */
@@ -90,9 +85,8 @@ function listenStandalone(link: Link): void {
 /** The calls that are stored, for a page that may want them. */
 export function recover(link: Link): void {
   for (const [id, kept] of Object.entries(link.state.calls)) {
-    const params = (reason?: string) => ({ requestId: id, ...(reason && { reason }) });
     const recovered = new RecoveredCall(kept, async (reason) => {
-      await say(link, message({ method: 'notifications/cancelled', params: params(reason) }));
+      await say(link, message({ method: 'notifications/cancelled', params: { requestId: id, reason } }));
     });
     const it = { id, kept, recovered };
     link.running.set(id, it);
@@ -107,7 +101,7 @@ export function readRecovered(link: Link): Promise<void>[] {
   for (const it of link.recovered) {
     const { position } = it.kept;
     if (it.recovered?.settled) link.recovered.delete(it);
-    else if (!position) settle(link, it, 'the page went before the server had answered');
+    else if (!position) settle(link, it, 'the page went before an answer came');
     else if (!it.line) opened.push(listen(link, new Line(it, position)));
   }
   save(link);
@@ -122,7 +116,7 @@ export async function lost(link: Link, session: string): Promise<void> {
 
 /** With what the client said the first time. */
 async function renew(link: Link, session: string): Promise<void> {
-  const params = link.state.handshake?.params as Record<string, unknown>;
+  const { params = {} } = link.state.handshake ?? {};
   link.ready = false;
   setStatus(link);
   abandon(link, session);
@@ -132,7 +126,7 @@ async function renew(link: Link, session: string): Promise<void> {
     const response = await post(link, m, ATTEMPTS);
     const { result, error } = await answerIn(response);
     if (!result) throw new Refused(200, JSON.stringify(error));
-    opened(link, response, params);
+    opened(link, response);
     shaken(link, params, result);
     save(link);
     await textOf(await post(link, message({ method: 'notifications/initialized' }), ATTEMPTS));

@@ -4,6 +4,7 @@
  */
 
 import { StorageFailed } from './errors.js';
+import { tried } from './tried.js';
 import type { Id, Message } from './wire.js';
 
 /** As much of `Storage` as is needed. */
@@ -16,10 +17,10 @@ export interface KeyValue {
 /** A running call. Without a position it has left, and nothing has come back yet. */
 export interface KeptCall {
   id: Id;
-  token?: Id;
+  token?: Id | undefined;
   method: string;
-  params?: unknown;
-  position?: string;
+  params?: Record<string, unknown> | undefined;
+  position?: string | undefined;
 }
 
 export interface State {
@@ -30,7 +31,7 @@ export interface State {
   life: number;
   session?: string;
   version?: string;
-  handshake?: { params: unknown; result: unknown };
+  handshake?: { params: Record<string, unknown>; result: unknown };
   standalone?: string;
   /** By their ids on the wire. */
   calls: Record<string, KeptCall>;
@@ -45,8 +46,9 @@ export interface Kept {
   readonly key: string;
   /** Storage did not take it, and the page was told. */
   broken?: boolean;
-  /** What is stored is no longer this page's affair, but the next one's. */
-  gone(): boolean;
+  /** Then what is stored is the next page's affair, or the next transport's. */
+  closed?: boolean;
+  readonly page: { leaving: boolean };
   report(error: unknown): void;
 }
 
@@ -55,36 +57,22 @@ export const MOST = 100;
 
 export const fresh = (): State => ({
   v: 1,
-  tab: crypto.getRandomValues(new Uint32Array(4)).join(''),
+  tab: String(Math.random()),
   life: 0,
   calls: {},
   asks: {},
 });
 
-/** The stored value, if it is one of ours. */
-export function parse(text: string | null | undefined): State | undefined {
-  try {
-    const state = JSON.parse(text ?? '') as State | null;
-    const sound = state?.v === 1 && typeof state.tab === 'string' && Number.isSafeInteger(state.life);
-    return sound && state.calls && state.asks ? state : undefined;
-  } catch {
-    return undefined;
-  }
-}
-
-/** What a page has left here. */
+/** What a page has left here, if it is whole. Who may not read may not write either, and is told then. */
 export function load({ storage, key }: Kept): State | undefined {
-  try {
-    return parse(storage?.getItem(key));
-  } catch {
-    return undefined; // who may not read may not write either, and is told then
-  }
+  const state = tried(() => JSON.parse(storage?.getItem(key) ?? '') as State | null);
+  return state?.v === 1 && state.calls && state.asks ? state : undefined;
 }
 
 export function save(kept: Kept): void {
   const { state, storage, key } = kept;
   for (const some of [state.calls, state.asks]) for (const id of Object.keys(some).slice(0, -MOST)) delete some[id];
-  if (kept.gone()) return;
+  if (kept.closed || kept.page.leaving) return;
   try {
     try {
       storage?.setItem(key, JSON.stringify(state));
@@ -107,13 +95,8 @@ export function clear(kept: Kept): void {
   remove(kept);
 }
 
-function remove({ storage, key }: Kept): void {
-  try {
-    storage?.removeItem(key);
-  } catch {
-    // Forbidden altogether: nothing is stored.
-  }
-}
+/** Where it is forbidden, nothing was stored. */
+const remove = ({ storage, key }: Kept): void => tried(() => storage?.removeItem(key));
 
 /** Arguments of calls are the large part, and only there to be shown. */
 const withoutParams = (calls: State['calls']): object =>

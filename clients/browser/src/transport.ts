@@ -4,16 +4,16 @@ import { forget, type RecoveredCall } from './calls.js';
 import { request } from './http.js';
 import { type Link, setStatus, trouble } from './link.js';
 import { cutSilent } from './lines.js';
-import { type Release, take } from './lock.js';
+import { claim } from './lock.js';
 import type { Options, SendOptions, Status } from './options.js';
 import { isOffline, watch } from './page.js';
 import { call, say } from './sending.js';
 import { handshake, initialized, lost, readRecovered, recover } from './session.js';
 import { slots } from './slots.js';
-import { clear, fresh, type KeptCall, type KeyValue, load, type State, save } from './state.js';
+import { clear, fresh, type KeptCall, load, save } from './state.js';
+import { tried } from './tried.js';
 import { type Id, isRequest, isResponse, type Message, wireId } from './wire.js';
 
-const TICK = 5000;
 /** Keep-alives come every 30 s unless the server is told otherwise. */
 const SILENCE = 45_000;
 /** Two of six connections stay free for requests and for other tabs. */
@@ -29,12 +29,10 @@ export class PerdureTransport {
   onmessage?: ((message: any, extra?: any) => void) | undefined;
 
   readonly #link: Link;
-  readonly #silence: number;
-  #release: Release | undefined;
-  #tick: ReturnType<typeof setInterval> | undefined;
 
   constructor(url: string | URL, options: Options = {}) {
-    const { storage = perTab(), silence = SILENCE, streams = STREAMS } = options;
+    // Looking at storage throws where it is forbidden.
+    const { storage = tried(() => sessionStorage), silence = SILENCE, streams = STREAMS } = options;
     const address = String(new URL(url, globalThis.location?.href));
     const link: Link = (this.#link = {
       url: address,
@@ -42,22 +40,20 @@ export class PerdureTransport {
       key: options.key ?? `perdure:${address}`,
       storage: storage ?? undefined,
       state: fresh(),
-      page: watch(
-        (dead, restored) => this.#back(dead, restored),
-        (is) => trouble(link, link, is),
-      ),
+      page: watch(silence, {
+        look: (dead, restored) => look(link, dead ? 0 : silence, restored),
+        offline: (is) => trouble(link, link, is),
+      }),
       slots: slots(streams),
       running: new Map(),
       recovered: new Set(),
       lines: new Set(),
       troubled: new Set(),
-      gone: () => !!link.closed || link.page.leaving,
       hand: (m) => this.onmessage?.(m),
-      report: (error) => this.onerror?.(error instanceof Error ? error : new Error(String(error))),
+      report: (error) => this.onerror?.(error as Error),
       lost: (session) => lost(link, session),
       close: () => void this.close(),
     });
-    this.#silence = silence;
   }
 
   get status(): Status {
@@ -92,28 +88,14 @@ export class PerdureTransport {
   async start(): Promise<void> {
     const link = this.#link;
     const { key } = link;
-    if (inUse.has(key)) throw new Error(`this page has a transport with the key ${key} already; give each its own`);
+    if (inUse.has(key)) throw new Error(`the key ${key} is in use: give another`);
     inUse.add(key);
     trouble(link, link, isOffline());
-    const found = await this.#claim(load(link));
-    if (link.closed) return this.#release?.();
-    if (found) link.state = found;
+    link.state = await claim(link);
+    if (link.closed) return link.release?.();
     link.state.life += 1;
     recover(link);
     save(link);
-    this.#tick = setInterval(() => cutSilent(link, this.#silence), Math.min(TICK, this.#silence / 3));
-  }
-
-  /** The state that was found, if no other page has it; a duplicated tab begins with one of its own. */
-  async #claim(found: State | undefined): Promise<State | undefined> {
-    const link = this.#link;
-    const shared = isShared(link.storage);
-    const name = ({ tab }: State) => (shared ? link.key : `${link.key}#${tab}`);
-    this.#release = await take(name(found ?? link.state));
-    if (this.#release) return found;
-    if (shared) link.storage = undefined;
-    else this.#release = await take(name(link.state));
-    return undefined;
   }
 
   /** End the connections. What is stored stays: the next transport goes on with the session. */
@@ -121,10 +103,9 @@ export class PerdureTransport {
     const link = this.#link;
     if (link.closed) return;
     link.closed = true;
-    clearInterval(this.#tick);
     for (const line of link.lines) line.end();
     link.page.end();
-    this.#release?.();
+    link.release?.();
     inUse.delete(link.key);
     setStatus(link);
     this.onclose?.();
@@ -154,32 +135,15 @@ export class PerdureTransport {
     if (isResponse(m)) delete link.state.asks[id as Id];
     save(link);
   }
-
-  /** The page has its network, its visitor or its life again. */
-  #back(dead: boolean, restored: boolean): void {
-    const link = this.#link;
-    const { tab, life } = link.state;
-    const stored = restored && load(link);
-    if (stored && (stored.tab !== tab || stored.life !== life)) {
-      link.report(new Error('another page has gone on with the session meanwhile'));
-      link.close();
-    } else cutSilent(link, dead ? 0 : this.#silence);
-  }
 }
 
-/** Looking at it throws where it is forbidden. */
-function perTab(): KeyValue | undefined {
-  try {
-    return globalThis.sessionStorage;
-  } catch {
-    return undefined;
-  }
-}
-
-function isShared(storage: KeyValue | undefined): boolean {
-  try {
-    return !!storage && storage === globalThis.localStorage;
-  } catch {
-    return false;
-  }
+/** Connections that have been silent for so long are dead. */
+function look(link: Link, ms: number, restored = false): void {
+  const { tab, life } = link.state;
+  const stored = restored && load(link);
+  if (stored && (stored.tab !== tab || stored.life !== life)) {
+    // It was in the browser's cache meanwhile, and the page that came after it has what was stored.
+    link.report(new Error('another page has gone on with the session'));
+    link.close();
+  } else cutSilent(link, ms);
 }

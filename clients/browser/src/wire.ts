@@ -13,9 +13,9 @@ export interface Message {
 
 export type Request = Message & { id: Id; method: string };
 
-export const isRequest = (m: Message): m is Request => m.method !== undefined && m.id !== undefined;
+export const isRequest = (m: Message): m is Request => !!m.method && m.id !== undefined;
 
-export const isResponse = (m: Message): m is Message & { id: Id } => m.method === undefined && m.id !== undefined;
+export const isResponse = (m: Message): m is Message & { id: Id } => !m.method && m.id !== undefined;
 
 export const message = (m: Omit<Message, 'jsonrpc'>): Message => ({ jsonrpc: '2.0', ...m });
 
@@ -38,7 +38,7 @@ export function outgoing(life: number, m: Request): Request & { id: string } {
 }
 
 /** Requests that a new page simply makes again. The others are kept for it. */
-const MADE_AGAIN = /^(initialize|ping|completion\/complete|logging\/setLevel)$|\/(list|subscribe|unsubscribe)$/;
+const MADE_AGAIN = /^(initialize|ping|.+\/(complete|setLevel|list|(un)?subscribe))$/;
 
 export const isKept = (method: string): boolean => !MADE_AGAIN.test(method);
 

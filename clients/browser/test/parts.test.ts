@@ -3,7 +3,7 @@ import test from 'node:test';
 import { LONGEST_WAIT, wait } from '../src/backoff.ts';
 import { OutcomeUnknown, PerdureError, SessionLost } from '../src/errors.ts';
 import { watch } from '../src/page.ts';
-import { fresh, type Kept, type KeyValue, load, MOST, parse, save } from '../src/state.ts';
+import { fresh, type Kept, type KeyValue, load, MOST, save } from '../src/state.ts';
 import { isKept, isRepeatable, outgoing, type Request, wireId } from '../src/wire.ts';
 
 test('the first attempt comes when the server asked for it', () => {
@@ -43,13 +43,6 @@ test('what a page makes again is not kept for it', () => {
   assert.ok(isKept('resources/read') && isRepeatable('resources/read'));
 });
 
-test('only a whole state of ours is taken from storage', () => {
-  const state = fresh();
-  assert.deepEqual(parse(JSON.stringify(state)), state);
-  for (const text of [null, '', 'null', '[]', '{', '{"v":2}', JSON.stringify({ ...state, calls: undefined })])
-    assert.equal(parse(text), undefined, String(text));
-});
-
 /** Storage with room for so many characters. */
 class Small implements KeyValue {
   readonly items = new Map<string, string>();
@@ -64,12 +57,23 @@ class Small implements KeyValue {
 
 function keptIn(storage: KeyValue): [Kept, unknown[]] {
   const errors: unknown[] = [];
-  return [{ storage, key: 'k', state: fresh(), gone: () => false, report: (error) => errors.push(error) }, errors];
+  return [{ storage, key: 'k', state: fresh(), page: { leaving: false }, report: (error) => errors.push(error) }, errors];
 }
+
+test('only a whole state of ours is taken from storage', () => {
+  const storage = new Small(1e6);
+  const [kept] = keptIn(storage);
+  save(kept);
+  assert.deepEqual(load(kept), kept.state);
+  for (const text of ['', 'null', '[]', '{', '{"v":2}', JSON.stringify({ ...kept.state, calls: undefined })]) {
+    storage.setItem('k', text);
+    assert.equal(load(kept), undefined, text);
+  }
+});
 
 test('when it is tight, the arguments of calls go first', () => {
   const [kept, errors] = keptIn(new Small(400));
-  kept.state.calls['1-1'] = { id: 1, method: 'tools/call', params: 'x'.repeat(500), position: 'p' };
+  kept.state.calls['1-1'] = { id: 1, method: 'tools/call', params: { x: 'x'.repeat(500) }, position: 'p' };
   save(kept);
   assert.deepEqual(load(kept)?.calls['1-1'], { id: 1, method: 'tools/call', position: 'p' });
   assert.deepEqual(errors, []);
@@ -99,10 +103,7 @@ test('the oldest calls and questions go when there are too many', () => {
 });
 
 test('no wait is too long for a timer', async () => {
-  const page = watch(
-    () => {},
-    () => {},
-  );
+  const page = watch(1000, { look() {}, offline() {} });
   let over = false;
   const waiting = page.pause(Number.MAX_SAFE_INTEGER).then(() => (over = true));
   await new Promise((resolve) => setTimeout(resolve, 20));
