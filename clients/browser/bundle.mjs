@@ -22,8 +22,8 @@ export const common = {
  * or a name of the platform's.
  */
 const OURS = `
-  broken closed enter feed hand heard kept leave leaving line lines look lost offline online onopen onposition over page
-  park parked pause ready reconnect recovered release renewing report resumed retry running settle slots state taken
+  again awake broken closed enter feed hand heard kept leave leaving line lines look lost offline onopen onposition over page
+  park parked pause ready recovered release renewing report resumed retry running settle slots state taken
   troubled
 `;
 

@@ -57,7 +57,9 @@ function recovered(call: RecoveredCall): void {
   );
 }
 
+const LONG = 600_000;
 const calls = new Map<string, RecoveredCall>();
+const aborts = new Map<string, AbortController>();
 let token = query.get('token') ?? '';
 
 const options: Options = {
@@ -69,6 +71,7 @@ if (query.has('token')) {
   options.token = ({ renew }) => {
     if (renew) token = localStorage.getItem('token') ?? '';
     show('asked', String(renew));
+    if (!token) throw new Error('signed out');
     return token;
   };
 }
@@ -78,6 +81,12 @@ if (query.get('storage') === 'none') options.storage = null;
 if (query.has('streams')) options.streams = Number(query.get('streams'));
 if (query.has('silence')) options.silence = Number(query.get('silence'));
 
+if (query.has('twice')) {
+  // As a framework does that mounts everything twice.
+  const first = new PerdureTransport(query.get('url') ?? '');
+  void first.start();
+  void first.close();
+}
 const transport = new PerdureTransport(query.get('url') ?? '', options);
 
 /** What a test does to the page. */
@@ -92,6 +101,8 @@ const lab = {
   url: query.get('url'),
   has: (key: string) => calls.has(key),
   cancel: (key: string) => calls.get(key)?.cancel('enough'),
+  /** As a page does that no longer wants what it asked for. */
+  abort: (key: string) => aborts.get(key)?.abort('enough'),
   /** Take all the room that is left in storage. */
   fill(): void {
     let filling = '';
@@ -104,10 +115,14 @@ const lab = {
       }
     }
   },
-  call(name: string, args: Record<string, unknown>): void {
+  call(name: string, args: Record<string, unknown>, resumptionToken?: string): void {
     const key = args['key'] as string;
+    const abort = new AbortController();
+    aborts.set(key, abort);
     const onprogress = ({ progress }: { progress: number }) => show('progress', key, progress);
-    client.callTool({ name, arguments: args }, ...(more(onprogress) as [])).then(
+    const options = { onprogress, resumptionToken, signal: abort.signal, timeout: LONG };
+    const rest = query.get('sdk') === '1' ? [undefined, options] : [options];
+    client.callTool({ name, arguments: args }, ...(rest as [])).then(
       (result) => show('result', key, text(result)),
       (error) => show('error', key, ...code(error)),
     );
@@ -118,10 +133,6 @@ const lab = {
   close: () => client.close(),
   end: () => transport.terminateSession(),
 };
-
-const long = { timeout: 600_000 };
-const more = (onprogress: unknown): unknown[] =>
-  query.get('sdk') === '1' ? [undefined, { onprogress, ...long }] : [{ onprogress, ...long }];
 
 Object.assign(globalThis, { lab });
 
@@ -144,7 +155,7 @@ if (query.get('answer') !== 'none') {
   };
   if (query.get('sdk') !== '1') client.setRequestHandler('elicitation/create', handle as never);
 }
-client.connect(transport as never, long).then(
+client.connect(transport as never, { timeout: LONG }).then(
   () => show('ready', transport.sessionId ?? null),
   (error) => show('failed', String(error)),
 );

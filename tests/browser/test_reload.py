@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.support.chromium import Browser, Tab
 from tests.support.cluster import Cluster
-from tests.support.crashbox import open_gate
+from tests.support.crashbox import diary, open_gate
 
 pytestmark = pytest.mark.anyio
 
@@ -25,26 +26,27 @@ async def whole(tab: Tab, key: str, n: int) -> None:
     assert await tab.answers(key) == [["result", key, f"counted to {n}"]]
 
 
-@pytest.mark.parametrize("sdk", ["1", "2"])
+@pytest.mark.parametrize(("sdk", "private"), [("1", False), ("2", True)], ids=["sdk 1", "sdk 2, private window"])
 async def test_a_call_goes_on_over_a_reload(
-    browser: Browser, servers: Cluster, gate: str, sdk: str, sessions: Sessions
+    chromium: Browser, servers: Cluster, gate: str, sdk: str, private: bool, sessions: Sessions
 ) -> None:
     """R11, R12: the same session, each report once, and the result; and the client is whole."""
-    tab = await browser.open(servers.proxy.url, sdk=sdk)
-    session = await tab.connected()
-    await tab.call("count", key="a", n=6, gate=gate, pauses=[2, 4])
-    await tab.saw("progress", "a", 2)
-    await tab.reload()
-    open_gate(f"{gate}.2")
-    await tab.saw("recovered", "a")
-    await tab.saw("progress", "a", 4)
-    assert await tab.connected() == session
-    assert await tab.eval("lab.server()") == "crashbox"
-    assert "tools" in await tab.eval("lab.capabilities()")
-    open_gate(f"{gate}.4")
-    await whole(tab, "a", 6)
-    assert sessions() == [(session, 1)]
-    assert (await tab.eval("lab.positions()"))["calls"] == []
+    async with chromium.window(private=private) as browser:
+        tab = await browser.open(servers.proxy.url, sdk=sdk)
+        session = await tab.connected()
+        await tab.call("count", key="a", n=6, gate=gate, pauses=[2, 4])
+        await tab.saw("progress", "a", 2)
+        await tab.reload()
+        open_gate(f"{gate}.2")
+        await tab.saw("recovered", "a")
+        await tab.saw("progress", "a", 4)
+        assert await tab.connected() == session
+        assert await tab.eval("lab.server()") == "crashbox"
+        assert "tools" in await tab.eval("lab.capabilities()")
+        open_gate(f"{gate}.4")
+        await whole(tab, "a", 6)
+        assert sessions() == [(session, 1)]
+        assert (await tab.eval("lab.positions()"))["calls"] == []
 
 
 async def test_without_a_running_call_the_client_shakes_hands_again(
@@ -189,3 +191,41 @@ async def test_a_call_that_left_without_a_word_has_an_unknown_outcome(browser: B
     await tab.saw("error", "a", -31001)
     assert await tab.answers("a") == [["error", "a", -31001, (await tab.answers("a"))[0][3]]]
     assert json.dumps(await tab.eval("lab.positions()")).count("count") == 0
+
+
+async def test_a_call_that_the_client_gave_up(browser: Browser, servers: Cluster, gate: str) -> None:
+    """Its answer is for nobody, on this page and on the next; and a page that goes on by a position sends nothing."""
+    tab = await browser.open(servers.proxy.url, recover="pending")
+    await tab.connected()
+    await tab.call("pay", key="a", n=2, gate=gate, pauses=[1])
+    await tab.call("pay", key="b", n=2, gate=gate, pauses=[1], log=f"{gate}.diary")
+    await tab.saw("progress", "a", 1)
+    await tab.saw("progress", "b", 1)
+    await tab.eval("lab.abort('a')")
+    await tab.until("lab.positions().calls.length === 1")
+    await tab.reload()
+    await tab.connected()
+    (call,) = (await tab.eval("lab.positions()"))["calls"]
+    await tab.call("pay", key="b", resume=call["position"])
+    open_gate(f"{gate}.1")
+    await tab.saw("result", "b", "counted to 2")
+    assert len(diary(Path(f"{gate}.diary"))) == 1
+    assert await tab.record("trouble") == []
+
+
+async def test_a_page_that_begins_twice_in_one_breath(browser: Browser, servers: Cluster, sessions: Sessions) -> None:
+    """A transport that was closed while it began leaves no lock behind."""
+    tab = await browser.open(servers.proxy.url, twice="")
+    session = await tab.connected()
+    await tab.reload()
+    assert await tab.connected() == session
+    assert sessions() == [(session, 2)]
+
+
+async def test_a_session_that_the_page_has_ended(browser: Browser, servers: Cluster) -> None:
+    tab = await browser.open(servers.proxy.url)
+    session = await tab.connected()
+    await tab.eval("lab.end()")
+    await tab.reload()
+    assert await tab.connected() != session
+    assert await tab.record("lost", "trouble") == []

@@ -141,8 +141,10 @@ class Tab:
         session: str = await self.eval("lab.session()")
         return session
 
-    async def call(self, tool: str, *, key: str, **arguments: Any) -> None:
-        await self.eval(f"lab.call({json.dumps(tool)}, {json.dumps({'key': key, **arguments})})")
+    async def call(self, tool: str, *, key: str, resume: str = "", **arguments: Any) -> None:
+        """Call a tool; or go on with a call from a position."""
+        words = ", ".join(map(json.dumps, (tool, {"key": key, **arguments}, resume)))
+        await self.eval(f"lab.call({words})")
 
     async def saw(self, *what: Any) -> None:
         """Wait until the page has shown a line that begins so."""

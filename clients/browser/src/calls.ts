@@ -20,6 +20,8 @@ export interface Call {
   readonly recovered?: RecoveredCall;
   readonly onposition?: ((position: string) => void) | undefined;
   line?: Line;
+  /** Send it once more. */
+  again?: (() => Promise<void>) | undefined;
 }
 
 /** A call of a page before this one. */
@@ -70,6 +72,15 @@ export function settle(link: Link, call: Call, reason: string, Unknown = Outcome
   if (!forget(link, call)) return;
   if (recovered) recovered.settle(error);
   else guard(link, link.hand, message({ id: kept.id, error: { code, message: text, data } }));
+}
+
+/** Its answer had begun, and there is no way back to it. Reading once more does no harm. */
+export function giveUp(link: Link, call: Call, reason: string): void {
+  const { again } = call;
+  delete call.again;
+  delete call.line;
+  if (again) again().catch((error) => settle(link, call, String(error)));
+  else settle(link, call, reason);
 }
 
 /** Whether it was still running. */

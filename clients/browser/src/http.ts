@@ -7,11 +7,8 @@ import { isResponse, type Message } from './wire.js';
 
 export interface Sending {
   body?: Message;
-  /** Headers of this request only. */
-  headers?: object | undefined;
-  /** The session to go on with, for `initialize`. */
-  reconnect?: string | undefined;
-  position?: string | undefined;
+  /** Headers of this request only; those without a value are left out. */
+  headers?: Record<string, string | undefined> | undefined;
   signal?: AbortSignal;
 }
 
@@ -20,8 +17,8 @@ export async function request(link: Link, method: string, sending: Sending = {})
   try {
     return await attempt(link, method, sending, false);
   } catch (error) {
-    // A page that goes loses its connections; nothing follows from that.
-    if (link.page.leaving) await new Promise(() => {});
+    // A page that goes loses its connections; nothing follows from that, unless it comes back.
+    if (link.page.leaving) await link.page.awake();
     throw error;
   }
 }
@@ -38,11 +35,11 @@ async function attempt(link: Link, method: string, sending: Sending, renew: bool
   if (isUnknown && link.options.token && !renew) return attempt(link, method, sending, true);
   // A date, which nobody sends, counts as nothing said.
   const after = 1000 * Number(response.headers.get('retry-after')) || undefined;
-  throw new (isUnknown ? Unauthorized : Refused)(status, await textOf(response), after);
+  throw new (isUnknown ? Unauthorized : Refused)(status, await response.text().catch(() => ''), after);
 }
 
 async function headersOf(link: Link, sending: Sending, renew: boolean): Promise<Headers> {
-  const { body, headers, reconnect, position } = sending;
+  const { body, headers } = sending;
   const { session, version } = body?.method === 'initialize' ? {} : link.state;
   const bearer = await bearerOf(link, renew);
   const all = new Headers(link.options.headers);
@@ -52,8 +49,6 @@ async function headersOf(link: Link, sending: Sending, renew: boolean): Promise<
     'content-type': body && 'application/json',
     'mcp-session-id': session,
     'mcp-protocol-version': version,
-    'x-mcp-reconnect-session': reconnect,
-    'last-event-id': position,
     authorization: bearer && `Bearer ${bearer}`,
   };
   for (const [name, value] of Object.entries(set)) if (value) all.set(name, value);
@@ -73,8 +68,6 @@ export const statusOf = (error: unknown): number | undefined => (error as Partia
 
 /** The server, or what stands before it, has not taken the request, and says so. */
 export const isNotNow = (status: number | undefined): boolean => status === 503 || status === 429;
-
-export const textOf = (response: Response): Promise<string> => response.text().catch(() => '');
 
 export const isEventStream = ({ headers }: Response): boolean =>
   !!headers.get('content-type')?.startsWith('text/event-stream');

@@ -4,7 +4,7 @@
  */
 
 import { wait } from './backoff.js';
-import { type Call, settle } from './calls.js';
+import { type Call, giveUp, settle } from './calls.js';
 import { CUT, type Refused } from './errors.js';
 import { isNotNow, request, statusOf } from './http.js';
 import { deliver } from './incoming.js';
@@ -77,8 +77,10 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
       slots.leave(line);
     }
     if (line.over || line.parked) continue;
-    if (line.call && !line.position) settle(link, line.call, CUT);
-    else {
+    if (line.call && !line.position) {
+      line.end();
+      giveUp(link, line.call, CUT);
+    } else {
       if (line.position !== before) attempt = 0;
       if (error) broken(link, line, error);
       await page.pause((error as Refused | undefined)?.after ?? wait(attempt++, line.retry));
@@ -97,10 +99,10 @@ function broken(link: Link, line: Line, error: unknown): void {
 /** GET. Gives nothing, and ends the line, where the status settles the matter. */
 async function open(link: Link, line: Line): Promise<Response | undefined> {
   const { position, call, abort } = line;
-  await link.page.online();
+  await link.page.awake();
   const { session } = link.state;
   try {
-    const response = await request(link, 'GET', { position, signal: abort.signal });
+    const response = await request(link, 'GET', { headers: { 'last-event-id': position }, signal: abort.signal });
     trace(link, line.parked ? 'turn' : 'open', line);
     return response;
   } catch (error) {

@@ -12,8 +12,8 @@ export interface Page {
   leaving: boolean;
   /** Wait, or less if there is reason to hope. */
   pause(ms: number): Promise<void>;
-  /** Wait while the browser is offline. */
-  online(): Promise<void>;
+  /** Wait while the browser is offline or the page away. */
+  awake(): Promise<void>;
   /** Nobody waits here any more. */
   end(): void;
 }
@@ -58,8 +58,8 @@ export function watch(silence: number, { look, offline }: Watcher): Page {
         wakers.add(done);
         if (signal.aborted) done();
       }),
-    async online() {
-      while (isOffline() && !signal.aborted) await page.pause(LONG);
+    async awake() {
+      while ((page.leaving || isOffline()) && !signal.aborted) await page.pause(LONG);
     },
     end() {
       ended.abort();

@@ -1,9 +1,9 @@
 /** What the client sends, on its way to the server. */
 
 import { wait } from './backoff.js';
-import { type Call, forget, settle } from './calls.js';
+import { type Call, forget, giveUp } from './calls.js';
 import { CUT, OutcomeUnknown } from './errors.js';
-import { answerIn, isEventStream, isNotNow, request, type Sending, statusOf, textOf } from './http.js';
+import { answerIn, isEventStream, isNotNow, request, type Sending, statusOf } from './http.js';
 import { route } from './incoming.js';
 import { type Link, trouble } from './link.js';
 import { Line, listen } from './lines.js';
@@ -16,9 +16,8 @@ export const ATTEMPTS = 7;
 
 /** POST until there is an answer that counts. Only what may be sent twice gets attempts, or what was not taken. */
 export async function post(link: Link, m: Message, attempts: number, sending?: Sending): Promise<Response> {
-  const { page } = link;
   for (let attempt = 0; ; attempt++) {
-    await page.online();
+    await link.page.awake();
     if (link.closed) throw new Error('the transport is closed');
     try {
       const response = await request(link, 'POST', { ...sending, body: m });
@@ -29,7 +28,7 @@ export async function post(link: Link, m: Message, attempts: number, sending?: S
       const most = isNotNow(status) ? attempts || ATTEMPTS : status && status < 500 ? 0 : attempts;
       const last = attempt >= most;
       trouble(link, m, !last && error);
-      if (!last) await page.pause((error as { after?: number }).after ?? wait(attempt));
+      if (!last) await link.page.pause((error as { after?: number }).after ?? wait(attempt));
       else throw unanswered(m, status) ?? error;
     }
   }
@@ -54,15 +53,14 @@ export async function send(link: Link, m: Message, attempts: number, sending?: S
 }
 
 /** A notification, or an answer of the client's. Hearing it twice does no harm there. */
-export const say = async (link: Link, m: Message, headers?: object): Promise<string> =>
-  textOf(await send(link, m, ATTEMPTS, { headers }));
+export const say = (link: Link, m: Message, headers?: Sending['headers']): Promise<Response> =>
+  send(link, m, ATTEMPTS, { headers });
 
 /** A request. `begun` looks at the response before it is read. */
 export async function call(
   link: Link,
   m: Request,
-  { headers, resumptionToken: position, onresumptiontoken: onposition }: SendOptions,
-  sending?: Sending,
+  { headers, resumptionToken: position, onresumptiontoken: onposition }: Omit<SendOptions, 'headers'> & Sending,
   begun?: (response: Response) => void,
 ): Promise<void> {
   const { state, running } = link;
@@ -73,12 +71,17 @@ export async function call(
   running.set(it.id, it);
   if (isKept(method)) state.calls[it.id] = kept;
   save(link);
-  if (position) return void listen(link, new Line(it, position));
-  try {
-    const response = await send(link, wire, isRepeatable(method) ? ATTEMPTS : 0, { headers, ...sending });
+  const again = isRepeatable(method);
+  const go = async () => {
+    const response = await send(link, wire, again ? ATTEMPTS : 0, { headers });
     begun?.(response);
     if (isEventStream(response)) void listen(link, new Line(it), response);
     else void takeJson(link, it, response);
+  };
+  if (again) it.again = go;
+  try {
+    if (position) void listen(link, new Line(it, position));
+    else await go();
   } catch (error) {
     forget(link, it);
     save(link);
@@ -88,9 +91,10 @@ export async function call(
 
 async function takeJson(link: Link, it: Call, response: Response): Promise<void> {
   try {
-    route(link, await answerIn(response), it);
+    const m = await answerIn(response);
+    if (!link.page.leaving) route(link, m, it);
   } catch (error) {
-    if (!link.page.leaving) settle(link, it, String(error));
+    if (!link.page.leaving) giveUp(link, it, String(error));
   }
   save(link);
 }

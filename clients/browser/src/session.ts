@@ -10,7 +10,7 @@
 
 import { RecoveredCall, settle } from './calls.js';
 import { Refused, SessionLost } from './errors.js';
-import { answerIn, statusOf, textOf } from './http.js';
+import { answerIn, statusOf } from './http.js';
 import { shaken } from './incoming.js';
 import { guard, type Link, setStatus } from './link.js';
 import { Line, listen } from './lines.js';
@@ -29,9 +29,9 @@ export async function handshake(link: Link, m: Request, options: SendOptions): P
     }
     abandon(link, session);
   }
-  const { session: reconnect } = link.state;
   link.state.asks = {}; // they are asked again
-  await call(link, m, options, { reconnect }, (response) => opened(link, response));
+  const headers = { ...options.headers, 'x-mcp-reconnect-session': link.state.session };
+  await call(link, m, { ...options, headers }, (response) => opened(link, response));
 }
 
 /** What makes a client, as the server sees it: another version or other capabilities are another client. */
@@ -42,7 +42,7 @@ const traits = ({ protocolVersion, capabilities }: Record<string, unknown>): str
 async function isKnown(link: Link): Promise<boolean> {
   const ping = message({ id: wireId(link.state.life, 'ping'), method: 'ping' });
   try {
-    await textOf(await post(link, ping, Infinity));
+    await post(link, ping, Infinity);
     return true;
   } catch (error) {
     if (statusOf(error) === 404) return false;
@@ -53,8 +53,8 @@ async function isKnown(link: Link): Promise<boolean> {
 /** The answer to `initialize` tells which session it is. */
 function opened(link: Link, { headers }: Response): void {
   const session = headers.get('mcp-session-id');
-  const { session: before } = link.state;
-  if (before && before !== session) abandon(link, before);
+  const { session: before, handshake: whole } = link.state;
+  if (before && before !== session && whole) abandon(link, before);
   if (session) link.state.session = session;
 }
 
@@ -129,7 +129,7 @@ async function renew(link: Link, session: string): Promise<void> {
     opened(link, response);
     shaken(link, params, result);
     save(link);
-    await textOf(await post(link, message({ method: 'notifications/initialized' }), ATTEMPTS));
+    await post(link, message({ method: 'notifications/initialized' }), ATTEMPTS);
     link.ready = true;
     setStatus(link);
     listenStandalone(link);
