@@ -105,15 +105,16 @@ const lab = {
   abort: (key: string) => aborts.get(key)?.abort('enough'),
   /** Take all the room that is left in storage. */
   fill(): void {
-    let filling = '';
     for (let size = 4 << 20; size >= 1; size >>= 1) {
       try {
-        sessionStorage.setItem('filling', filling + 'x'.repeat(size));
-        filling += 'x'.repeat(size);
+        sessionStorage.setItem(`filling ${size}`, 'x'.repeat(size));
       } catch {
         // It did not fit; less may.
       }
     }
+  },
+  empty(): void {
+    for (const key of Object.keys(sessionStorage)) if (key.startsWith('filling')) sessionStorage.removeItem(key);
   },
   call(name: string, args: Record<string, unknown>, resumptionToken?: string): void {
     const key = args['key'] as string;

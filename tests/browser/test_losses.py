@@ -173,7 +173,7 @@ async def test_a_page_from_the_browsers_cache(browser: Browser, servers: Cluster
     await tab.goto(blank)
     await tab.eval(NEXT_PAGE)
     await tab.back()
-    await tab.saw("trouble", "Error: another page has gone on with the session")
+    await tab.saw("trouble", "Error: another page has the session now")
     assert await tab.eval("[mark, lab.status()]") == ["first", "disconnected"]
     await tab.reload()
     assert await tab.connected() == session
@@ -289,7 +289,7 @@ async def test_storage_really_full(browser: Browser, servers: Cluster, gate: str
     await tab.until("lab.record().some(([what]) => what === 'trouble')")
     open_gate(f"{gate}.2")
     await whole(tab, "a", 4)
-    await tab.eval("sessionStorage.removeItem('filling')")
+    await tab.eval("lab.empty()")
     await tab.reload()
     assert await tab.connected() != session
 

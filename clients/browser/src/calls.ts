@@ -58,7 +58,7 @@ export class RecoveredCall {
 export function answer(link: Link, call: Call, m: Message): void {
   const { recovered, kept } = call;
   const { error } = m;
-  forget(link, call);
+  if (!forget(link, call)) return; // the client gave it up
   link.recovered.delete(call);
   if (!recovered) return guard(link, link.hand, { ...m, id: kept.id });
   recovered.settle(error ? new CallFailed(error.code, error.message, error.data) : m.result);

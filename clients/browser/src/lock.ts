@@ -27,7 +27,7 @@ export async function claim(link: Link): Promise<State> {
 
 /** Take the lock. Gives `undefined` if another page has it and does not let go. */
 async function take(name: string): Promise<Release | undefined> {
-  const locks = globalThis.navigator?.locks;
+  const locks = navigator.locks as LockManager | undefined;
   // Web Locks need a secure context; without one, pages ask each other. Few pages need that code.
   if (!locks) return (await import('./asking.js')).ask(name, PATIENCE);
   return new Promise((resolve) => {

@@ -14,6 +14,7 @@ export interface Page {
   pause(ms: number): Promise<void>;
   /** Wait while the browser is offline or the page away. */
   awake(): Promise<void>;
+  begin(): void;
   /** Nobody waits here any more. */
   end(): void;
 }
@@ -28,25 +29,28 @@ export function watch(silence: number, { look, offline }: Watcher): Page {
   const wakers = new Set<() => void>();
   const ended = new AbortController();
   const { signal } = ended;
-  const on = (name: string, then: (event: Event) => void) => globalThis.addEventListener?.(name, then, { signal });
-  const ticking = setInterval(look, Math.min(TICK, silence / 3));
+  const on = (name: string, then: (event: Event) => void) => addEventListener(name, then, { signal });
+  let ticking: ReturnType<typeof setInterval>;
   const wake = (dead?: boolean, restored?: boolean) => {
     for (const done of wakers) done();
     look(dead, restored);
   };
-  on('offline', () => offline(true));
-  on('online', () => {
-    offline(false);
-    wake(true);
-  });
-  on('visibilitychange', () => document.hidden || wake());
-  on('pagehide', () => (page.leaving = true));
-  on('pageshow', (event) => {
-    page.leaving = false;
-    if ((event as PageTransitionEvent).persisted) wake(true, true);
-  });
   const page: Page = {
     leaving: false,
+    begin() {
+      ticking = setInterval(look, Math.min(TICK, silence / 3));
+      on('offline', () => offline(true));
+      on('online', () => {
+        offline(false);
+        wake(true);
+      });
+      on('visibilitychange', () => document.hidden || wake());
+      on('pagehide', () => (page.leaving = true));
+      on('pageshow', (event) => {
+        page.leaving = false;
+        if ((event as PageTransitionEvent).persisted) wake(true, true);
+      });
+    },
     pause: (ms) =>
       new Promise((resolve) => {
         const done = () => {
@@ -70,4 +74,4 @@ export function watch(silence: number, { look, offline }: Watcher): Page {
   return page;
 }
 
-export const isOffline = (): boolean => globalThis.navigator?.onLine === false;
+export const isOffline = (): boolean => navigator.onLine === false;

@@ -74,7 +74,7 @@ async function begin(link: Link): Promise<void> {
   const opened = options.onrecovered || link.taken ? readRecovered(link) : [];
   // A GET without a position says that the client is back without its calls, and what they say would follow it there.
   if (!state.standalone) await Promise.all(opened);
-  listenStandalone(link);
+  if (state === link.state) listenStandalone(link); // else there is another session, which has its own
 }
 
 function listenStandalone(link: Link): void {
@@ -101,7 +101,7 @@ export function readRecovered(link: Link): Promise<void>[] {
   for (const it of link.recovered) {
     const { position } = it.kept;
     if (it.recovered?.settled) link.recovered.delete(it);
-    else if (!position) settle(link, it, 'the page went before an answer came');
+    else if (!position) settle(link, it, 'the page went');
     else if (!it.line) opened.push(listen(link, new Line(it, position)));
   }
   save(link);
@@ -121,13 +121,16 @@ async function renew(link: Link, session: string): Promise<void> {
   setStatus(link);
   abandon(link, session);
   for (const line of link.lines) line.end();
-  try {
-    const m = message({ id: wireId(link.state.life, 'renew'), method: 'initialize', params });
+  const m = message({ id: wireId(link.state.life, 'renew'), method: 'initialize', params });
+  const shake = async () => {
     const response = await post(link, m, ATTEMPTS);
     const { result, error } = await answerIn(response);
     if (!result) throw new Refused(200, JSON.stringify(error));
     opened(link, response);
     shaken(link, params, result);
+  };
+  try {
+    await shake().catch(shake); // its answer may be cut off
     save(link);
     await post(link, message({ method: 'notifications/initialized' }), ATTEMPTS);
     link.ready = true;

@@ -83,7 +83,7 @@ export function save(kept: Kept): void {
   } catch (cause) {
     // An old position would make the next page show events twice: rather nothing than that.
     remove(kept);
-    if (!kept.broken) kept.report(new StorageFailed('web storage is full: a reload will not go on', { cause }));
+    if (!kept.broken) kept.report(new StorageFailed('web storage is full or forbidden', { cause }));
     kept.broken = true;
   }
 }

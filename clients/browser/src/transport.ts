@@ -90,6 +90,7 @@ export class PerdureTransport {
     const { key } = link;
     if (inUse.has(key)) throw new Error(`the key ${key} is in use: give another`);
     inUse.add(key);
+    link.page.begin();
     trouble(link, link, isOffline());
     link.state = await claim(link);
     if (link.closed) return link.release?.();
@@ -143,7 +144,7 @@ function look(link: Link, ms: number, restored = false): void {
   const stored = restored && load(link);
   if (stored && (stored.tab !== tab || stored.life !== life)) {
     // It was in the browser's cache meanwhile, and the page that came after it has what was stored.
-    link.report(new Error('another page has gone on with the session'));
+    link.report(new Error('another page has the session now'));
     link.close();
   } else cutSilent(link, ms);
 }
