@@ -15,11 +15,9 @@ const [executablePath, profile] = process.argv.slice(2);
 // The package as it is shipped, and the page on it; each SDK is loaded by the pages that use it.
 const shipped = `${profile}/package`;
 await bundle(shipped);
-const built = await build({
-  entryPoints: [here('page.ts')],
+const settings = {
   bundle: true,
   minify: true,
-  splitting: true,
   format: 'esm',
   target: 'es2022',
   write: false,
@@ -27,7 +25,8 @@ const built = await build({
   alias: { perdure: `${shipped}/perdure.js` },
   nodePaths: [here('../../clients/browser/node_modules')],
   logLevel: 'error',
-});
+};
+const built = await build({ ...settings, entryPoints: [here('page.ts')], splitting: true });
 const scripts = new Map(built.outputFiles.map(({ path, text }) => [path, text]));
 const page = '<!doctype html><title>page</title><script type=module src=/page.js></script>';
 const site = createServer(({ url }, response) => {
@@ -81,6 +80,10 @@ const commands = {
   async clear() {
     if (context !== ordinary) return context.close();
     for (const tab of ordinary.pages()) await tab.close();
+  },
+  async compile({ code }) {
+    const made = await build({ ...settings, stdin: { contents: code, loader: 'ts', resolveDir: here('.') } });
+    return made.outputFiles[0].text;
   },
   origin: () => `http://127.0.0.1:${port}`,
   async open({ url, init }) {
