@@ -5,6 +5,7 @@ A tab is closed before its server is, because the SDK's own waits for the stream
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -123,6 +124,9 @@ class Front:
         settings = Settings(cors_origins=(origin,), retry=0.1)
         self.app = perdure.asgi(shop.server, store=MemoryStore(), settings=settings)
         self.is_down = self.is_keeping = False
+        #: Resumed streams begin when this is set.
+        self.resuming = asyncio.Event()
+        self.resuming.set()
         #: Of each GET, whether it had a position.
         self.gets: list[bool] = []
         self.refused = 0
@@ -131,6 +135,8 @@ class Front:
         method = scope.get("method")
         if method == "GET":
             self.gets.append(b"last-event-id" in dict(scope["headers"]))
+            if self.gets[-1]:
+                await self.resuming.wait()
         if method == "GET" and self.is_keeping:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -158,8 +164,14 @@ async def test_a_page_that_was_reloaded_before_its_standalone_stream_had_begun(b
         await tab.call("count", key="a", n=4, gate="g", pauses=[2])
         await tab.saw("progress", "a", 2)
         front.is_keeping = False
+        front.resuming.clear()
         await tab.reload()
-        await tab.until("globalThis.lab?.positions().standalone")
+        await until(lambda: len(front.gets) >= 2)
+        assert await tab.connected()
+        await tab.eval("lab.ask('remember')")  # whatever was sent before has arrived now
+        assert front.gets == [False, True]
+        front.resuming.set()
+        await tab.until("lab.positions().standalone")
         assert front.gets == [False, True, False]
         shop.open("g/2")
         await whole(tab, "a", 4)

@@ -78,7 +78,6 @@ export function settle(link: Link, call: Call, reason: string, Unknown = Outcome
 export function giveUp(link: Link, call: Call, reason: string): void {
   const { again } = call;
   delete call.again;
-  delete call.line;
   if (again) again().catch((error) => settle(link, call, String(error)));
   else settle(link, call, reason);
 }
