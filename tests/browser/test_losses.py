@@ -115,13 +115,17 @@ async def test_offline_and_back(browser: Browser, servers: Cluster, gate: str) -
     assert await tab.connected() == session
 
 
+CLOCK = "const now = Date.now; let by = 0; Date.now = () => now() + by; globalThis.setClock = (ms) => { by = ms; }"
+
+
 async def test_a_connection_that_died_in_silence(browser: Browser, servers: Cluster, gate: str) -> None:
-    """As after a sleep: nobody says that it is dead, but nothing comes any more, keep-alives included."""
-    tab = await browser.open(servers.proxy.url, silence="300")
+    """Nobody says that it is dead, but nothing comes any more, keep-alives included; and the clock was set back."""
+    tab = await browser.open(servers.proxy.url, init=CLOCK, silence="300")
     await tab.connected()
     await tab.call("count", key="a", n=4, gate=gate, pauses=[2])
     await tab.saw("progress", "a", 2)
     servers.proxy.hold()
+    await tab.eval("setClock(-3_600_000)")
     open_gate(f"{gate}.2")
     await tab.until("lab.status() === 'reconnecting'")
     servers.proxy.cut()

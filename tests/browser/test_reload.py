@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.support.chromium import Browser, Tab
 from tests.support.cluster import Cluster
 from tests.support.crashbox import diary, open_gate
+from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +74,24 @@ async def test_a_call_that_ends_while_the_page_is_away(browser: Browser, servers
     await tab.goto(browser.origin + "/blank")
     open_gate(f"{gate}.1")
     await tab.goto(page)
+    await whole(tab, "a", 3)
+
+
+BUSY = "addEventListener('beforeunload', () => { for (const end = Date.now() + 500; Date.now() < end; ); })"
+
+
+async def test_a_call_that_ends_while_the_page_goes(browser: Browser, servers: Cluster, gate: str) -> None:
+    """R12: what reaches a page that is on its way out is shown by the next one, and by that alone."""
+    tab = await browser.open(servers.proxy.url)
+    await tab.connected()
+    await tab.call("count", key="a", n=3, gate=gate, pauses=[1])
+    await tab.saw("progress", "a", 1)
+    await tab.eval(BUSY)
+    before = servers.events()
+    reload = asyncio.create_task(tab.reload())
+    open_gate(f"{gate}.1")
+    await until(lambda: servers.events() == before + 3)
+    await reload
     await whole(tab, "a", 3)
 
 
