@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import httpx2
 
 from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
-from perdure.client.auth import Bearer, TokenProvider
-from perdure.client.wire import LIMITS, TIMEOUT, Wire
+from perdure.client.auth import TokenProvider
+from perdure.client.wire import Wire
 from perdure.observe import note
 from perdure.stdio import logs, troubles
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.credentials import BadCredentials, provider
+from perdure.stdio.dialing import http_client
 from perdure.stdio.messages import encode, error
 from perdure.stdio.no_slot import NoSlot
 from perdure.stdio.notes import Notes
@@ -95,16 +95,13 @@ async def _bridge(
     output: Output,
     token: TokenProvider | None,
 ) -> int:
-    slot = await _slot(options, arguments, environ)
-    notes = Notes(slot.notes)
-    client = httpx2.AsyncClient(
-        auth=None if token is None else Bearer(token),
-        timeout=TIMEOUT,
-        limits=LIMITS,
-        # Loading the certificates takes longer than all else here; redirects to another scheme are not followed.
-        verify=options.url.startswith("https:"),
-    )
+    try:
+        client = http_client(options.url, token)
+    except troubles.Refused as refused:
+        return await _refuse(output, refused.trouble)
     async with client:
+        slot = await _slot(options, arguments, environ)
+        notes = Notes(slot.notes)
         has_token = token is not None
         bridge = Bridge(
             Wire(client, options.url),
@@ -134,13 +131,22 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
         sentence = "Could not verify parent process start time, session resume disabled for this instance"
         note(logging.WARNING, "stdio.no_resume", sentence)
         return NoSlot()
-    directory = options.token_dir
-    if directory is None:
-        with contextlib.suppress(RuntimeError):
-            directory = tokens.default_directory(environ, platform=sys.platform, home=Path.home())
+    directory = options.token_dir or tokens.default_directory(environ, platform=sys.platform, home=_home())
+    try:
+        started_in = Path.cwd()
+    except OSError as error:  # it was removed: the target is not known
+        note(logging.WARNING, "token.off", f"Session resume disabled for this instance: the directory is gone: {error}")
+        return NoSlot()
     name = options.token_env or (str(options.token_file) if options.token_file else "")
-    meant = target.Target(url=options.url, credential=name, arguments=arguments, directory=Path.cwd())
+    meant = target.Target(url=options.url, credential=name, arguments=arguments, directory=started_in)
     return await tokens.open_slot(directory, parent.identify(), meant)
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user without an entry and without HOME, as in some containers
+        return None
 
 
 @contextlib.contextmanager

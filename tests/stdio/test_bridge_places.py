@@ -1,0 +1,72 @@
+"""Where a bridge is started: environments and places that cannot work are told, and never end it in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stdio.desks import sentences
+from tests.stdio.test_bridge_trouble import _self_signed, answering
+from tests.support.bridges import a_host
+from tests.support.serving import python_path
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_address_in_capitals_is_trusted_no_more_than_another(folder: Path) -> None:
+    async with answering("200 OK", tls=_self_signed(folder)) as url, a_host(folder, "") as host:
+        bridge = await host.start("--no-resume", url=url.replace("http:", "HTTPS:"))
+        assert (await bridge.handshake())["error"]["data"] == {"reason": "tls"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "scheme", "sentence"),
+    [
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "http", "the proxy that the environment names cannot be used: "),
+        ({"HTTP_PROXY": "gopher://127.0.0.1:9"}, "http", "the proxy that the environment names cannot be used: "),
+        (
+            {"HTTP_PROXY": "http://me:secret@127.0.0.1:x"},
+            "http",
+            "the proxy that the environment names cannot be used: ",
+        ),
+        ({"SSL_CERT_FILE": "nowhere"}, "https", "the certificates that are trusted (SSL_CERT_FILE) cannot be read: "),
+        ({"SSL_CERT_FILE": __file__}, "https", "the certificates that are trusted (SSL_CERT_FILE) cannot be read: "),
+    ],
+)
+async def test_an_environment_that_cannot_work_is_told_to_the_host(
+    folder: Path, environ: dict[str, str], scheme: str, sentence: str
+) -> None:
+    async with a_host(folder, f"{scheme}://127.0.0.1:9/mcp") as host:
+        bridge = await host.start(**environ)
+        refused = await bridge.handshake()
+        assert refused["error"]["code"] == -31021
+        assert refused["error"]["message"].startswith(sentence)
+        assert await bridge.end() == 2
+        assert (await sentences(bridge))[-1] == refused["error"]["message"]
+        assert "secret" not in bridge.log.read_text()
+
+
+def test_a_bridge_whose_directory_is_gone_works_and_resumes_nothing(folder: Path) -> None:
+    """T7: its target is not known, so no token is offered."""
+    gone = folder / "gone"
+    gone.mkdir()
+    command = [sys.executable, "-P", "-m", "perdure", "stdio", "http://127.0.0.1:9/mcp", "--patience", "0s"]
+    start = f"import os; os.rmdir({str(gone)!r}); os.execv({sys.executable!r}, {command!r})"
+    request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    ended = subprocess.run(
+        (sys.executable, "-c", start),
+        cwd=gone,
+        env={**os.environ, "PYTHONPATH": python_path(), "PERDURE_TOKEN_DIR": str(folder / "tokens")},
+        input=json.dumps(request).encode(),
+        capture_output=True,
+        timeout=20,
+        check=True,
+    )
+    assert json.loads(ended.stdout) == {"jsonrpc": "2.0", "id": 1, "result": {}}
+    assert b"Session resume disabled for this instance: " in ended.stderr
+    assert not (folder / "tokens").exists()
