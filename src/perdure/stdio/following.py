@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import re
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -27,6 +28,8 @@ from perdure.stdio.pipes import MAX_LINE_BYTES
 LINGER = 0.005
 #: Seconds between two looks at a server that stays away, for what nobody waits for as for an answer.
 LOOKS = 30.0
+#: RFC 9110, 5.5: no control characters, and no space at either end.
+_SENDABLE = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
 
 
 class Listener(Protocol):
@@ -108,9 +111,14 @@ class Following:
     def _move(self, position: str, retry: int | None) -> None:
         if retry is not None:
             self._course = self._course.told(retry / 1000)
-        if position and position != self.position:
+        if position and position != self.position and is_sendable(position):
             self.position = position
             self._listener.move(position)
+
+
+def is_sendable(position: str) -> bool:
+    """Whether a position can stand in a header. From one that cannot, nobody can go on."""
+    return _SENDABLE.fullmatch(position) is not None
 
 
 def endless(patience: Patience) -> Patience:

@@ -19,6 +19,7 @@ from typing import Any
 
 from perdure.observe import note
 from perdure.stdio.call import Asked
+from perdure.stdio.following import is_sendable
 
 #: Of the form. Notes of another form are not read: the next instance then knows less, and nothing wrong.
 VERSION = 1
@@ -53,14 +54,20 @@ def decode(data: bytes) -> Noted:
             raise ValueError("the notes have another form")
         calls = {str(key): _asked(call) for key, call in found.pop("calls").items()}
         noted = Noted(**found, calls=calls)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"no notes of a bridge: {error}") from error
     is_fit = (
         isinstance(noted.session, str) and isinstance(noted.position, str | None) and isinstance(noted.sticky, list)
     )
     if not is_fit or not all(isinstance(request, str) for request in noted.sticky):
         raise ValueError("the notes are of another kind")
+    if any(position and not is_sendable(position) for position in (noted.position, *_positions(calls))):
+        raise ValueError("a position is none that was noted")
     return noted
+
+
+def _positions(calls: dict[str, Asked]) -> list[str | None]:
+    return [asked.position for asked in calls.values()]
 
 
 def _asked(found: dict[str, Any]) -> Asked:
@@ -97,8 +104,9 @@ class Notes:
             self.noted = noted
 
     def begin(self, session: str) -> None:
-        """A session that has no before."""
-        self.noted = Noted(session=digest(session), sticky=self.noted.sticky)
+        """A session that has no before. What the server has not taken yet is repeated in it."""
+        untaken = {wire_id: asked for wire_id, asked in self.noted.calls.items() if asked.position is None}
+        self.noted = Noted(session=digest(session), calls=untaken, sticky=self.noted.sticky)
         self.changed()
 
     def changed(self) -> None:
