@@ -27,7 +27,7 @@ from perdure._core.sticky import encode as encode_sticky
 from perdure.observe import note
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.departures import Departures
-from perdure.stdio.messages import encode, error
+from perdure.stdio.messages import encode, error, same_id
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
 from perdure.stdio.telling import Telling
 
@@ -64,13 +64,13 @@ class HostSide:
         return self._tokens.get(found) if isinstance(found, str) else None
 
     def asked(self, ask: str) -> None:
-        self._asks[ask] = None
+        self._asks[same_id(ask)] = None
         if len(self._asks) > MAX_ASKS:
             del self._asks[next(iter(self._asks))]
 
     def unasked(self, ask: str) -> bool:
         """A question is withdrawn; whether this host was asked it and has not answered."""
-        return self._asks.pop(ask, False) is None
+        return self._asks.pop(same_id(ask), False) is None
 
     def forget_asks(self) -> list[str]:
         asks, self._asks = list(self._asks), {}

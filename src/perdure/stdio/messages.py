@@ -60,6 +60,12 @@ def from_server(text: str) -> list[FromServer]:
     return [FromServer(text=one, body=body) for one, body in zip(texts, bodies, strict=True)]
 
 
+def same_id(text: str) -> str:
+    """An id in one spelling: `"\\u00e9"` and `"é"` are the same, and the two sides escape differently."""
+    found = splice.decode(text)
+    return encode(found) if isinstance(found, str) else text
+
+
 def encode(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
