@@ -190,8 +190,8 @@ class Bridge:
             "stdio.revoked",
             "somebody else used a resume token of this session; a new one is asked for",
         )
-        if self.handshake is not None:
-            await self.resuming.opened(self.handshake.session)
+        if self.handshake is not None and not await self.resuming.opened(self.handshake.session):
+            await self.handshaking.open_later(self.handshake.session)
 
     async def give(self, text: str) -> None:
         """Hand a message to the host."""

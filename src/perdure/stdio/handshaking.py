@@ -120,11 +120,11 @@ class Handshaking:
             sentence = "the session could not go on with what the host says of itself; a new one has begun"
             note(logging.INFO, "stdio.session_other", sentence)
         if not await self._bridge.resuming.opened(session):
-            self._bridge.start(self._open_later, session)
+            self._bridge.start(self.open_later, session)
         self._bridge.notes.begin(session)
         return answer
 
-    async def _open_later(self, session: str) -> None:
+    async def open_later(self, session: str) -> None:
         """Ask for the session's first token until it is there: the host need not wait for that."""
         course = Following(_Deaf(), endless(self._bridge.patience))
         while self.handshake is not None and self.handshake.session == session:
