@@ -23,6 +23,8 @@ class Standalone:
     def __init__(self, bridge: Bridge, handshake: Handshake) -> None:
         self._bridge = bridge
         self._handshake = handshake
+        self._is_sure = bridge.handshaking.is_resumed
+        """That the server has such a stream: then 404 means that the session is gone, and not that there is none."""
 
     async def run(self) -> None:
         """Until the session is another one, or the server has no such stream."""
@@ -38,12 +40,15 @@ class Standalone:
         try:
             async with self._bridge.wire.get(following.position, self._handshake) as response:
                 if response.status_code == 200 and kind(response) == "text/event-stream":
+                    self._is_sure = True
                     self._bridge.teller.reached(self._bridge.wire.url)
                     await following.read(response)
-                elif response.status_code == 404:
+                elif response.status_code == 404 and self._is_sure:
                     if not await self._bridge.renew(self._handshake):
                         following.failed("the session is gone")
-                elif response.status_code in (400, 405):
+                elif response.status_code == 400 and following.position is not None:
+                    self._lose_position(following)
+                elif response.status_code in (400, 404, 405):
                     return False  # a server that has no such stream
                 else:
                     self._bridge.teller.waiting(self._bridge.wire.url, f"HTTP {response.status_code}")
@@ -55,6 +60,15 @@ class Standalone:
             self._bridge.teller.waiting(self._bridge.wire.url, str(error))
             following.failed(str(error))
         return True
+
+    def _lose_position(self, following: Following) -> None:
+        """The server does not know it: go on from now."""
+        note(logging.WARNING, "stdio.position_lost", "the server refuses the position: what was missed is lost")
+        following.position = None
+        following.failed("the server refuses the position")
+        if self._bridge.handshake is self._handshake:
+            self._bridge.notes.noted.position = None
+            self._bridge.changed()
 
     async def hear(self, message: FromServer) -> FromServer | None:
         await self._bridge.take(message)
