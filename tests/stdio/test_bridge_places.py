@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,9 @@ from tests.support.bridges import a_host
 from tests.support.serving import python_path
 
 pytestmark = pytest.mark.anyio
+
+PROXY = "the proxy that the environment names cannot be used: "
+CERTIFICATES = "the certificates that are trusted (SSL_CERT_FILE) cannot be read: "
 
 
 async def test_an_address_in_capitals_is_trusted_no_more_than_another(folder: Path) -> None:
@@ -27,19 +31,19 @@ async def test_an_address_in_capitals_is_trusted_no_more_than_another(folder: Pa
 @pytest.mark.parametrize(
     ("environ", "scheme", "sentence"),
     [
-        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "http", "the proxy that the environment names cannot be used: "),
-        ({"HTTP_PROXY": "gopher://127.0.0.1:9"}, "http", "the proxy that the environment names cannot be used: "),
+        ({"ALL_PROXY": "socks5://127.0.0.1:9"}, "http", PROXY),
+        ({"HTTP_PROXY": "gopher://127.0.0.1:9"}, "http", PROXY),
         (
             {"HTTP_PROXY": "http://me:secret@127.0.0.1:x"},
             "http",
-            "the proxy that the environment names cannot be used: ",
+            PROXY,
         ),
-        ({"SSL_CERT_FILE": "nowhere"}, "https", "the certificates that are trusted (SSL_CERT_FILE) cannot be read: "),
-        ({"SSL_CERT_FILE": __file__}, "https", "the certificates that are trusted (SSL_CERT_FILE) cannot be read: "),
+        ({"SSL_CERT_FILE": "nowhere"}, "https", CERTIFICATES),
+        ({"SSL_CERT_FILE": __file__}, "https", CERTIFICATES),
     ],
 )
 async def test_an_environment_that_cannot_work_is_told_to_the_host(
-    folder: Path, environ: dict[str, str], scheme: str, sentence: str
+    folder: Path, environ: dict[str, Any], scheme: str, sentence: str
 ) -> None:
     async with a_host(folder, f"{scheme}://127.0.0.1:9/mcp") as host:
         bridge = await host.start(**environ)

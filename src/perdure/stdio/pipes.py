@@ -10,16 +10,21 @@ has its line, so that there is at most one line for each stream and each call th
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
+import select
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 #: Of one line. A message holds a file at most, in base64; servers take less (`max_body_bytes`) and say so.
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _CHUNK = 1 << 16
 #: Bytes that are written in one go, if that many wait: the pipe itself takes 64 KiB.
 _BATCH = 1 << 20
+#: Seconds in which nothing is taken of what was read: then the host's leaving is looked for behind what it said. Longer
+#: than a message waits for a server that is there (`DEPARTURE`), shorter than hosts wait for us to end (2 s).
+STUCK = 0.75
 
 
 class HostGone(Exception):
@@ -67,13 +72,23 @@ class Cutter:
             self._parts.append(part)
 
 
-async def lines(descriptor: int, *, limit: int = MAX_LINE_BYTES) -> AsyncIterator[Line]:
-    """The host's lines, until it closes the pipe."""
+async def lines(
+    descriptor: int, *, limit: int = MAX_LINE_BYTES, left: Callable[[], None] = lambda: None
+) -> AsyncIterator[Line]:
+    """The host's lines, until it closes the pipe. `left` is called if it has, and its lines are not taken any more."""
     loop = asyncio.get_running_loop()
     handed: asyncio.Queue[list[Line] | None] = asyncio.Queue(maxsize=1)
+    taken = 0
 
-    def hand(found: list[Line] | None) -> None:
-        asyncio.run_coroutine_threadsafe(handed.put(found), loop).result()
+    def hand(found: list[Line] | None, *, is_end: bool = False) -> None:
+        handing, before = asyncio.run_coroutine_threadsafe(handed.put(found), loop), -1
+        while True:
+            try:
+                return handing.result(STUCK)
+            except TimeoutError:
+                if taken == before and (is_end or _is_left(descriptor)):
+                    loop.call_soon_threadsafe(left)
+                before = taken
 
     def read() -> None:
         cutter = Cutter(limit)
@@ -81,22 +96,36 @@ async def lines(descriptor: int, *, limit: int = MAX_LINE_BYTES) -> AsyncIterato
             while chunk := _read(descriptor):
                 if found := cutter.feed(chunk):
                     hand(found)
-            hand(cutter.end())
-            hand(None)
-        except (RuntimeError, asyncio.CancelledError):
+            hand(cutter.end(), is_end=True)
+            hand(None, is_end=True)
+        except (RuntimeError, asyncio.CancelledError, concurrent.futures.CancelledError):
             return  # the loop is closed: this process ends
 
     threading.Thread(target=read, name="perdure-stdin", daemon=True).start()
     while (found := await handed.get()) is not None:
         for line in found:
             yield line
+            taken += 1
 
 
 def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, _CHUNK)
-    except OSError:
-        return b""  # a pipe that cannot be read has ended
+    while True:
+        try:
+            return os.read(descriptor, _CHUNK)
+        except BlockingIOError:  # somebody who has the same file open made it so
+            select.select([descriptor], [], [])
+        except OSError:
+            return b""  # a pipe that cannot be read has ended
+
+
+def _is_left(descriptor: int) -> bool:
+    """Whether the other end is closed, whatever still waits to be read."""
+    if not hasattr(select, "poll"):
+        return False  # Windows: seen when all is read
+    closed = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+    poll = select.poll()
+    poll.register(descriptor, closed)
+    return any(event & closed for _, event in poll.poll(0))
 
 
 class Output:
@@ -145,7 +174,10 @@ class Output:
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
         while left:
-            left = left[os.write(self._descriptor, left) :]
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
 
     def _tell(self, all_written: list[asyncio.Future[None]]) -> None:
         if self._gone:

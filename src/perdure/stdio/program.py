@@ -117,7 +117,7 @@ async def _bridge(
             slot.release()
 
         with _signals(bridge.stop) as received:
-            await bridge.run(lines(sys.stdin.fileno()), leaving)
+            await bridge.run(lines(sys.stdin.fileno(), left=bridge.stop), leaving)
     return BY_SIGNAL + received[0] if received else 0
 
 

@@ -1,0 +1,125 @@
+"""Odd hosts and odd moments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from starlette.responses import Response
+
+from tests.client.odd import Odd, event, events, good, json_of
+from tests.stdio.desks import RESUMED, a_desk, sentences
+from tests.stdio.test_bridge_trouble import _delete
+from tests.support.bridges import a_host
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.site import under_uvicorn, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_session_that_ends_between_token_and_handshake_is_begun_anew(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        first = await desk.host.session()
+        await first.end()
+        bridge = await desk.host.start()
+        await bridge.logged(RESUMED)
+        await _delete(desk)
+        assert "capabilities" in await bridge.handshake()
+        assert await bridge.call("count", n=1) == "counted to 1"
+        await bridge.end()
+        again = await desk.host.session()
+        assert await sentences(again) == [RESUMED]
+
+
+async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        first = await desk.host.session()
+        await first.call("announce", n=2)
+        await first.until(lambda: first.notices() == [1, 2], "notices")
+        await first.kill()
+        [notes] = desk.host.tokens.glob("notes-*")
+        for position in ("nonsense", "x" * 50, "é\n", ""):
+            noted = json.loads(notes.read_text())
+            noted["position"] = position
+            notes.write_text(json.dumps(noted))
+            bridge = await desk.host.session()
+            await bridge.call("announce", n=1, start=7)
+            await bridge.until(lambda here=bridge: 7 in here.notices(), f"notice after {position!r}")  # type: ignore[misc]
+            await bridge.kill()
+
+
+async def test_notes_that_nest_without_end_cost_the_notes_alone(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        first = await desk.host.session()
+        await first.kill()
+        [notes] = desk.host.tokens.glob("notes-*")
+        notes.write_text("[" * 900_000)
+        bridge = await desk.host.session()
+        assert await bridge.call("count", n=1) == "counted to 1"
+
+
+async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: Path) -> None:
+    async with a_desk(folder) as desk, cutting_proxy(desk.site.port) as proxy:
+        desk.host.url = proxy.url
+        for large in (True, False):
+            bridge = await desk.host.session("--no-resume")
+            proxy.refuse()
+            proxy.cut()
+            if large:
+                bridge.begin_call("count", n=1, gate="x" * 3_000_000)
+                bridge.begin_call("count", n=1)
+            else:
+                for _ in range(250):
+                    bridge.begin_call("count", n=1)
+            await bridge.logged("cannot be reached")
+            async with asyncio.timeout(5):
+                assert await bridge.end() == 0
+            proxy.accept()
+
+
+async def test_a_request_that_is_repeated_in_a_new_session_is_still_reported(folder: Path) -> None:
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session()
+        await _delete(desk)
+        bridge.begin_call("wait", gate="g")
+        await desk.saw("waiting at g", bridge)
+        await bridge.kill()
+        desk.workshop.open("g")
+        again = await desk.host.session()
+        await again.until(lambda: len(again.reports()) == 1, "the report")
+
+
+async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Path) -> None:
+    """Web frameworks answer 404 to a method that nobody serves."""
+    odd = Odd(fine=lambda key: json_of(good(key)))
+    odd.get = lambda _: Response(status_code=404)
+    async with under_uvicorn(odd.app) as port, a_host(folder, f"http://127.0.0.1:{port}/mcp") as host:
+        bridge = await host.session()
+        await until(lambda: any(what == "GET" for _, what in odd.heard))
+        assert await bridge.call("fine") == "fine"
+        assert odd.sessions == 1
+
+
+async def test_a_position_that_the_server_refuses_is_given_up(folder: Path) -> None:
+    odd = Odd()
+    said = event(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}', at="\x01 odd")
+    again = event(b'{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}', at="one")
+    answers = [events(said), events(again), Response(status_code=400), events(said)]
+    odd.get = lambda _: answers.pop(0) if answers else Response(status_code=405)
+    async with under_uvicorn(odd.app) as port, a_host(folder, f"http://127.0.0.1:{port}/mcp") as host:
+        bridge = await host.session()
+        await bridge.until(lambda: len(bridge.heard) == 3, "what came before and after")
+
+
+async def test_an_answer_is_known_however_its_id_is_spelled(folder: Path) -> None:
+    asked = b'{"jsonrpc":"2.0","id":"\\u00e9\\/","method":"ping"}'
+    odd = Odd()
+    answers = [events(event(asked, at="one"))]
+    odd.get = lambda _: answers.pop(0) if answers else Response(status_code=405)
+    async with under_uvicorn(odd.app) as port, a_host(folder, f"http://127.0.0.1:{port}/mcp") as host:
+        bridge = await host.session()
+        await bridge.until(lambda: len(bridge.asked()) == 1, "the question")
+        bridge.say_bytes('{"jsonrpc":"2.0","id":"é/","result":{}}\n'.encode())
+        await until(lambda: len(odd.replies) == 1)
