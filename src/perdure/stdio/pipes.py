@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-#: Of one line. A message holds a file at most, in base64; servers take less (`max_body_bytes`) and say so.
+#: Of one line. A message holds a file at most, in base64; servers take less (`max_body`) and say so.
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _CHUNK = 1 << 16
 #: Bytes that are written in one go, if that many wait: the pipe itself takes 64 KiB.

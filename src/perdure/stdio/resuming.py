@@ -83,7 +83,7 @@ class Resuming:
         if not session or not self._slot.holder:
             return True
         async with self._turn:
-            if self._session not in (None, session):
+            if self._session != session:
                 self._slot.forget()  # what is on disk must not lead back to the session before this one
             self._is_asked, self._session = True, session
             try:
@@ -107,7 +107,7 @@ class Resuming:
             answer = await self._until_answered("resume", {"token": token}, patience)
             session, renewed = _text(answer, "session"), _text(answer, "token")
         except _NoBroker:
-            self._slot.forget()
+            # Nobody has rejected the token: it goes when another session begins, and not while a gateway says 404.
             self._without_broker()
             return None
         except _Rejected:
@@ -178,10 +178,10 @@ class Resuming:
 
 
 def beside(url: str, action: str) -> str:
-    """The broker's address: a sibling of the endpoint."""
+    """The broker's address: a sibling of the endpoint. The query goes along: gateways find tenants and keys there."""
     parts = urlsplit(url)
     folder = parts.path.rstrip("/").rpartition("/")[0]
-    return urlunsplit((parts.scheme, parts.netloc, f"{folder}/resume/{action}", "", ""))
+    return urlunsplit((parts.scheme, parts.netloc, f"{folder}/resume/{action}", parts.query, ""))
 
 
 def _text(answer: dict[str, Any], name: str) -> str:
