@@ -1,32 +1,15 @@
 // Bundles the package and the demo's page, and prints the package's size. With `--types` it writes the types as well.
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
-import { fileURLToPath } from 'node:url';
 import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
+import { bundle, common, here } from './bundle.mjs';
 
 /** What the package may weigh on the wire. */
-const MOST = 7 * 1024;
+const MOST = 6000;
 
-const here = fileURLToPath(new URL('.', import.meta.url));
 process.chdir(here);
-const common = {
-  absWorkingDir: here,
-  bundle: true,
-  format: 'esm',
-  target: 'es2022',
-  minify: true,
-  legalComments: 'none',
-  logLevel: 'warning',
-};
-await build({
-  ...common,
-  entryPoints: { perdure: 'src/index.ts' },
-  outdir: 'dist',
-  splitting: true,
-  chunkNames: '[name]',
-  sourcemap: true,
-});
+await bundle('dist');
 await build({
   ...common,
   entryPoints: ['../../examples/page/page.ts'],

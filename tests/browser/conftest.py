@@ -1,6 +1,8 @@
+"""One browser and one server for all the stories of a test process: each takes seconds to start."""
+
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -9,19 +11,49 @@ from tests.support.chromium import Browser, browsing
 from tests.support.cluster import Cluster, cluster
 
 
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What lives longer than a test needs an event loop that does."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+async def chromium() -> AsyncIterator[Browser]:
     async with browsing() as it:
         yield it
 
 
 @pytest.fixture
-async def servers(browser: Browser, tmp_path: Path) -> AsyncIterator[Cluster]:
-    """One server on a file, behind the proxy. The page comes from another origin."""
-    origins = (browser.origin, browser.origin.replace("127.0.0.1", "plain.test"))
-    options = [word for origin in origins for word in ("--cors-origin", origin)]
-    async with cluster(tmp_path / "log.db", "--retry", "100ms", *options) as it:
+async def browser(chromium: Browser) -> AsyncIterator[Browser]:
+    """A private window: nothing in it is another test's."""
+    async with chromium.window() as it:
         yield it
+
+
+@pytest.fixture(scope="session")
+async def shared(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    origins = (chromium.origin, chromium.origin.replace("127.0.0.1", "plain.test"))
+    options = [word for origin in origins for word in ("--cors-origin", origin)]
+    async with cluster(tmp_path_factory.mktemp("browser") / "log.db", "--retry", "100ms", *options) as it:
+        yield it
+
+
+@pytest.fixture
+async def servers(shared: Cluster) -> AsyncIterator[Cluster]:
+    """A server on a file, behind the proxy, both as good as new. The page comes from another origin."""
+    yield shared
+    shared.proxy.cut()
+    shared.proxy.accept()
+    shared.proxy.release()
+    if shared.server.process.returncode is not None:
+        await shared.restart()
+
+
+@pytest.fixture
+def sessions(servers: Cluster) -> Callable[[], list[tuple[object, ...]]]:
+    """Id and incarnation of the sessions that this test has made."""
+    before = {row[0] for row in servers.sessions()}
+    return lambda: [row for row in servers.sessions() if row[0] not in before]
 
 
 @pytest.fixture

@@ -9,31 +9,42 @@ const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const browserPackage = createRequire(here('../../clients/browser/package.json'));
 const { chromium } = browserPackage('playwright-core');
 const { build } = browserPackage('esbuild');
+const { bundle } = await import('../../clients/browser/bundle.mjs');
 const [executablePath, profile] = process.argv.slice(2);
 
-const built = await build({
-  entryPoints: [here('page.ts')],
+// The package as it is shipped, and the page on it; each SDK is loaded by the pages that use it.
+const shipped = `${profile}/package`;
+await bundle(shipped);
+const settings = {
   bundle: true,
+  minify: true,
   format: 'esm',
   target: 'es2022',
   write: false,
+  outdir: '/',
+  alias: { perdure: `${shipped}/perdure.js` },
   nodePaths: [here('../../clients/browser/node_modules')],
   logLevel: 'error',
-});
-const script = built.outputFiles[0].text;
+};
+const built = await build({ ...settings, entryPoints: [here('page.ts')], splitting: true });
+const scripts = new Map(built.outputFiles.map(({ path, text }) => [path, text]));
 const page = '<!doctype html><title>page</title><script type=module src=/page.js></script>';
-const site = createServer((request, response) => {
-  const answer = (type, text) => response.writeHead(200, { 'content-type': type, 'cache-control': 'no-store' }).end(text);
-  if (request.url.startsWith('/page.js')) answer('text/javascript', script);
-  else if (request.url.startsWith('/?')) answer('text/html', page);
+const site = createServer(({ url }, response) => {
+  // Cached, as on a real site; and who is not to be stored is not kept for the way back either.
+  const answer = (type, text) =>
+    response.writeHead(200, { 'content-type': type, 'cache-control': 'max-age=3600' }).end(text);
+  const script = scripts.get(url);
+  if (script) answer('text/javascript', script);
+  else if (url.startsWith('/?')) answer('text/html', page);
   else answer('text/html', '<!doctype html><title>blank</title>');
 });
 await new Promise((resolve) => site.listen(0, '127.0.0.1', resolve));
 const { port } = site.address();
 
-const context = await chromium.launchPersistentContext(profile, {
+const ordinary = await chromium.launchPersistentContext(`${profile}/profile`, {
   executablePath,
   headless: true,
+  ignoreDefaultArgs: ['--disable-back-forward-cache'],
   args: [
     '--no-sandbox',
     '--disable-gpu',
@@ -43,9 +54,9 @@ const context = await chromium.launchPersistentContext(profile, {
     '--host-resolver-rules=MAP plain.test 127.0.0.1',
   ],
 });
-context.setDefaultTimeout(20_000);
+let context = ordinary;
+let responses = [];
 const tabs = [];
-const responses = [];
 
 async function watch(tab) {
   const network = await context.newCDPSession(tab);
@@ -61,6 +72,19 @@ async function watch(tab) {
 }
 
 const commands = {
+  async window({ private: alone }) {
+    context = alone ? await ordinary.browser().newContext() : ordinary;
+    context.setDefaultTimeout(20_000);
+    responses = [];
+  },
+  async clear() {
+    if (context !== ordinary) return context.close();
+    for (const tab of ordinary.pages()) await tab.close();
+  },
+  async compile({ code }) {
+    const made = await build({ ...settings, stdin: { contents: code, loader: 'ts', resolveDir: here('.') } });
+    return made.outputFiles[0].text;
+  },
   origin: () => `http://127.0.0.1:${port}`,
   async open({ url, init }) {
     const tab = await context.newPage();
@@ -82,6 +106,11 @@ const commands = {
   offline: ({ on }) => context.setOffline(on),
   close: ({ tab }) => tabs[tab].close(),
   goto: async ({ tab, url }) => void (await tabs[tab].goto(url)),
+  back: async ({ tab }) => void (await tabs[tab].goBack({ waitUntil: 'commit' })),
+  async freeze({ tab, on }) {
+    const lifecycle = await context.newCDPSession(tabs[tab]);
+    await lifecycle.send('Page.setWebLifecycleState', { state: on ? 'frozen' : 'active' });
+  },
   responses: () => responses,
   async shoot({ tab, path, width, height, dark }) {
     await tabs[tab].setViewportSize({ width, height });
@@ -98,5 +127,5 @@ for await (const line of createInterface({ input: process.stdin })) {
     .then(() => commands[name](rest))
     .then((value) => say({ n, value: value ?? null }), (error) => say({ n, error: String(error) }));
 }
-await context.close();
+await ordinary.close();
 site.close();

@@ -3,33 +3,36 @@
  * storage at once, so that the record outlives the page as the test's tab does.
  */
 
-import { Client as Client1 } from '@modelcontextprotocol/sdk/client/index.js';
-import { Client as Client2 } from '@modelcontextprotocol/client';
-import { type Options, OutcomeUnknown, PerdureTransport, type RecoveredCall } from '../../clients/browser/src/index.ts';
+import type { Client as Client2 } from '@modelcontextprotocol/client';
+import { type Options, OutcomeUnknown, PerdureTransport, type RecoveredCall } from 'perdure';
 
 type Shown = (string | number | null)[];
 
-const RECORD = 'record';
 const query = new URLSearchParams(location.search);
-const record: Shown[] = read();
+const record: Shown[] = [];
 let forbidden = false;
 
-function read(): Shown[] {
-  try {
-    return JSON.parse(sessionStorage.getItem(RECORD) ?? '[]') as Shown[];
-  } catch {
-    return [];
-  }
-}
+/** Each line has a place of its own in storage, so that showing one costs the same however many there are. */
+const place = (number: number) => `record ${number}`;
 
-function show(...what: Shown): void {
-  record.push(what);
+function read(): void {
   try {
-    if (!forbidden) sessionStorage.setItem(RECORD, JSON.stringify(record));
+    for (let line; (line = sessionStorage.getItem(place(record.length))); ) record.push(JSON.parse(line) as Shown);
   } catch {
     forbidden = true;
   }
 }
+
+function show(...what: Shown): void {
+  try {
+    if (!forbidden) sessionStorage.setItem(place(record.length), JSON.stringify(what));
+  } catch {
+    forbidden = true;
+  }
+  record.push(what);
+}
+
+read();
 
 const keyOf = (params: unknown): string => (params as { arguments: { key: string } }).arguments.key;
 
@@ -54,7 +57,9 @@ function recovered(call: RecoveredCall): void {
   );
 }
 
+const LONG = 600_000;
 const calls = new Map<string, RecoveredCall>();
+const aborts = new Map<string, AbortController>();
 let token = query.get('token') ?? '';
 
 const options: Options = {
@@ -66,6 +71,7 @@ if (query.has('token')) {
   options.token = ({ renew }) => {
     if (renew) token = localStorage.getItem('token') ?? '';
     show('asked', String(renew));
+    if (!token) throw new Error('signed out');
     return token;
   };
 }
@@ -75,13 +81,13 @@ if (query.get('storage') === 'none') options.storage = null;
 if (query.has('streams')) options.streams = Number(query.get('streams'));
 if (query.has('silence')) options.silence = Number(query.get('silence'));
 
+if (query.has('twice')) {
+  // As a framework does that mounts everything twice.
+  const first = new PerdureTransport(query.get('url') ?? '');
+  void first.start();
+  void first.close();
+}
 const transport = new PerdureTransport(query.get('url') ?? '', options);
-const Client = query.get('sdk') === '1' ? Client1 : Client2;
-const client = new Client({ name: 'page', version: '1' }, { capabilities: { elicitation: {} } }) as Client2;
-client.onerror = (error) => show('trouble', String(error));
-client.fallbackNotificationHandler = async ({ method, params }) => {
-  show('notice', method, ((params?.['uri'] as string | undefined) ?? null));
-};
 
 /** What a test does to the page. */
 const lab = {
@@ -93,23 +99,31 @@ const lab = {
   pending: () => transport.pending().map((call) => (recovered(call), keyOf(call.params))),
   positions: () => transport.positions,
   url: query.get('url'),
+  has: (key: string) => calls.has(key),
   cancel: (key: string) => calls.get(key)?.cancel('enough'),
+  /** As a page does that no longer wants what it asked for. */
+  abort: (key: string) => aborts.get(key)?.abort('enough'),
   /** Take all the room that is left in storage. */
   fill(): void {
-    let filling = '';
     for (let size = 4 << 20; size >= 1; size >>= 1) {
       try {
-        sessionStorage.setItem('filling', filling + 'x'.repeat(size));
-        filling += 'x'.repeat(size);
+        sessionStorage.setItem(`filling ${size}`, 'x'.repeat(size));
       } catch {
         // It did not fit; less may.
       }
     }
   },
-  call(name: string, args: Record<string, unknown>): void {
+  empty(): void {
+    for (const key of Object.keys(sessionStorage)) if (key.startsWith('filling')) sessionStorage.removeItem(key);
+  },
+  call(name: string, args: Record<string, unknown>, resumptionToken?: string): void {
     const key = args['key'] as string;
+    const abort = new AbortController();
+    aborts.set(key, abort);
     const onprogress = ({ progress }: { progress: number }) => show('progress', key, progress);
-    client.callTool({ name, arguments: args }, ...(more(onprogress) as [])).then(
+    const options = { onprogress, resumptionToken, signal: abort.signal, timeout: LONG };
+    const rest = query.get('sdk') === '1' ? [undefined, options] : [options];
+    client.callTool({ name, arguments: args }, ...(rest as [])).then(
       (result) => show('result', key, text(result)),
       (error) => show('error', key, ...code(error)),
     );
@@ -121,11 +135,18 @@ const lab = {
   end: () => transport.terminateSession(),
 };
 
-const long = { timeout: 600_000 };
-const more = (onprogress: unknown): unknown[] =>
-  query.get('sdk') === '1' ? [undefined, { onprogress, ...long }] : [{ onprogress, ...long }];
-
 Object.assign(globalThis, { lab });
+
+const { Client } =
+  query.get('sdk') === '1'
+    ? await import('@modelcontextprotocol/sdk/client/index.js')
+    : await import('@modelcontextprotocol/client');
+const client = new Client({ name: 'page', version: '1' }, { capabilities: { elicitation: {} } }) as Client2;
+client.onerror = (error) => show('trouble', String(error));
+client.fallbackNotificationHandler = async ({ method, params }) => {
+  show('notice', method, ((params?.['uri'] as string | undefined) ?? null));
+};
+
 if (query.get('answer') !== 'none') {
   const handle = async (request: { params: { message: string } }) => {
     show('asked', request.params.message);
@@ -135,7 +156,7 @@ if (query.get('answer') !== 'none') {
   };
   if (query.get('sdk') !== '1') client.setRequestHandler('elicitation/create', handle as never);
 }
-client.connect(transport as never, long).then(
+client.connect(transport as never, { timeout: LONG }).then(
   () => show('ready', transport.sessionId ?? null),
   (error) => show('failed', String(error)),
 );

@@ -13,7 +13,7 @@ from tests.support.chromium import Browser
 from tests.support.cluster import Cluster
 from tests.support.crashbox import open_gate
 from tests.support.cutting_proxy import cutting_proxy
-from tests.support.site import serve
+from tests.support.site import serve, until
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
@@ -115,18 +115,83 @@ async def test_offline_and_back(browser: Browser, servers: Cluster, gate: str) -
     assert await tab.connected() == session
 
 
+CLOCK = "const now = Date.now; let by = 0; Date.now = () => now() + by; globalThis.setClock = (ms) => { by = ms; }"
+
+
 async def test_a_connection_that_died_in_silence(browser: Browser, servers: Cluster, gate: str) -> None:
-    """As after a sleep: nobody says that it is dead, but nothing comes any more, keep-alives included."""
-    tab = await browser.open(servers.proxy.url, silence="300")
+    """Nobody says that it is dead, but nothing comes any more, keep-alives included; and the clock was set back."""
+    tab = await browser.open(servers.proxy.url, init=CLOCK, silence="300")
     await tab.connected()
     await tab.call("count", key="a", n=4, gate=gate, pauses=[2])
     await tab.saw("progress", "a", 2)
     servers.proxy.hold()
+    await tab.eval("setClock(-3_600_000)")
     open_gate(f"{gate}.2")
     await tab.until("lab.status() === 'reconnecting'")
     servers.proxy.cut()
     servers.proxy.release()
     await whole(tab, "a", 4)
+
+
+async def test_sleep_and_wake(browser: Browser, servers: Cluster, gate: str) -> None:
+    """The page stands still while its connections die unheard; when it wakes, its watch finds them silent."""
+    tab = await browser.open(servers.proxy.url, silence="300")
+    session = await tab.connected()
+    await tab.call("count", key="a", n=4, gate=gate, pauses=[2])
+    await tab.saw("progress", "a", 2)
+    await tab.freeze(True)
+    servers.proxy.hold()
+    before = servers.events()
+    open_gate(f"{gate}.2")
+    await until(lambda: servers.events() == before + 3)
+    await tab.freeze(False)
+    await tab.saw("status", "reconnecting")
+    servers.proxy.cut()
+    servers.proxy.release()
+    await whole(tab, "a", 4)
+    assert await tab.connected() == session
+
+
+NEXT_PAGE = """
+const key = Object.keys(sessionStorage).find((key) => key.startsWith('perdure'));
+const state = JSON.parse(sessionStorage.getItem(key));
+sessionStorage.setItem(key, JSON.stringify({...state, life: state.life + 1}));
+"""
+
+
+async def test_a_page_from_the_browsers_cache(browser: Browser, servers: Cluster) -> None:
+    """On the way back the old page is there as it was, and goes on; unless another one has gone on meanwhile.
+
+    Chromium drops a page from its cache when another asks for the lock, so what that one does is done by hand here.
+    """
+    tab = await browser.open(servers.proxy.url, host="plain.test")
+    session = await tab.connected()
+    await tab.eval("globalThis.mark = 'first'")
+    blank = browser.origin.replace("127.0.0.1", "plain.test") + "/blank"
+    await tab.goto(blank)
+    await tab.back()
+    assert await tab.connected() == session
+    assert await tab.eval("mark") == "first"
+    await tab.eval("lab.ask('announce', {n: 1})")
+    await tab.saw("notice", "notifications/resources/updated", "notice://1")
+    await tab.goto(blank)
+    await tab.eval(NEXT_PAGE)
+    await tab.back()
+    await tab.saw("trouble", "Error: another page has the session now")
+    assert await tab.eval("[mark, lab.status()]") == ["first", "disconnected"]
+    await tab.reload()
+    assert await tab.connected() == session
+
+
+async def test_a_handshake_that_is_cut_off(browser: Browser, servers: Cluster) -> None:
+    """The connection of the first word goes before its answer has begun, and that of the second right after."""
+    servers.proxy.cut_after(b"mcp-session-id", only="POST")
+    lost = servers.proxy.cut_after(b"\r\n\r\n", only="POST")
+    tab = await browser.open(servers.proxy.url)
+    await lost.passed()
+    session = await tab.connected()
+    assert (await tab.eval("lab.ask('where')")).startswith(session)
+    assert await tab.record("lost", "trouble") == []
 
 
 async def test_a_request_that_found_nobody_is_not_sent_again(
@@ -183,9 +248,9 @@ async def test_a_session_that_went_while_the_page_was_away(browser: Browser, ser
     await tab.call("count", key="a", n=4, gate=gate, pauses=[2])
     await tab.saw("progress", "a", 2)
     page = await tab.eval("location.href")
-    await browser.do("goto", tab=tab.number, url=browser.origin + "/blank")
+    await tab.goto(browser.origin + "/blank")
     await tab.eval(f"fetch({servers.proxy.url!r}, {{method: 'DELETE', headers: {{'mcp-session-id': {session!r}}}}})")
-    await browser.do("goto", tab=tab.number, url=page)
+    await tab.goto(page)
     assert await tab.connected() != session
     await tab.saw("error", "a", -31001)
     assert await tab.record("lost") == [["lost"]]
@@ -228,7 +293,7 @@ async def test_storage_really_full(browser: Browser, servers: Cluster, gate: str
     await tab.until("lab.record().some(([what]) => what === 'trouble')")
     open_gate(f"{gate}.2")
     await whole(tab, "a", 4)
-    await tab.eval("sessionStorage.removeItem('filling')")
+    await tab.eval("lab.empty()")
     await tab.reload()
     assert await tab.connected() != session
 
@@ -264,6 +329,10 @@ async def test_a_token_that_expires_in_the_middle_of_a_stream(browser: Browser) 
         await whole(tab, "a", 3)
         assert await tab.connected() == session
         assert "token-of-the" not in await tab.eval("sessionStorage.getItem('perdure:' + lab.url)")
+        await tab.eval("localStorage.removeItem('token')")
+        passes.good.clear()
+        await tab.call("count", key="b", n=1)
+        await tab.saw("error", "b", None, "HTTP 401: no token: Error: signed out")
 
 
 async def test_the_type_of_a_post_in_the_network_tab(browser: Browser, servers: Cluster) -> None:

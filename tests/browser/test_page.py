@@ -21,13 +21,13 @@ pytestmark = pytest.mark.anyio
 PATIENCE = 90
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def built() -> None:
     node_modules(PACKAGE)
     subprocess.run([program("node"), PACKAGE / "build.mjs"], check=True, capture_output=True, timeout=60)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def page(built: None) -> AsyncIterator[str]:
     """The demo without its scenes; gives the page's address."""
     process = await asyncio.create_subprocess_exec(

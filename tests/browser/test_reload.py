@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.support.chromium import Browser, Tab
 from tests.support.cluster import Cluster
-from tests.support.crashbox import open_gate
+from tests.support.crashbox import diary, open_gate
+from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
+
+Sessions = Callable[[], list[tuple[object, ...]]]
 
 RELOADS = 100
 
@@ -22,34 +28,39 @@ async def whole(tab: Tab, key: str, n: int) -> None:
     assert await tab.answers(key) == [["result", key, f"counted to {n}"]]
 
 
-@pytest.mark.parametrize("sdk", ["1", "2"])
-async def test_a_call_goes_on_over_a_reload(browser: Browser, servers: Cluster, gate: str, sdk: str) -> None:
+@pytest.mark.parametrize(("sdk", "private"), [("1", False), ("2", True)], ids=["sdk 1", "sdk 2, private window"])
+async def test_a_call_goes_on_over_a_reload(
+    chromium: Browser, servers: Cluster, gate: str, sdk: str, private: bool, sessions: Sessions
+) -> None:
     """R11, R12: the same session, each report once, and the result; and the client is whole."""
-    tab = await browser.open(servers.proxy.url, sdk=sdk)
-    session = await tab.connected()
-    await tab.call("count", key="a", n=6, gate=gate, pauses=[2, 4])
-    await tab.saw("progress", "a", 2)
-    await tab.reload()
-    open_gate(f"{gate}.2")
-    await tab.saw("recovered", "a")
-    await tab.saw("progress", "a", 4)
-    assert await tab.connected() == session
-    assert await tab.eval("lab.server()") == "crashbox"
-    assert "tools" in await tab.eval("lab.capabilities()")
-    open_gate(f"{gate}.4")
-    await whole(tab, "a", 6)
-    assert servers.sessions() == [(session, 1)]
-    assert (await tab.eval("lab.positions()"))["calls"] == []
+    async with chromium.window(private=private) as browser:
+        tab = await browser.open(servers.proxy.url, sdk=sdk)
+        session = await tab.connected()
+        await tab.call("count", key="a", n=6, gate=gate, pauses=[2, 4])
+        await tab.saw("progress", "a", 2)
+        await tab.reload()
+        open_gate(f"{gate}.2")
+        await tab.saw("recovered", "a")
+        await tab.saw("progress", "a", 4)
+        assert await tab.connected() == session
+        assert await tab.eval("lab.server()") == "crashbox"
+        assert "tools" in await tab.eval("lab.capabilities()")
+        open_gate(f"{gate}.4")
+        await whole(tab, "a", 6)
+        assert sessions() == [(session, 1)]
+        assert (await tab.eval("lab.positions()"))["calls"] == []
 
 
-async def test_without_a_running_call_the_client_shakes_hands_again(browser: Browser, servers: Cluster) -> None:
+async def test_without_a_running_call_the_client_shakes_hands_again(
+    browser: Browser, servers: Cluster, sessions: Sessions
+) -> None:
     """R10: a reattach, so the session's second incarnation."""
     tab = await browser.open(servers.proxy.url)
     session = await tab.connected()
     await tab.reload()
     assert await tab.connected() == session
     assert await tab.eval("lab.server()") == "crashbox"
-    assert servers.sessions() == [(session, 2)]
+    assert sessions() == [(session, 2)]
     assert (await tab.eval("lab.ask('where')")).startswith(session)
 
 
@@ -60,13 +71,31 @@ async def test_a_call_that_ends_while_the_page_is_away(browser: Browser, servers
     await tab.call("count", key="a", n=3, gate=gate, pauses=[1])
     await tab.saw("progress", "a", 1)
     page = await tab.eval("location.href")
-    await browser.do("goto", tab=tab.number, url=browser.origin + "/blank")
+    await tab.goto(browser.origin + "/blank")
     open_gate(f"{gate}.1")
-    await browser.do("goto", tab=tab.number, url=page)
+    await tab.goto(page)
     await whole(tab, "a", 3)
 
 
-async def test_five_calls_at_once(browser: Browser, servers: Cluster, gate: str) -> None:
+BUSY = "addEventListener('beforeunload', () => { for (const end = Date.now() + 500; Date.now() < end; ); })"
+
+
+async def test_a_call_that_ends_while_the_page_goes(browser: Browser, servers: Cluster, gate: str) -> None:
+    """R12: what reaches a page that is on its way out is shown by the next one, and by that alone."""
+    tab = await browser.open(servers.proxy.url)
+    await tab.connected()
+    await tab.call("count", key="a", n=3, gate=gate, pauses=[1])
+    await tab.saw("progress", "a", 1)
+    await tab.eval(BUSY)
+    before = servers.events()
+    reload = asyncio.create_task(tab.reload())
+    open_gate(f"{gate}.1")
+    await until(lambda: servers.events() == before + 3)
+    await reload
+    await whole(tab, "a", 3)
+
+
+async def test_five_calls_at_once(browser: Browser, servers: Cluster, gate: str, sessions: Sessions) -> None:
     """R12: all of them, each by itself."""
     tab = await browser.open(servers.proxy.url)
     session = await tab.connected()
@@ -79,7 +108,7 @@ async def test_five_calls_at_once(browser: Browser, servers: Cluster, gate: str)
     for key in "edcba":
         open_gate(f"{gate}{key}.2")
         await whole(tab, key, 4)
-    assert servers.sessions() == [(session, 1)]
+    assert sessions() == [(session, 1)]
 
 
 async def test_ids_of_old_calls_and_new_ones_are_kept_apart(browser: Browser, servers: Cluster, gate: str) -> None:
@@ -98,7 +127,7 @@ async def test_ids_of_old_calls_and_new_ones_are_kept_apart(browser: Browser, se
     await whole(tab, "new", 2)
 
 
-async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, gate: str) -> None:
+async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, gate: str, sessions: Sessions) -> None:
     """R12, promise 2: whenever the reload comes, no event is lost and none is shown twice."""
     tab = await browser.open(servers.proxy.url)
     session = await tab.connected()
@@ -110,13 +139,13 @@ async def test_a_hundred_reloads_in_a_row(browser: Browser, servers: Cluster, ga
         if number % 5 == 0:  # the others come in the middle of the beginning
             before = len(await tab.progress("a"))
             await tab.until(f"globalThis.lab?.record().filter(([what]) => what === 'progress').length > {before}")
-    await tab.saw("recovered", "a")
+    await tab.until("globalThis.lab?.has('a')")
     await tab.eval("lab.cancel('a')")
     await tab.saw("error", "a")
     seen = await tab.progress("a")
     assert seen == list(range(1, len(seen) + 1))
     assert await tab.answers("a") == [["error", "a", -32800, (await tab.answers("a"))[0][3]]]
-    assert servers.sessions() == [(session, 1)]
+    assert sessions() == [(session, 1)]
     print(f"{len(seen)} events over {RELOADS} reloads")
 
 
@@ -182,3 +211,41 @@ async def test_a_call_that_left_without_a_word_has_an_unknown_outcome(browser: B
     await tab.saw("error", "a", -31001)
     assert await tab.answers("a") == [["error", "a", -31001, (await tab.answers("a"))[0][3]]]
     assert json.dumps(await tab.eval("lab.positions()")).count("count") == 0
+
+
+async def test_a_call_that_the_client_gave_up(browser: Browser, servers: Cluster, gate: str) -> None:
+    """Its answer is for nobody, on this page and on the next; and a page that goes on by a position sends nothing."""
+    tab = await browser.open(servers.proxy.url, recover="pending")
+    await tab.connected()
+    await tab.call("pay", key="a", n=2, gate=gate, pauses=[1])
+    await tab.call("pay", key="b", n=2, gate=gate, pauses=[1], log=f"{gate}.diary")
+    await tab.saw("progress", "a", 1)
+    await tab.saw("progress", "b", 1)
+    await tab.eval("lab.abort('a')")
+    await tab.until("lab.positions().calls.length === 1")
+    await tab.reload()
+    await tab.connected()
+    (call,) = (await tab.eval("lab.positions()"))["calls"]
+    await tab.call("pay", key="b", resume=call["position"])
+    open_gate(f"{gate}.1")
+    await tab.saw("result", "b", "counted to 2")
+    assert len(diary(Path(f"{gate}.diary"))) == 1
+    assert await tab.record("trouble") == []
+
+
+async def test_a_page_that_begins_twice_in_one_breath(browser: Browser, servers: Cluster, sessions: Sessions) -> None:
+    """A transport that was closed while it began leaves no lock behind."""
+    tab = await browser.open(servers.proxy.url, twice="")
+    session = await tab.connected()
+    await tab.reload()
+    assert await tab.connected() == session
+    assert sessions() == [(session, 2)]
+
+
+async def test_a_session_that_the_page_has_ended(browser: Browser, servers: Cluster) -> None:
+    tab = await browser.open(servers.proxy.url)
+    session = await tab.connected()
+    await tab.eval("lab.end()")
+    await tab.reload()
+    assert await tab.connected() != session
+    assert await tab.record("lost", "trouble") == []

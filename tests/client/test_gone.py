@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import httpx2
 import mcp_types as types
@@ -109,3 +110,17 @@ async def test_it_is_logged(shop: Workshop, site: Site, caplog: pytest.LogCaptur
             await end(site, client.session_id)
             await client.list_tools()
     assert [vars(record).get("action") for record in caplog.records].count("client.session_gone") == 1
+
+
+async def test_a_session_that_the_server_offers_in_its_404_is_left_to_expire(shop: Workshop, tmp_path: Path) -> None:
+    """That is for clients which cannot begin anew: ours does, without an id (B5), and knows what was agreed on."""
+    path = tmp_path / "agent.json"
+    async with serve(shop.server, retry=0.02, recover="reissue") as site:
+        async with perdure.connect(url_of(site), state=path) as client:
+            first = client.session_id
+        assert first is not None
+        path.write_text(path.read_text().replace(first, "a-session-that-was-forgotten"))
+        async with perdure.connect(url_of(site), state=path) as client:
+            assert text(await client.call_tool("count", {"n": 2})) == "counted to 2"
+            assert client.session_id not in (None, first, "a-session-that-was-forgotten")
+        assert shop.seen == ["counted 2"]

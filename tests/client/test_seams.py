@@ -150,7 +150,7 @@ def test_an_error_has_code_message_and_data() -> None:
 
 def test_the_http_librarys_errors_tell_what_has_left_from_what_may_have() -> None:
     """`client/wire.py`: nothing that is not about connecting may ever stand among the first."""
-    not_sent = {httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout}
+    not_sent = {httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError}
     perhaps = {httpx2.ReadError, httpx2.ReadTimeout, httpx2.WriteError, httpx2.WriteTimeout, httpx2.RemoteProtocolError}
     assert all(issubclass(error, httpx2.TransportError) for error in not_sent | perhaps)
     assert not any(issubclass(error, tuple(not_sent)) for error in perhaps)

@@ -15,6 +15,7 @@ from mcp.client.session import ClientRequestContext
 
 import perdure
 from perdure.client.state import Ask, BadState, Handshake, Running, State, decode
+from perdure.client.store import StateFile
 from tests.client.conftest import text
 from tests.support.client_process import client_process
 from tests.support.cutting_proxy import CuttingProxy
@@ -72,6 +73,38 @@ def test_every_cut_of_a_state_is_told_and_none_is_taken_for_a_state() -> None:
     for end in range(len(data)):
         with pytest.raises(BadState):
             decode(data[:end])
+
+
+CALL: dict[str, object] = {"id": "1", "params": {}, "position": None, "retry": None}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": True},
+        {"start": -1},
+        {"position": 7},
+        {"retry": "soon"},
+        {"retry": -5},
+        {"sticky": []},
+        {"sticky": {"level": 1}},
+        {"handshake": {"session": "s", "request": {}, "result": {}, "initialized": "yes"}},
+        {"calls": {"1": {**CALL, "position": 7}}},
+        {"calls": {"1": {**CALL, "retry": 1.5}}},
+        {"calls": {"2": CALL}},
+        {"asks": {"1": {"message": {}, "call": 1}}},
+    ],
+)
+def test_a_state_with_a_value_of_another_kind_is_told_before_it_does_harm(wrong: dict[str, object]) -> None:
+    whole = json.loads(State(url="http://a/mcp").encode())
+    decode(json.dumps({**whole, "calls": {"1": CALL}}).encode())
+    with pytest.raises(BadState):
+        decode(json.dumps({**whole, **wrong}).encode())
+
+
+def test_a_state_as_deep_as_the_sea_is_told() -> None:
+    with pytest.raises(BadState):
+        decode(b"[" * 100_000)
 
 
 async def test_the_session_goes_on_without_a_handshake(shop: Workshop, proxy: CuttingProxy, path: Path) -> None:
@@ -136,6 +169,56 @@ async def test_an_unreadable_state_is_set_aside_and_a_new_session_begins(
     assert [vars(record)["action"] for record in caplog.records] == ["client.state_unreadable"]
     assert saved(path.with_name("agent.json.unreadable")) == b'{"perdure":1,"url":'
     assert decode(saved(path)).handshake is not None
+
+
+async def test_an_unreadable_state_that_cannot_be_put_aside_is_told_and_let_go(url: str, path: Path) -> None:
+    write(path, b"{")
+    path.with_name("agent.json.unreadable").mkdir()
+    path.with_name("agent.json.unreadable").joinpath("full").touch()
+    for _ in range(2):
+        with pytest.raises(perdure.StateUnusable, match="out of the way"):
+            async with perdure.connect(url, state=path):
+                raise AssertionError("it cannot be kept")
+
+
+async def test_a_recorded_handshake_that_the_sdk_cannot_read_is_made_anew(url: str, path: Path) -> None:
+    async with perdure.connect(url, state=path) as client:
+        first = client.session_id
+    found = json.loads(saved(path))
+    found["handshake"]["result"]["protocolVersion"] = "1999-01-01"
+    write(path, json.dumps(found).encode())
+    async with perdure.connect(url, state=path) as client:
+        assert client.session_id not in (None, first)
+
+
+def test_a_child_of_the_process_does_not_keep_the_state(path: Path) -> None:
+    """A fork has the lock's file open as well, for as long as it lives."""
+    first, reading, writing = StateFile(path), *os.pipe()
+    first.open()
+    child = os.fork()
+    if child == 0:
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        first.close()
+        StateFile(path).open()
+    finally:
+        os.write(writing, b"x")
+        os.waitpid(child, 0)
+
+
+async def test_a_copied_state_does_not_repeat_ids(site: Site, url: str, path: Path, shop: Workshop) -> None:
+    """Two clients of one session that count alike: each has a part of the id that is its own."""
+    async with perdure.connect(url, state=path) as client:
+        await client.list_tools()
+    copy = path.with_name("copy.json")
+    write(copy, saved(path))
+    async with perdure.connect(url, state=path) as one, perdure.connect(url, state=copy) as two:
+        assert one.session_id == two.session_id
+        waiting = [asyncio.create_task(client.call_tool("wait", {"gate": "g"})) for client in (one, two)]
+        await until(lambda: shop.seen == ["waiting at g"] * 2)
+        shop.open("g")
+        assert [text(await call) for call in waiting] == ["went through g"] * 2
 
 
 async def test_two_clients_never_share_a_state(url: str, path: Path) -> None:

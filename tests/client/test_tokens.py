@@ -10,7 +10,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.shared.exceptions import MCPError
 
 import perdure
-from tests.client.conftest import Progress, numbers, text
+from tests.client.conftest import Inbox, Progress, numbers, text
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import serve, until
 from tests.support.workshop import Workshop
@@ -105,6 +105,38 @@ async def test_a_provider_that_fails_is_an_error_of_the_request_alone(shop: Work
     with pytest.raises(MCPError, match="no keyring"):
         async with perdure.connect(f"http://127.0.0.1:{site_port}/mcp", auth=token):
             raise AssertionError("no token")
+
+
+async def test_a_provider_that_fails_while_the_network_is_gone_costs_nothing_that_runs(shop: Workshop) -> None:
+    """Its tokens come over the same network: streams are resumed when it works again."""
+    guests, progress, inbox = Guests(), Progress(), Inbox()
+    asked, works = 0, True
+
+    async def token() -> str:
+        nonlocal asked
+        asked += 1
+        if not works:
+            raise ConnectionError("no network")
+        return f"ann-{guests.newest}"
+
+    patience = perdure.Patience(first_delay=0.02, max_delay=0.02)
+    async with (
+        serve(shop.server, auth=guests, retry=0.02) as site,
+        cutting_proxy(site.port) as proxy,
+        perdure.connect(proxy.url, auth=token, patience=patience, message_handler=inbox) as client,
+    ):
+        await proxy.answered("GET")
+        call = asyncio.create_task(client.call_tool("count", {"n": 6, "gate": "g", "pauses": [3]}, None, progress))
+        await until(lambda: progress.seen == numbers(3))
+        guests.newest, works = 2, False
+        proxy.cut()
+        await until(lambda: asked >= 5)
+        works = True
+        shop.open("g/3")
+        assert text(await call) == "counted to 6"
+        await client.call_tool("announce", {"n": 1})
+        await until(lambda: inbox.notices == ["notice://1"])
+    assert progress.seen == numbers(6)
 
 
 @pytest.fixture

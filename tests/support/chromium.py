@@ -29,8 +29,12 @@ def chromium() -> str:
     raise FileNotFoundError("the browser tests need Chromium on the path; on Debian do: apt-get install chromium")
 
 
+#: Lines of a page's record that a failure shows: what led to it, not the whole story.
+SHOWN = 30
+
+
 class Browser:
-    """A browser with a fresh profile, and the site of the test page."""
+    """A browser, and the site of the test page. Its windows are the tests': see `window`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -60,6 +64,15 @@ class Browser:
         for waiting in [self.ready, *self._waiting.values()]:
             if not waiting.done():
                 waiting.set_exception(RuntimeError("the browser's driver has ended"))
+
+    @asynccontextmanager
+    async def window(self, *, private: bool = True) -> AsyncIterator[Browser]:
+        """Tabs are opened in here, and closed at the end. A private window shares nothing with any other."""
+        await self.do("window", private=private)
+        try:
+            yield self
+        finally:
+            await self.do("clear")
 
     async def open(self, url: str, *, host: str = "127.0.0.1", init: str = "", **query: str) -> Tab:
         """A tab with the test page, which connects to an MCP server."""
@@ -93,10 +106,21 @@ class Tab:
         try:
             await self.browser.do("until", tab=self.number, code=code, timeout=seconds * 1000)
         except RuntimeError as error:
-            raise AssertionError(f"{error}\nthe page had shown: {await self.record()}") from None
+            shown = "\n".join(map(str, (await self.record())[-SHOWN:]))
+            raise AssertionError(f"{error}\nthe page has shown at last:\n{shown}") from None
 
     async def reload(self) -> None:
         await self.browser.do("reload", tab=self.number)
+
+    async def goto(self, url: str) -> None:
+        await self.browser.do("goto", tab=self.number, url=url)
+
+    async def back(self) -> None:
+        await self.browser.do("back", tab=self.number)
+
+    async def freeze(self, on: bool) -> None:
+        """Stop the page as a browser stops one that nobody looks at, or let it go on."""
+        await self.browser.do("freeze", tab=self.number, on=on)
 
     async def duplicate(self) -> Tab:
         return Tab(browser=self.browser, number=await self.browser.do("duplicate", tab=self.number))
@@ -117,8 +141,10 @@ class Tab:
         session: str = await self.eval("lab.session()")
         return session
 
-    async def call(self, tool: str, *, key: str, **arguments: Any) -> None:
-        await self.eval(f"lab.call({json.dumps(tool)}, {json.dumps({'key': key, **arguments})})")
+    async def call(self, tool: str, *, key: str, resume: str = "", **arguments: Any) -> None:
+        """Call a tool; or go on with a call from a position."""
+        words = ", ".join(map(json.dumps, (tool, {"key": key, **arguments}, resume)))
+        await self.eval(f"lab.call({words})")
 
     async def saw(self, *what: Any) -> None:
         """Wait until the page has shown a line that begins so."""

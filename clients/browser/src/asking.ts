@@ -6,26 +6,28 @@ import type { Release } from './lock.js';
 const ANSWER = 200;
 
 /** Ask the other pages; whoever has it says so. */
-export async function byChannel(name: string, patience: number): Promise<Release | undefined> {
+export async function ask(name: string, patience: number): Promise<Release | undefined> {
   if (!globalThis.BroadcastChannel) return () => {};
   const channel = new BroadcastChannel(name);
   const mine = Math.random();
   let held = false;
   let taken = false;
+  let away = false;
   channel.onmessage = ({ data }: MessageEvent<{ ask?: number; held?: number }>) => {
     // Of two that ask at once, the smaller number wins.
-    if (data.ask !== undefined && (held || mine < data.ask)) channel.postMessage({ held: data.ask });
+    if (data.ask !== undefined && !away && (held || mine < data.ask)) channel.postMessage({ held: data.ask });
     if (data.held === mine) taken = true;
   };
-  const leave = () => channel.close();
-  globalThis.addEventListener?.('pagehide', leave, { once: true });
+  // A page that goes has nothing to say any more, unless it comes back from the browser's cache.
+  globalThis.addEventListener?.('pagehide', () => (away = true));
+  globalThis.addEventListener?.('pageshow', () => (away = false));
   for (let waited = 0; waited <= patience && !held; waited += ANSWER) {
     taken = false;
     channel.postMessage({ ask: mine });
     await new Promise((resolve) => setTimeout(resolve, ANSWER));
     held = !taken;
   }
-  if (held) return leave;
-  leave();
+  if (held) return () => channel.close();
+  channel.close();
   return undefined;
 }

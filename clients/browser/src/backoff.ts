@@ -7,9 +7,8 @@ export const LONGEST_WAIT = 30_000;
  * The first attempt comes when the server asked for it; then the wait doubles, up to 30 s, and half of it is left to
  * chance, so that the pages of a server that was restarted do not come back all at once.
  */
-export function wait(attempt: number, retry: number | undefined, random: () => number = Math.random): number {
-  const first = retry ?? FIRST_WAIT;
-  if (attempt === 0) return first;
-  const most = Math.max(first, Math.min(LONGEST_WAIT, Math.max(first, 250) * 2 ** attempt));
-  return most / 2 + (most / 2) * random();
+export function wait(attempt: number, first: number = FIRST_WAIT, random: number = Math.random()): number {
+  if (!attempt) return first;
+  const most = Math.max(first, Math.min(LONGEST_WAIT, (first + 250) * 2 ** attempt));
+  return (most / 2) * (1 + random);
 }

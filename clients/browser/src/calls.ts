@@ -1,13 +1,27 @@
-/** Calls that were running when the page before this one went. */
+/** Requests that wait for their answers: of this page, and of those before it. */
 
 import { CallFailed, OutcomeUnknown } from './errors.js';
+import { guard, type Link } from './link.js';
+import type { Line } from './lines.js';
 import type { KeptCall } from './state.js';
-import type { Message } from './wire.js';
+import { message, type Message } from './wire.js';
 
 /** A notification as it came. */
 export interface Notification {
   readonly method: string;
   readonly params?: Record<string, unknown>;
+}
+
+export interface Call {
+  /** On the wire. */
+  readonly id: string;
+  readonly kept: KeptCall;
+  /** It was made by a page before this one. */
+  readonly recovered?: RecoveredCall;
+  readonly onposition?: ((position: string) => void) | undefined;
+  line?: Line;
+  /** Send it once more. */
+  again?: (() => Promise<void>) | undefined;
 }
 
 /** A call of a page before this one. */
@@ -19,39 +33,61 @@ export class RecoveredCall {
   onnotification: ((notification: Notification) => void) | undefined;
   /** The call's result as the server sent it; rejects with `CallFailed` or `OutcomeUnknown`. */
   readonly result: Promise<unknown>;
+  /** Ask the server to stop it. The result then rejects with the server's word for that. */
+  readonly cancel: (reason?: string) => Promise<void>;
   settled = false;
+  /** @internal */
+  settle!: (result: unknown) => void;
 
-  #resolve!: (result: unknown) => void;
-  #reject!: (error: Error) => void;
-  readonly #cancel: (reason?: string) => Promise<void>;
-
-  constructor(kept: KeptCall, cancel: (reason?: string) => Promise<void>) {
-    this.method = kept.method;
-    this.params = kept.params;
-    this.#cancel = cancel;
+  /** @internal */
+  constructor({ method, params }: KeptCall, cancel: (reason?: string) => Promise<void>) {
+    this.method = method;
+    this.params = params;
+    this.cancel = cancel;
     this.result = new Promise((resolve, reject) => {
-      this.#resolve = resolve;
-      this.#reject = reject;
+      this.settle = (result) => {
+        this.settled = true;
+        (result instanceof Error ? reject : resolve)(result);
+      };
     });
     this.result.catch(() => {}); // a page that does not ask is not told by the console either
   }
-
-  /** Ask the server to stop it. The result then rejects with the server's word for that. */
-  cancel(reason?: string): Promise<void> {
-    return this.#cancel(reason);
-  }
-
-  /** @internal */
-  answer(message: Message): void {
-    this.settled = true;
-    const { error } = message;
-    if (error) this.#reject(new CallFailed(error.code, error.message, error.data));
-    else this.#resolve(message.result);
-  }
-
-  /** @internal */
-  fail(error: OutcomeUnknown): void {
-    this.settled = true;
-    this.#reject(error);
-  }
 }
+
+/** The server's answer. */
+export function answer(link: Link, call: Call, m: Message): void {
+  const { recovered, kept } = call;
+  const { error } = m;
+  if (!forget(link, call)) return; // the client gave it up
+  link.recovered.delete(call);
+  if (!recovered) return guard(link, link.hand, { ...m, id: kept.id });
+  recovered.settle(error ? new CallFailed(error.code, error.message, error.data) : m.result);
+}
+
+/** It ends without the server's answer. */
+export function settle(link: Link, call: Call, reason: string, Unknown = OutcomeUnknown): void {
+  const { kept, recovered } = call;
+  const error = new Unknown(kept.method, kept.params, reason);
+  const { code, message: text, data } = error;
+  if (!forget(link, call)) return;
+  if (recovered) recovered.settle(error);
+  else guard(link, link.hand, message({ id: kept.id, error: { code, message: text, data } }));
+}
+
+/** Its answer had begun, and there is no way back to it. Reading once more does no harm. */
+export function giveUp(link: Link, call: Call, reason: string): void {
+  const { again } = call;
+  delete call.again;
+  if (again) again().catch((error) => settle(link, call, String(error)));
+  else settle(link, call, reason);
+}
+
+/** Whether it was still running. */
+export function forget({ running, state }: Link, call: Call): boolean {
+  call.line?.end();
+  delete state.calls[call.id];
+  return running.delete(call.id);
+}
+
+export const tell = (link: Link, { recovered }: Call, m: Message): void =>
+  guard(link, recovered?.onnotification, m as Notification);

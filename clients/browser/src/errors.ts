@@ -5,8 +5,8 @@
  *     ├── OutcomeUnknown    a request may have run, and its answer cannot be had any more
  *     │   └── SessionLost   because the server no longer knows the session
  *     ├── CallFailed        the server's own error response to a recovered call
- *     ├── Unauthorized      401, also with a fresh token
- *     ├── Refused           another HTTP status that settles the matter
+ *     ├── Refused           an HTTP status that settles the matter
+ *     │   └── Unauthorized  401, also with a fresh token; or there was no token to be had
  *     └── StorageFailed     web storage is full or forbidden; everything goes on, but a reload will not find it
  */
 
@@ -15,9 +15,12 @@ export class PerdureError extends Error {}
 /** The code that a Perdure server gives such a request itself. */
 export const OUTCOME_UNKNOWN = -31001;
 
+/** The commonest reason. */
+export const CUT = 'the connection was lost';
+
 export class OutcomeUnknown extends PerdureError {
   readonly code = OUTCOME_UNKNOWN;
-  readonly data: { outcome: 'unknown'; reason: string; method: string; name?: string };
+  readonly data: { outcome: 'unknown'; reason: string; method: string; name?: unknown };
 
   constructor(
     readonly method: string,
@@ -25,8 +28,7 @@ export class OutcomeUnknown extends PerdureError {
     reason: string,
   ) {
     super(`Interrupted, outcome unknown: ${method} (${reason})`);
-    const name = (params as { name?: unknown } | undefined)?.name;
-    this.data = { outcome: 'unknown', reason, method, ...(typeof name === 'string' && { name }) };
+    this.data = { outcome: 'unknown', reason, method, name: (params as { name?: unknown } | undefined)?.name };
   }
 }
 
@@ -46,8 +48,10 @@ export class Refused extends PerdureError {
   constructor(
     readonly status: number,
     readonly body: string,
+    /** When to come back, in milliseconds, if the server has said so. */
+    readonly after?: number,
   ) {
-    super(`HTTP ${status}${body && `: ${body.slice(0, 200)}`}`);
+    super(`HTTP ${status}: ${body.slice(0, 200)}`);
   }
 }
 

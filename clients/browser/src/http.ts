@@ -1,73 +1,85 @@
 /** Requests as Streamable HTTP wants them, and what can be read from the answers. */
 
-import { Unauthorized } from './errors.js';
-import type { Options } from './options.js';
-import { Decoder } from './sse.js';
-import type { State } from './state.js';
+import { Refused, Unauthorized } from './errors.js';
+import type { Link } from './link.js';
+import { decoder } from './sse.js';
 import { isResponse, type Message } from './wire.js';
 
 export interface Sending {
-  body?: Message | undefined;
-  /** Headers of this request only. */
-  headers?: unknown;
-  /** The session to go on with, for `initialize`. */
-  reconnect?: string | undefined;
-  position?: string | undefined;
-  signal?: AbortSignal | null;
+  body?: Message;
+  /** Headers of this request only; those without a value are left out. */
+  headers?: Record<string, string | undefined> | undefined;
+  signal?: AbortSignal;
 }
 
-/** Send it with the session's headers and a token, and once more with another token if that one is refused. */
-export async function request(
-  method: string,
-  url: string,
-  { token, headers: always }: Options,
-  { session, version }: State,
-  sending: Sending = {},
-  renew = false,
-): Promise<Response> {
-  const { body, headers, reconnect, position, signal = null } = sending;
-  const begins = body?.method === 'initialize';
-  const bearer = await token?.({ renew });
-  const all = new Headers(always);
-  const set = (values: object) => {
-    for (const [name, value] of Object.entries(values)) if (value) all.set(name, value as string);
-  };
-  set((headers as object | undefined) ?? {});
-  set({
-    accept: (body ? 'application/json, ' : '') + 'text/event-stream',
+/** Send it. Only success comes back: another status is thrown as `Refused`. */
+export async function request(link: Link, method: string, sending: Sending = {}): Promise<Response> {
+  try {
+    return await attempt(link, method, sending, false);
+  } catch (error) {
+    // A page that goes loses its connections; nothing follows from that, unless it comes back.
+    if (link.page.leaving) await link.page.awake();
+    throw error;
+  }
+}
+
+/** With the session's headers and a token, and once more with another token if that one is refused. */
+async function attempt(link: Link, method: string, sending: Sending, renew: boolean): Promise<Response> {
+  const { body, signal = null } = sending;
+  const headers = await headersOf(link, sending, renew);
+  const init = { method, headers, body: body ? JSON.stringify(body) : null, signal };
+  const response = await fetch(link.url, { ...init, cache: 'no-store' });
+  const { ok, status } = response;
+  if (ok) return response;
+  const isUnknown = status === 401;
+  if (isUnknown && link.options.token && !renew) return attempt(link, method, sending, true);
+  // A date, which nobody sends, counts as nothing said.
+  const after = 1000 * Number(response.headers.get('retry-after')) || undefined;
+  throw new (isUnknown ? Unauthorized : Refused)(status, await response.text().catch(() => ''), after);
+}
+
+async function headersOf(link: Link, sending: Sending, renew: boolean): Promise<Headers> {
+  const { body, headers } = sending;
+  const { session, version } = body?.method === 'initialize' ? {} : link.state;
+  const bearer = await bearerOf(link, renew);
+  const all = new Headers(link.options.headers);
+  const set = {
+    ...headers,
+    accept: 'application/json, text/event-stream',
     'content-type': body && 'application/json',
-    'mcp-session-id': !begins && session,
-    'mcp-protocol-version': !begins && version,
-    'x-mcp-reconnect-session': reconnect,
-    'last-event-id': position,
+    'mcp-session-id': session,
+    'mcp-protocol-version': version,
     authorization: bearer && `Bearer ${bearer}`,
-  });
-  const init = { method, headers: all, body: body ? JSON.stringify(body) : null, signal, cache: 'no-store' } as const;
-  const response = await fetch(url, init);
-  if (response.status !== 401) return response;
-  if (token && !renew) return request(method, url, { token, ...(always && { headers: always }) }, { session, version } as State, sending, true);
-  throw new Unauthorized(401, await textOf(response));
+  };
+  for (const [name, value] of Object.entries(set)) if (value) all.set(name, value);
+  return all;
 }
 
-/** The server has not taken it, and says so. */
-export const isNotNow = ({ status }: Response): boolean => status === 503 || status === 429;
-
-export function retryAfter({ headers }: Response): number | undefined {
-  const seconds = parseFloat(headers.get('retry-after') ?? '');
-  return seconds >= 0 ? seconds * 1000 : undefined;
+/** A token that cannot be had is no lost connection: nothing was sent. */
+async function bearerOf({ options }: Link, renew: boolean): Promise<string | undefined> {
+  try {
+    return await options.token?.({ renew });
+  } catch (error) {
+    throw new Unauthorized(401, `no token: ${error}`);
+  }
 }
 
-export const textOf = (response: Response): Promise<string> => response.text().catch(() => '');
+export const statusOf = (error: unknown): number | undefined => (error as Partial<Refused>).status;
+
+/** The server, or what stands before it, has not taken the request, and says so. */
+export const isNotNow = (status: number | undefined): boolean => status === 503 || status === 429;
 
 export const isEventStream = ({ headers }: Response): boolean =>
   !!headers.get('content-type')?.startsWith('text/event-stream');
 
 /** The answer in a response that carries nothing else of interest. */
 export async function answerIn(response: Response): Promise<Message> {
-  const bytes = new Uint8Array(await response.arrayBuffer());
-  const texts = isEventStream(response)
-    ? new Decoder().feed(bytes).map(({ data }) => data)
-    : [new TextDecoder().decode(bytes)];
-  const messages = texts.filter(Boolean).map((text) => JSON.parse(text) as Message);
-  return messages.find(isResponse) ?? { jsonrpc: '2.0' };
+  const messages: Message[] = isEventStream(response)
+    ? decoder()
+        .feed(new Uint8Array(await response.arrayBuffer()))
+        .flatMap(({ data }) => (data ? JSON.parse(data) : []))
+    : [await response.json()];
+  const found = messages.find(isResponse);
+  if (!found) throw new Error('no answer');
+  return found;
 }

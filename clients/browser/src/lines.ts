@@ -4,160 +4,144 @@
  */
 
 import { wait } from './backoff.js';
-import { Decoder, type ServerEvent } from './sse.js';
+import { type Call, giveUp, settle } from './calls.js';
+import { CUT, type Refused } from './errors.js';
+import { isNotNow, request, statusOf } from './http.js';
+import { deliver } from './incoming.js';
+import { type Link, trace, trouble } from './link.js';
+import type { Reader } from './slots.js';
+import { decoder } from './sse.js';
+import { save } from './state.js';
 
-/** What lines need of the transport. */
-export interface Exchange {
-  /** GET; gives `undefined` where the status settles the matter and there is nothing to read (any more). */
-  open(line: Line): Promise<Response | undefined>;
-  /** Events have come. What each of them changes is stored in the turn in which it is handed on. */
-  deliver(line: Line, events: ServerEvent[]): Promise<void>;
-  /** Whether a line is in trouble. */
-  trouble(line: Line, cause?: unknown): void;
-  /** Wait, or less if there is reason to hope. */
-  pause(ms: number): Promise<void>;
-  readonly slots: Slots;
-}
-
-/** An answer that says when to come back. */
-export class ComeBack extends Error {
-  constructor(readonly after: number | undefined) {
-    super('the server is away');
-  }
-}
-
-export class Line {
-  position: string | undefined;
+export class Line implements Reader {
   /** Nothing more is to come, or to be had. */
   over = false;
-  /** When the last byte came. */
-  heard = Date.now();
-  readonly #decoder = new Decoder();
   /** It has let go of its connection only to make room. */
   parked = false;
-  #abort = new AbortController();
+  /** When the last byte came. */
+  heard = 0;
+  retry: number | undefined;
+  abort = new AbortController();
+  /** It has been opened for the first time, or never will be. */
+  onopen: (() => void) | undefined;
 
   constructor(
-    private readonly exchange: Exchange,
-    /** The call's id on the wire; the standalone stream has none. */
-    readonly call?: string,
+    /** The standalone stream has none. */
+    readonly call?: Call,
+    public position: string | undefined = undefined,
   ) {}
-
-  get signal(): AbortSignal {
-    return this.#abort.signal;
-  }
-
-  /** Read until it is over, beginning with a response that is there already or with one of its own. */
-  async run(response?: Response): Promise<void> {
-    for (let attempt = 0; !this.over; ) {
-      const before = this.position;
-      let error: unknown;
-      try {
-        if (response) this.exchange.slots.add(this);
-        else await this.exchange.slots.enter(this);
-        // Not before: whoever cuts a line that waits means the connection before.
-        this.#abort = new AbortController();
-        this.heard = Date.now();
-        response ??= this.over ? undefined : await this.exchange.open(this);
-        this.parked = false;
-        if (!response) break;
-        this.exchange.trouble(this);
-        await this.#read(response);
-      } catch (caught) {
-        error = caught;
-      } finally {
-        response = undefined;
-        this.exchange.slots.leave(this);
-      }
-      if (this.over) break;
-      if (this.parked) continue;
-      if (this.position !== before) attempt = 0;
-      if (error) this.exchange.trouble(this, error);
-      await this.exchange.pause((error as ComeBack | undefined)?.after ?? wait(attempt++, this.#decoder.retry));
-    }
-    this.exchange.trouble(this);
-  }
-
-  async #read(response: Response): Promise<void> {
-    this.#decoder.reset();
-    const body = response.body?.getReader();
-    // A body that is aborted need not say so in every engine.
-    this.signal.addEventListener('abort', () => void body?.cancel().catch(() => {}));
-    while (body && !this.over) {
-      const { done, value } = await body.read();
-      if (done || this.signal.aborted) return;
-      this.heard = Date.now();
-      const events = this.#decoder.feed(value);
-      if (events.length) await this.exchange.deliver(this, events);
-    }
-    void body?.cancel().catch(() => {});
-  }
 
   /** Let go of the connection; it comes back when there is room. */
   park(): void {
     this.parked = true;
-    this.#abort.abort();
-  }
-
-  /** The connection is believed to be dead: begin another. */
-  cut(): void {
-    this.#abort.abort(new Error('silent for too long'));
+    this.abort.abort();
   }
 
   end(): void {
     this.over = true;
-    this.#abort.abort();
+    this.abort.abort();
   }
 }
 
-/**
- * Browsers open six connections to one server over HTTP/1.1, for all tabs together, and streams that stay open take
- * them all: the seventh request would wait for ever. So only some lines are read at a time, each for a while. Nothing
- * is lost by that, because the server keeps what comes meanwhile.
- */
-export class Slots {
-  /** In the order in which they began to read. */
-  #reading: Line[] = [];
-  #waiting: [Line, () => void][] = [];
-  #timer: ReturnType<typeof setTimeout> | undefined;
+/** Read a stream to its end: a response that is there already, or one of its own. */
+export function listen(link: Link, line: Line, response?: Response): Promise<void> {
+  link.lines.add(line);
+  if (line.call) line.call.line = line;
+  const opened = new Promise<void>((resolve) => (line.onopen = resolve));
+  void run(link, line, response).finally(() => {
+    line.onopen?.();
+    link.lines.delete(line);
+    trouble(link, line);
+  });
+  return opened;
+}
 
-  constructor(
-    private readonly most: number,
-    private readonly slice = 500,
-  ) {}
-
-  async enter(line: Line): Promise<void> {
-    if (this.#reading.length < this.most) this.#reading.push(line);
-    else {
-      await new Promise<void>((resolve) => {
-        this.#waiting.push([line, resolve]);
-        this.#tick();
-      });
+async function run(link: Link, line: Line, response: Response | undefined): Promise<void> {
+  const { slots, page } = link;
+  for (let attempt = 0; !line.over; ) {
+    const before = line.position;
+    let error: unknown;
+    try {
+      if (response) slots.add(line);
+      else await slots.enter(line);
+      // Not before: whoever cuts a line that waits means the connection before.
+      line.abort = new AbortController();
+      line.heard = Date.now();
+      if (!line.over) response ??= await open(link, line);
+      line.parked = false;
+      if (response) await read(link, line, response);
+    } catch (caught) {
+      error = caught;
+    } finally {
+      response = undefined;
+      slots.leave(line);
+    }
+    if (line.over || line.parked) continue;
+    if (line.call && !line.position) {
+      line.end();
+      giveUp(link, line.call, CUT);
+    } else {
+      if (line.position !== before) attempt = 0;
+      if (error) broken(link, line, error);
+      await page.pause((error as Refused | undefined)?.after ?? wait(attempt++, line.retry));
     }
   }
+  save(link);
+}
 
-  /** A request has its connection already; somebody else makes room. */
-  add(line: Line): void {
-    this.#reading.push(line);
-    this.#tick();
-  }
+function broken(link: Link, line: Line, error: unknown): void {
+  trouble(link, line, error);
+  if (link.page.leaving) return;
+  trace(link, 'broken', line, error);
+  if (statusOf(error) === 401) link.report(error);
+}
 
-  leave(line: Line): void {
-    this.#reading = this.#reading.filter((other) => other !== line);
-    while (this.#reading.length < this.most) {
-      const next = this.#waiting.shift();
-      if (!next) break;
-      this.#reading.push(next[0]);
-      next[1]();
-    }
+/** GET. Gives nothing, and ends the line, where the status settles the matter. */
+async function open(link: Link, line: Line): Promise<Response | undefined> {
+  const { position, call, abort } = line;
+  await link.page.awake();
+  const { session } = link.state;
+  try {
+    const response = await request(link, 'GET', { headers: { 'last-event-id': position }, signal: abort.signal });
+    trace(link, line.parked ? 'turn' : 'open', line);
+    return response;
+  } catch (error) {
+    const status = statusOf(error);
+    if (!status || status === 401 || status >= 500 || isNotNow(status)) throw error;
+    line.end();
+    if (status === 404 && session) void link.lost(session).catch(() => {});
+    else if (call) settle(link, call, `no answer (${status})`);
+    else if (status === 400 && position) {
+      // A position that the server cannot use.
+      delete link.state.standalone;
+      void listen(link, new Line());
+    } else if (status !== 405) link.report(error); // 405: there is no such stream here
+    return undefined;
   }
+}
 
-  #tick(): void {
-    this.#timer ??= setTimeout(() => {
-      this.#timer = undefined;
-      if (!this.#waiting.length && this.#reading.length <= this.most) return;
-      this.#reading.find((line) => line.position !== undefined)?.park();
-      this.#tick();
-    }, this.slice);
+async function read(link: Link, line: Line, { body }: Response): Promise<void> {
+  const { signal } = line.abort;
+  const events = decoder();
+  const reader = body?.getReader();
+  const stop = () => void reader?.cancel().catch(() => {});
+  // A body that is aborted need not say so in every engine.
+  signal.addEventListener('abort', stop);
+  line.onopen?.();
+  trouble(link, line);
+  while (reader && !line.over) {
+    const { done, value } = await reader.read();
+    if (done || signal.aborted) return;
+    line.heard = Date.now();
+    const come = events.feed(value);
+    line.retry = events.retry ?? line.retry;
+    if (come.length) await deliver(link, line, come);
   }
+  stop();
+}
+
+/** After a sleep, connections are dead and nobody has said so: begin others. Clocks may have been set meanwhile. */
+export function cutSilent({ lines }: Link, ms: number): void {
+  for (const { position, heard, abort } of lines)
+    if (position && Math.abs(Date.now() - heard) >= ms) abort.abort(new Error('silence'));
 }

@@ -8,12 +8,12 @@ export type Status = 'connecting' | 'connected' | 'reconnecting' | 'disconnected
 /** What a call was asked for. */
 export interface Asked {
   readonly method: string;
-  readonly params: unknown;
+  readonly params?: unknown;
 }
 
 export interface Gap {
   /** The call that events are missing of; none for the standalone stream. */
-  readonly call?: Asked;
+  readonly call?: Asked | undefined;
   readonly from: number;
   readonly to: number;
   readonly reason: string;
@@ -24,8 +24,8 @@ export interface Trace {
   /** `turn`: it has a connection again, which it had let go of to make room for others. */
   readonly what: 'event' | 'open' | 'turn' | 'broken';
   /** Nothing for the standalone stream. */
-  readonly call?: Asked;
-  readonly position?: string;
+  readonly call?: Asked | undefined;
+  readonly position?: string | undefined;
   readonly cause?: unknown;
 }
 
@@ -52,6 +52,8 @@ export interface Options {
 }
 
 export interface SendOptions {
-  headers?: unknown;
+  headers?: Readonly<Record<string, string>> | undefined;
+  /** Go on with a call of which only the position is known; nothing is sent. */
+  resumptionToken?: string | undefined;
   onresumptiontoken?: ((token: string) => void) | undefined;
 }

@@ -2,71 +2,76 @@
 
 /** There is no event for everything that may bring a network back. */
 const LONG = 10_000;
+/** How often to look for silence, at most. */
+const TICK = 5000;
+/** Timers that are set to more come at once. */
+const LONGEST = 2 ** 31 - 1;
 
-export class Page {
+export interface Page {
   /** It goes: what becomes of its connections is the next page's affair. */
-  leaving = false;
-  #wakers = new Set<() => void>();
-  #end = new AbortController();
-
-  /** `back`: there is reason to try again, or to distrust connections; `offline`: there is none. */
-  constructor(back: (dead: boolean) => void, offline: (is: boolean) => void) {
-    const { signal } = this.#end;
-    const on = (name: string, then: (event: Event) => void, target: EventTarget | undefined = globalThis) =>
-      target?.addEventListener?.(name, then, { signal });
-    const wake = (dead: boolean) => {
-      this.wake();
-      back(dead);
-    };
-    on('offline', () => offline(true));
-    on('online', () => {
-      offline(false);
-      wake(true);
-    });
-    on('visibilitychange', () => document.visibilityState === 'visible' && wake(false), globalThis.document);
-    on('pagehide', () => (this.leaving = true));
-    on('pageshow', (event) => {
-      this.leaving = false;
-      if ((event as PageTransitionEvent).persisted) wake(true);
-    });
-  }
-
-  end(): void {
-    this.#end.abort();
-    this.wake();
-  }
-
-  wake(): void {
-    for (const done of this.#wakers) done();
-  }
-
+  leaving: boolean;
   /** Wait, or less if there is reason to hope. */
-  pause(ms: number): Promise<void> {
-    return new Promise((resolve) => {
-      const done = () => {
-        clearTimeout(timer);
-        this.#wakers.delete(done);
-        resolve();
-      };
-      const timer = setTimeout(done, ms);
-      this.#wakers.add(done);
-      if (this.#end.signal.aborted) done();
-    });
-  }
-
-  async online(): Promise<void> {
-    while (isOffline() && !this.#end.signal.aborted) await this.pause(LONG);
-  }
-
-  /** A page that goes loses its connections; nothing follows from that. */
-  async outlived<T>(promise: Promise<T>): Promise<T> {
-    try {
-      return await promise;
-    } catch (error) {
-      if (this.leaving) await new Promise(() => {});
-      throw error;
-    }
-  }
+  pause(ms: number): Promise<void>;
+  /** Wait while the browser is offline or the page away. */
+  awake(): Promise<void>;
+  begin(): void;
+  /** Nobody waits here any more. */
+  end(): void;
 }
 
-export const isOffline = (): boolean => globalThis.navigator?.onLine === false;
+/** What the page is told: to look at its connections, which may be dead, all of them perhaps; or that there are none. */
+export interface Watcher {
+  look(dead?: boolean, restored?: boolean): void;
+  offline(is: boolean): void;
+}
+
+export function watch(silence: number, { look, offline }: Watcher): Page {
+  const wakers = new Set<() => void>();
+  const ended = new AbortController();
+  const { signal } = ended;
+  const on = (name: string, then: (event: Event) => void) => addEventListener(name, then, { signal });
+  let ticking: ReturnType<typeof setInterval>;
+  const wake = (dead?: boolean, restored?: boolean) => {
+    for (const done of wakers) done();
+    look(dead, restored);
+  };
+  const page: Page = {
+    leaving: false,
+    begin() {
+      ticking = setInterval(look, Math.min(TICK, silence / 3));
+      on('offline', () => offline(true));
+      on('online', () => {
+        offline(false);
+        wake(true);
+      });
+      on('visibilitychange', () => document.hidden || wake());
+      on('pagehide', () => (page.leaving = true));
+      on('pageshow', (event) => {
+        page.leaving = false;
+        if ((event as PageTransitionEvent).persisted) wake(true, true);
+      });
+    },
+    pause: (ms) =>
+      new Promise((resolve) => {
+        const done = () => {
+          clearTimeout(timer);
+          wakers.delete(done);
+          resolve();
+        };
+        const timer = setTimeout(done, Math.min(ms, LONGEST));
+        wakers.add(done);
+        if (signal.aborted) done();
+      }),
+    async awake() {
+      while ((page.leaving || isOffline()) && !signal.aborted) await page.pause(LONG);
+    },
+    end() {
+      ended.abort();
+      clearInterval(ticking);
+      for (const done of wakers) done();
+    },
+  };
+  return page;
+}
+
+export const isOffline = (): boolean => navigator.onLine === false;

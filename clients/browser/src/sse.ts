@@ -1,8 +1,8 @@
 /**
  * Server-sent events, decoded by the rules of WHATWG HTML section 9.2, from chunks cut anywhere.
  *
- * A decoder belongs to one response: `feed` what arrives, `reset` before the next response. What is unfinished when a
- * response ends was never sent, as far as the rules are concerned.
+ * A decoder belongs to one response. What is unfinished when a response ends was never sent, as far as the rules are
+ * concerned.
  */
 
 export interface ServerEvent {
@@ -13,68 +13,56 @@ export interface ServerEvent {
   readonly data: string;
 }
 
+export interface Decoder {
+  /** Take the next bytes; gives the events that they complete. */
+  feed(chunk: Uint8Array): ServerEvent[];
+  /** The reconnection time in milliseconds that the server last asked for. */
+  retry?: number;
+}
+
 /** One message is one event, and a tool's result may hold a file: as much as the server's own decoder allows. */
 export const MAX_EVENT_CHARS = 16 * 1024 * 1024;
 
-/** More digits are 31,000 years, and no longer exact in a number. */
-const MAX_RETRY_DIGITS = 15;
+export function decoder(max: number = MAX_EVENT_CHARS): Decoder {
+  const decode = new TextDecoder();
+  let rest = '';
+  let data: string[] = [];
+  let size = 0;
+  let event = '';
+  let id = '';
+  let afterCr = false;
 
-export class Decoder {
-  /** The reconnection time in milliseconds that the server last asked for. It outlives a reset. */
-  retry: number | undefined;
-
-  #text = new TextDecoder();
-  #rest = '';
-  #data: string[] = [];
-  #size = 0;
-  #event = '';
-  #id = '';
-  #afterCr = false;
-
-  constructor(private readonly max: number = MAX_EVENT_CHARS) {}
-
-  reset(): void {
-    this.#text = new TextDecoder();
-    this.#rest = this.#event = this.#id = '';
-    this.#data = [];
-    this.#size = 0;
-    this.#afterCr = false;
-  }
-
-  /** Take the next bytes; return the events that they complete. */
-  feed(chunk: Uint8Array): ServerEvent[] {
-    let text = this.#text.decode(chunk, { stream: true });
-    if (text === '') return [];
-    if (this.#afterCr && text.startsWith('\n')) text = text.slice(1);
-    this.#afterCr = text.endsWith('\r');
-    const lines = text.split(/\r\n|\n|\r/);
-    lines[0] = this.#rest + lines[0];
-    this.#rest = lines.pop() ?? '';
-    const events = lines.flatMap((line) => this.#take(line));
-    if (this.#size + this.#rest.length > this.max) throw new RangeError(`an event exceeds ${this.max} characters`);
-    return events;
-  }
-
-  #take(line: string): ServerEvent[] {
-    if (line === '') return this.#dispatch();
-    const colon = line.indexOf(':');
-    const name = colon < 0 ? line : line.slice(0, colon);
-    const value = colon < 0 ? '' : line.slice(colon + (line[colon + 1] === ' ' ? 2 : 1));
+  /** One whole line: a field, or the end of an event. */
+  function take(line: string): ServerEvent[] {
+    const [, name, value = ''] = /^([^:]*)(?:: ?([^]*))?/.exec(line) ?? [];
     if (name === 'data') {
-      this.#data.push(value);
-      this.#size += value.length + 1;
-    } else if (name === 'event') this.#event = value;
-    else if (name === 'id' && !value.includes('\0')) this.#id = value;
-    else if (name === 'retry' && /^\d+$/.test(value) && value.length <= MAX_RETRY_DIGITS) this.retry = Number(value);
-    return [];
+      data.push(value);
+      size += value.length + 1;
+    } else if (name === 'event') event = value;
+    else if (name === 'id' && !value.includes('\0')) id = value;
+    // More digits are 31,000 years, and no longer exact in a number.
+    else if (name === 'retry' && /^\d{1,15}$/.test(value)) self.retry = +value;
+    if (line) return [];
+    const found = data.length ? [{ id, event: event || 'message', data: data.join('\n') }] : [];
+    data = [];
+    size = 0;
+    event = '';
+    return found;
   }
 
-  #dispatch(): ServerEvent[] {
-    const { length } = this.#data;
-    const event = { id: this.#id, event: this.#event || 'message', data: this.#data.join('\n') };
-    this.#data = [];
-    this.#size = 0;
-    this.#event = '';
-    return length ? [event] : [];
-  }
+  const self: Decoder = {
+    feed(chunk) {
+      let text = decode.decode(chunk, { stream: true });
+      if (!text) return [];
+      if (afterCr && text[0] === '\n') text = text.slice(1);
+      afterCr = text.endsWith('\r');
+      const lines = text.split(/\r\n|\n|\r/);
+      lines[0] = rest + lines[0]; // a long line is not looked through again with every chunk
+      rest = lines.pop() as string;
+      const events = lines.flatMap(take);
+      if (size + rest.length > max) throw new RangeError(`an event exceeds ${max} characters`);
+      return events;
+    },
+  };
+  return self;
 }

@@ -4,6 +4,7 @@
  */
 
 import { StorageFailed } from './errors.js';
+import { tried } from './tried.js';
 import type { Id, Message } from './wire.js';
 
 /** As much of `Storage` as is needed. */
@@ -16,10 +17,10 @@ export interface KeyValue {
 /** A running call. Without a position it has left, and nothing has come back yet. */
 export interface KeptCall {
   id: Id;
-  token?: Id;
+  token?: Id | undefined;
   method: string;
-  params?: unknown;
-  position?: string;
+  params?: Record<string, unknown> | undefined;
+  position?: string | undefined;
 }
 
 export interface State {
@@ -30,7 +31,7 @@ export interface State {
   life: number;
   session?: string;
   version?: string;
-  handshake?: { params: unknown; result: unknown };
+  handshake?: { params: Record<string, unknown>; result: unknown };
   standalone?: string;
   /** By their ids on the wire. */
   calls: Record<string, KeptCall>;
@@ -38,88 +39,65 @@ export interface State {
   asks: Record<string, Message>;
 }
 
-/** Beyond, the oldest are forgotten: it is as many as a server keeps for a session. */
-export const MAX_CALLS = 100;
+/** The state, and where it is stored. */
+export interface Kept {
+  state: State;
+  storage: KeyValue | undefined;
+  readonly key: string;
+  /** Storage did not take it, and the page was told. */
+  broken?: boolean;
+  /** Then what is stored is the next page's affair, or the next transport's. */
+  closed?: boolean;
+  readonly page: { leaving: boolean };
+  report(error: unknown): void;
+}
+
+/** Of each kind. Beyond, the oldest are forgotten: it is as many calls as a server keeps for a session. */
+export const MOST = 100;
 
 export const fresh = (): State => ({
   v: 1,
-  tab: Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, '0')).join(''),
+  tab: String(Math.random()),
   life: 0,
   calls: {},
   asks: {},
 });
 
-/** The stored value, if it is one of ours. */
-export function parse(text: string | null): State | undefined {
+/** What a page has left here, if it is whole. Who may not read may not write either, and is told then. */
+export function load({ storage, key }: Kept): State | undefined {
+  const state = tried(() => JSON.parse(storage?.getItem(key) ?? '') as State | null);
+  return state?.v === 1 && state.calls && state.asks ? state : undefined;
+}
+
+export function save(kept: Kept): void {
+  const { state, storage, key } = kept;
+  for (const some of [state.calls, state.asks]) for (const id of Object.keys(some).slice(0, -MOST)) delete some[id];
+  if (kept.closed || kept.page.leaving) return;
   try {
-    const state = JSON.parse(text ?? '') as State | null;
-    const sound = state?.v === 1 && typeof state.tab === 'string' && Number.isSafeInteger(state.life);
-    return sound && state.calls && state.asks ? state : undefined;
-  } catch {
-    return undefined;
-  }
-}
-
-export class Keeper {
-  state: State = fresh();
-  #broken = false;
-
-  constructor(
-    private readonly storage: KeyValue | undefined,
-    readonly key: string,
-    private readonly onerror: (error: Error) => void,
-  ) {}
-
-  /** What an earlier page has left. */
-  load(): State | undefined {
     try {
-      return parse(this.storage?.getItem(this.key) ?? null);
-    } catch (error) {
-      this.#fail('be read', error);
-      return undefined;
-    }
-  }
-
-  save(): void {
-    const ids = Object.keys(this.state.calls);
-    for (const id of ids.slice(0, -MAX_CALLS)) delete this.state.calls[id];
-    if (!this.storage) return;
-    try {
-      this.storage.setItem(this.key, JSON.stringify(this.state));
-      this.#broken = false;
-    } catch (error) {
-      this.#saveLess(error);
-    }
-  }
-
-  /** Nothing of it may be found by the next page. */
-  clear(): void {
-    this.state = { ...fresh(), tab: this.state.tab, life: this.state.life };
-    try {
-      this.storage?.removeItem(this.key);
-    } catch (error) {
-      this.#fail('be written', error);
-    }
-  }
-
-  /** Arguments of calls are the large part, and only there to be shown. */
-  #saveLess(error: unknown): void {
-    const calls = Object.entries(this.state.calls).map(([id, { params: _, ...call }]) => [id, call] as const);
-    try {
-      this.storage?.setItem(this.key, JSON.stringify({ ...this.state, calls: Object.fromEntries(calls) }));
+      storage?.setItem(key, JSON.stringify(state));
     } catch {
-      // An old position would make the next page show events twice: rather nothing than that.
-      try {
-        this.storage?.removeItem(this.key);
-      } catch {
-        // Forbidden altogether: nothing is stored.
-      }
-      this.#fail('be written', error);
+      storage?.setItem(key, JSON.stringify({ ...state, calls: withoutParams(state.calls) }));
     }
-  }
-
-  #fail(what: string, cause: unknown): void {
-    if (!this.#broken) this.onerror(new StorageFailed(`web storage cannot ${what}: a reload will not go on`, { cause }));
-    this.#broken = true;
+    kept.broken = false;
+  } catch (cause) {
+    // An old position would make the next page show events twice: rather nothing than that.
+    remove(kept);
+    if (!kept.broken) kept.report(new StorageFailed('web storage is full or forbidden', { cause }));
+    kept.broken = true;
   }
 }
+
+/** Nothing of it may be found by the next page. */
+export function clear(kept: Kept): void {
+  const { tab, life } = kept.state;
+  kept.state = { ...fresh(), tab, life };
+  remove(kept);
+}
+
+/** Where it is forbidden, nothing was stored. */
+const remove = ({ storage, key }: Kept): void => tried(() => storage?.removeItem(key));
+
+/** Arguments of calls are the large part, and only there to be shown. */
+const withoutParams = (calls: State['calls']): object =>
+  Object.fromEntries(Object.entries(calls).map(([id, { params: _, ...call }]) => [id, call]));

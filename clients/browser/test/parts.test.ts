@@ -2,8 +2,9 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { LONGEST_WAIT, wait } from '../src/backoff.ts';
 import { OutcomeUnknown, PerdureError, SessionLost } from '../src/errors.ts';
-import { fresh, Keeper, type KeyValue, MAX_CALLS, parse } from '../src/state.ts';
-import { Ids, isKept, isRepeatable, type Message } from '../src/wire.ts';
+import { watch } from '../src/page.ts';
+import { fresh, type Kept, type KeyValue, load, MOST, save } from '../src/state.ts';
+import { isKept, isRepeatable, outgoing, type Request, wireId } from '../src/wire.ts';
 
 test('the first attempt comes when the server asked for it', () => {
   assert.equal(wait(0, 5000), 5000);
@@ -12,36 +13,27 @@ test('the first attempt comes when the server asked for it', () => {
 
 test('waits grow to a bound, and half of each is left to chance', () => {
   for (let attempt = 1; attempt < 40; attempt++) {
-    assert.ok(wait(attempt, 100, () => 1) <= LONGEST_WAIT);
-    assert.equal(wait(attempt, 100, () => 0) * 2, wait(attempt, 100, () => 1));
+    assert.ok(wait(attempt, 100, 1) <= LONGEST_WAIT);
+    assert.equal(wait(attempt, 100, 0) * 2, wait(attempt, 100, 1));
   }
-  assert.ok(wait(1, 100, () => 1) < wait(2, 100, () => 1));
+  assert.ok(wait(1, 100, 1) < wait(2, 100, 1));
 });
 
 test('a server that asks for more than the bound gets it', () => {
   assert.equal(wait(0, 60_000), 60_000);
-  assert.equal(wait(5, 60_000, () => 1), 60_000);
+  assert.equal(wait(5, 60_000, 1), 60_000);
 });
 
-test('requests, tokens and cancellations carry the number of the page', () => {
-  const ids = new Ids(3);
-  const call: Message = { jsonrpc: '2.0', id: 7, method: 'tools/call', params: { name: 'x', _meta: { progressToken: 7, a: 1 } } };
-  assert.deepEqual(ids.out(call), {
+test('requests and their tokens carry the number of the page', () => {
+  const call: Request = { jsonrpc: '2.0', id: 7, method: 'tools/call', params: { name: 'x', _meta: { progressToken: 7, a: 1 } } };
+  assert.deepEqual(outgoing(3, call), {
     jsonrpc: '2.0',
     id: '3-7',
     method: 'tools/call',
     params: { name: 'x', _meta: { progressToken: '3-7', a: 1 } },
   });
   assert.equal((call.params as { _meta: { progressToken: number } })._meta.progressToken, 7);
-  const cancel: Message = { jsonrpc: '2.0', method: 'notifications/cancelled', params: { requestId: 7, reason: 'r' } };
-  assert.deepEqual(ids.out(cancel).params, { requestId: '3-7', reason: 'r' });
-});
-
-test('answers to the server keep its ids, and the ids 7 and "7" stay two', () => {
-  const ids = new Ids(1);
-  const answer: Message = { jsonrpc: '2.0', id: 'ask-1', result: {} };
-  assert.equal(ids.out(answer), answer);
-  assert.notEqual(ids.wire(7), ids.wire('7'));
+  assert.notEqual(wireId(1, 7), wireId(1, '7'));
 });
 
 test('what a page makes again is not kept for it', () => {
@@ -49,13 +41,6 @@ test('what a page makes again is not kept for it', () => {
     assert.ok(!isKept(method) && isRepeatable(method), method);
   assert.ok(isKept('tools/call') && !isRepeatable('tools/call'));
   assert.ok(isKept('resources/read') && isRepeatable('resources/read'));
-});
-
-test('only a whole state of ours is taken from storage', () => {
-  const state = fresh();
-  assert.deepEqual(parse(JSON.stringify(state)), state);
-  for (const text of [null, '', 'null', '[]', '{', '{"v":2}', JSON.stringify({ ...state, calls: undefined })])
-    assert.equal(parse(text), undefined, String(text));
 });
 
 /** Storage with room for so many characters. */
@@ -70,39 +55,61 @@ class Small implements KeyValue {
   }
 }
 
-function keeperIn(storage: KeyValue): [Keeper, Error[]] {
-  const errors: Error[] = [];
-  return [new Keeper(storage, 'k', (error) => errors.push(error)), errors];
+function keptIn(storage: KeyValue): [Kept, unknown[]] {
+  const errors: unknown[] = [];
+  return [{ storage, key: 'k', state: fresh(), page: { leaving: false }, report: (error) => errors.push(error) }, errors];
 }
 
+test('only a whole state of ours is taken from storage', () => {
+  const storage = new Small(1e6);
+  const [kept] = keptIn(storage);
+  save(kept);
+  assert.deepEqual(load(kept), kept.state);
+  for (const text of ['', 'null', '[]', '{', '{"v":2}', JSON.stringify({ ...kept.state, calls: undefined })]) {
+    storage.setItem('k', text);
+    assert.equal(load(kept), undefined, text);
+  }
+});
+
 test('when it is tight, the arguments of calls go first', () => {
-  const storage = new Small(400);
-  const [keeper, errors] = keeperIn(storage);
-  keeper.state.calls['1-1'] = { id: 1, method: 'tools/call', params: 'x'.repeat(500), position: 'p' };
-  keeper.save();
-  assert.deepEqual(keeper.load()?.calls['1-1'], { id: 1, method: 'tools/call', position: 'p' });
+  const [kept, errors] = keptIn(new Small(400));
+  kept.state.calls['1-1'] = { id: 1, method: 'tools/call', params: { x: 'x'.repeat(500) }, position: 'p' };
+  save(kept);
+  assert.deepEqual(load(kept)?.calls['1-1'], { id: 1, method: 'tools/call', position: 'p' });
   assert.deepEqual(errors, []);
 });
 
 test('a write that fails leaves nothing behind, and is told once', () => {
-  const storage = new Small(200);
-  const [keeper, errors] = keeperIn(storage);
-  keeper.save();
-  assert.ok(keeper.load());
-  keeper.state.standalone = 'x'.repeat(500);
-  keeper.save();
-  keeper.save();
-  assert.equal(keeper.load(), undefined);
+  const [kept, errors] = keptIn(new Small(200));
+  save(kept);
+  assert.ok(load(kept));
+  kept.state.standalone = 'x'.repeat(500);
+  save(kept);
+  save(kept);
+  assert.equal(load(kept), undefined);
   assert.equal(errors.length, 1);
 });
 
-test('the oldest calls go when there are too many', () => {
-  const [keeper] = keeperIn(new Small(1e6));
-  for (let n = 0; n < MAX_CALLS + 2; n++) keeper.state.calls[`1-${n}`] = { id: n, method: 'tools/call' };
-  keeper.save();
-  const kept = Object.keys(keeper.load()?.calls ?? {});
-  assert.equal(kept.length, MAX_CALLS);
-  assert.equal(kept[0], '1-2');
+test('the oldest calls and questions go when there are too many', () => {
+  const [kept] = keptIn(new Small(1e6));
+  for (let n = 0; n < MOST + 2; n++) {
+    kept.state.calls[`1-${n}`] = { id: n, method: 'tools/call' };
+    kept.state.asks[`a-${n}`] = { jsonrpc: '2.0', id: n, method: 'ping' };
+  }
+  save(kept);
+  const { calls, asks } = load(kept) ?? fresh();
+  assert.deepEqual([Object.keys(calls).length, Object.keys(calls)[0]], [MOST, '1-2']);
+  assert.deepEqual([Object.keys(asks).length, Object.keys(asks)[0]], [MOST, 'a-2']);
+});
+
+test('no wait is too long for a timer', async () => {
+  const page = watch(1000, { look() {}, offline() {} });
+  let over = false;
+  const waiting = page.pause(Number.MAX_SAFE_INTEGER).then(() => (over = true));
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  assert.ok(!over);
+  page.end();
+  await waiting;
 });
 
 test('an unknown outcome names what was asked', () => {

@@ -9,7 +9,8 @@ server may close as often as it likes and let its client poll (SEP-1699), for ho
 
 **Delays.** What the server asked for (`retry`) is a lower bound and is always kept (B7). Without it, and after
 failures, the delay doubles from `first_delay` up to `max_delay`. Chance spreads the clients that one restart has cut
-off: down to half of a delay of our own, up to a tenth more than one of the server's.
+off: down to half of a delay of our own, up to a tenth more than one of the server's. A server cannot make us wait for
+ever, nor call us back without a pause for ever (`MOST_ASKED`, `FREE_POLLS`).
 
 Time comes in as seconds of any clock that never goes back, chance as a number from 0 up to 1.
 """
@@ -22,6 +23,11 @@ from dataclasses import dataclass, replace
 
 #: Share of the server's own delay by which chance may lengthen it.
 SPREAD = 0.1
+#: Seconds that a server may ask for, in `retry` and in `Retry-After`: an hour. More is a mistake of units, or a trap.
+MOST_ASKED = 3_600.0
+#: Connections in a row without a message after which a `retry` shorter than our own first delay is no longer taken at
+#: its word: `retry: 0` and a connection that ends at once would be a loop without a pause.
+FREE_POLLS = 10
 #: Beyond this doubling any delay is at its maximum; it keeps the numbers small.
 MOST_DOUBLINGS = 16
 
@@ -101,14 +107,15 @@ class Course:
         return self if not self.barren else replace(self, barren=0)
 
     def told(self, retry: float) -> Course:
-        return replace(self, retry=retry)
+        return replace(self, retry=min(retry, MOST_ASKED))
 
     def lost(self) -> Course:
         return self.step(Step.LOST)
 
     def failed(self, now: float, *, at_least: float = 0.0) -> Course:
         since = now if self.since is None else self.since
-        return replace(self.step(Step.FAILED), failures=self.failures + 1, since=since, at_least=at_least)
+        asked = min(at_least, MOST_ASKED)
+        return replace(self.step(Step.FAILED), failures=self.failures + 1, since=since, at_least=asked)
 
 
 def delay(course: Course, patience: Patience, *, now: float, chance: float) -> float | None:
@@ -126,7 +133,7 @@ def delay(course: Course, patience: Patience, *, now: float, chance: float) -> f
 def _wanted(course: Course, patience: Patience, chance: float) -> float:
     asked = None if course.retry is None else course.retry * (1 + SPREAD * chance)
     if asked is not None and not course.failures:
-        return asked
+        return asked if course.barren <= FREE_POLLS else max(asked, patience.first_delay * (0.5 + 0.5 * chance))
     doublings = min(max(course.failures, course.barren, 1) - 1, MOST_DOUBLINGS)
     own = min(patience.first_delay * float(2**doublings), patience.max_delay) * (0.5 + 0.5 * chance)
     return own if asked is None else max(own, asked)

@@ -38,10 +38,10 @@ class Before:
         for pending in self.calls:
             self._link.start(self._go_on, state.calls[pending.id], pending)
         for key, ask in list(state.asks.items()):
-            try:
+            try:  # what was too large to be remembered, or nobody could have written, is no message
                 message = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
             except ValidationError:
-                del state.asks[key]  # nobody could have written that
+                del state.asks[key]
                 continue
             await self._link.deliver(message)
 
@@ -78,6 +78,7 @@ class Before:
         if running.position is None:
             pending.end(call.unknown("the client's process ended before the server had answered"))
         else:
+            call.mark = partial(pending.put_off, call.mark)
             pending.end(await call.answer())
 
     async def _cancel(self, key: str) -> None:

@@ -5,9 +5,10 @@ specification makes it a read: then nothing can happen twice, and it goes out un
 
 | what happens | a tool's call | a read |
 |---|---|---|
-| nobody listens, or 429 or 503 with `Retry-After` | sent again | sent again |
+| nobody listens, 429, or 503 with `Retry-After` | sent again | sent again |
 | 404: the session is gone | a new session, sent again once | the same |
-| the connection breaks, no position yet | outcome unknown | sent again |
+| the connection breaks, or 502, 503, 504, with no position yet | outcome unknown | sent again |
+| another 5xx, or an answer that is none | outcome unknown | an error |
 | the connection breaks, position known | resumed from there | the same |
 | the position is refused, or the session is gone by then | outcome unknown | sent again |
 | patience ends before it has left | unreachable | unreachable |
@@ -16,50 +17,30 @@ specification makes it a read: then nothing can happen twice, and it goes out un
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import anyio
 import httpx2
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from perdure._core.reconnect import Patience
 from perdure._core.settling import READS
 from perdure._core.sse import EventTooLarge
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.reader import Answer, Reader
-from perdure.client.state import Handshake, Running
-from perdure.client.wire import Broken, NotSent, Wire, kind, retry_after
+from perdure.client.sessions import Sessions
+from perdure.client.state import Running
+from perdure.client.wire import Broken, NotSent, kind, retry_after, whole
 from perdure.errors import UNREACHABLE
 from perdure.ledger import OUTCOME_UNKNOWN
 
-#: Statuses by which a server says that it has not taken the request, if it also says when to come again.
-NOT_NOW = frozenset({429, 503})
 #: A gateway's word that the server behind it did not answer: the request may have arrived there.
-NO_ANSWER = frozenset({502, 504})
+NO_ANSWER = frozenset({502, 503, 504})
 
 
-class Sessions(Protocol):
-    """Where a call finds its session."""
-
-    wire: Wire
-    patience: Patience
-
-    @property
-    def handshake(self) -> Handshake | None: ...
-
-    async def renew(self, gone: Handshake | None) -> bool:
-        """A new session in place of this one; False if there is none to be had."""
-
-    async def take(self, message: JSONRPCMessage, call: str | None, tool: str | None) -> None: ...
-
-    async def complain(self, error: Exception) -> None: ...
-
-    def changed(self) -> None: ...
-
-    def moved(self) -> None: ...
-
-    def new_id(self) -> str: ...
+class _Gone(Exception):
+    """The server does not know the session (404)."""
 
 
 class Call:
@@ -71,9 +52,13 @@ class Call:
         self._sessions = sessions
         self._renewed = False
         self._handshake = sessions.handshake
-        self._reader = Reader(self, sessions.patience, position=running.position, retry=running.retry)
+        self._reader = Reader(
+            self, sessions.patience, position=running.position, retry=running.retry, pulse=sessions.pulse
+        )
         self._may_be_repeated = request["method"] in READS or request["method"] in STICKY
         self.scope = anyio.CancelScope()
+        self.mark: Callable[[str | None, int | None], None] = self._mark
+        """Told of each position; whoever hands messages on later puts it off."""
 
     async def answer(self) -> Answer:
         """Exactly one, whatever happens."""
@@ -91,6 +76,9 @@ class Call:
 
     # The reader's listener
 
+    def awaits(self, answer: Answer) -> bool:
+        return answer.id == self.request["id"] or (answer.id is None and isinstance(answer, JSONRPCError))
+
     async def take(self, message: JSONRPCMessage) -> None:
         await self._sessions.take(message, self.running.id, self.running.tool or None)
 
@@ -98,6 +86,10 @@ class Call:
         await self._sessions.complain(error)
 
     def move(self, position: str | None, retry: int | None) -> None:
+        self.mark(position, retry)
+
+    def _mark(self, position: str | None, retry: int | None) -> None:
+        """What the next process shall go on from."""
         is_first, self.running.position = self.running.position is None, position
         if retry is not None:
             self.running.retry = retry
@@ -120,27 +112,36 @@ class Call:
             return None
         except Broken as error:
             return self._broken(str(error))
+        except _Gone:
+            return await self._begin_again()
 
     async def _posted(self, response: httpx2.Response) -> Answer | None:
-        if response.status_code == 404 and self._handshake is not None and self._handshake.session:
-            return await self._gone()
-        if response.status_code in NOT_NOW and (after := retry_after(response)) is not None:
-            self._reader.failed(f"HTTP {response.status_code}", at_least=after)
-            return None
-        if response.status_code in NO_ANSWER:
-            return self._broken(f"HTTP {response.status_code}")
-        if response.status_code != 200:
-            return await self._refused(response)
-        if kind(response) == "text/event-stream":
+        status = response.status_code
+        if status == 200 and kind(response) == "text/event-stream":
             return await self._followed(response)
-        return self._whole(await response.aread(), kind(response))
+        if status == 404 and self._handshake is not None and self._handshake.session:
+            raise _Gone
+        if status == 429 or (status == 503 and retry_after(response) is not None):
+            self._reader.failed(f"HTTP {status}", at_least=retry_after(response))
+            return None
+        if status < 300:
+            return self._whole(await whole(response), kind(response))
+        return await self._refused(response)
 
-    async def _gone(self) -> Answer | None:
+    async def _begin_again(self) -> Answer | None:
         """The session is gone, so this request was not accepted: it may go out again, once, in a new one."""
-        if self._renewed or not await self._sessions.renew(self._handshake):
-            return self._error(INVALID_REQUEST, "Session terminated, and no new one could be begun")
-        self._renewed = True
-        return await self._post()
+        if self._renewed:
+            return self._error(INVALID_REQUEST, "Session terminated, and so was the new one")
+        trouble = await self._sessions.renew(self._handshake)
+        if trouble is None:
+            self._renewed = True
+            return await self._post()
+        if trouble.error.code == UNREACHABLE:
+            self._reader.failed(trouble.error.message)
+            return None
+        return self._error(
+            INVALID_REQUEST, f"Session terminated, and no new one could be begun: {trouble.error.message}"
+        )
 
     async def _followed(self, response: httpx2.Response) -> Answer | None:
         answer = await self._reader.read(response)
@@ -152,28 +153,33 @@ class Call:
 
     def _whole(self, body: bytes, media: str) -> Answer:
         if media != "application/json":
-            return self._error(INVALID_REQUEST, f"Unexpected content type: {media or 'none'}")
+            return self._undone(f"Unexpected content type: {media or 'none'}")
         try:
             message = jsonrpc_message_adapter.validate_json(body, by_name=False)
         except ValidationError as error:
-            return self._error(INTERNAL_ERROR, f"The answer is no JSON-RPC message: {error.error_count()} errors")
-        if isinstance(message, Answer):
+            return self._undone(f"The answer is no JSON-RPC message: {error.error_count()} errors")
+        if isinstance(message, Answer) and self.awaits(message):
             return message
-        return self._error(INVALID_REQUEST, "The answer is no response")
+        return self._undone("The answer is no response to this request")
 
-    async def _refused(self, response: httpx2.Response) -> Answer:
+    async def _refused(self, response: httpx2.Response) -> Answer | None:
         """What the server says in the body, or else the status."""
+        status = response.status_code
         if kind(response) == "application/json":
             try:
-                message = jsonrpc_message_adapter.validate_json(await response.aread(), by_name=False)
+                message = jsonrpc_message_adapter.validate_json(await whole(response), by_name=False)
             except ValidationError:
                 message = None
             if isinstance(message, JSONRPCError):
                 return message
+        if status in NO_ANSWER:
+            return self._broken(f"HTTP {status}")
+        if status >= 500:
+            return self._undone(f"HTTP {status}")
         if response.next_request is not None:
             place = response.next_request.url.copy_with(userinfo=b"", query=None, fragment=None)
             return self._error(INVALID_REQUEST, f"Redirect to {place} not followed: use that address")
-        return self._error(INTERNAL_ERROR, f"HTTP {response.status_code}")
+        return self._error(INTERNAL_ERROR, f"HTTP {status}")
 
     # Following
 
@@ -182,15 +188,19 @@ class Call:
         try:
             async with self._sessions.wire.get(self._reader.position, handshake) as response:
                 if response.status_code == 200 and kind(response) == "text/event-stream":
-                    return await self._reader.read(response)
+                    return await self._followed(response)
                 if response.status_code == 404:
-                    await self._sessions.renew(handshake)
-                    return self._cannot_resume("its session is gone")
+                    raise _Gone
                 if response.status_code in (400, 405):
                     return self._cannot_resume(f"the server does not resume it: HTTP {response.status_code}")
                 self._reader.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
         except (NotSent, Broken) as error:
             self._reader.failed(str(error))
+        except _Gone:
+            await self._sessions.renew(handshake)
+            return self._cannot_resume("its session is gone")
+        except Exception as error:
+            self._reader.not_opened(error)
         return None
 
     def _cannot_resume(self, reason: str) -> Answer | None:
@@ -209,6 +219,10 @@ class Call:
         self._reader.failed(trouble)
         self._rename()
         return None
+
+    def _undone(self, trouble: str) -> Answer:
+        """The server has taken it, and does not say what became of it."""
+        return self._error(INTERNAL_ERROR, trouble) if self._may_be_repeated else self.unknown(trouble)
 
     def _rename(self) -> None:
         """The server may still have the first one: ids never repeat within a session."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import mcp
@@ -12,9 +15,9 @@ from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
 from perdure.client.link import Link
-from perdure.client.outcomes import named
+from perdure.client.outcomes import naming
 from perdure.client.pending import PendingCall
-from perdure.errors import OutcomeUnknown
+from perdure.errors import OutcomeUnknown, Unreachable
 from perdure.observe import note
 
 #: Pages of `tools/list` that are read to find out what a tool says of itself.
@@ -28,9 +31,9 @@ class Client(mcp.Client):
         super().__init__(transport, **options)
         self._link_below = link
         self._rerun_safe_tools = rerun_safe_tools
-        self._safe: dict[str, bool] = {}
         if link is not None:
-            link.on_renewed = self._renewed
+            # Another session may be another server's: what was negotiated is that of the new one.
+            link.on_renewed = lambda result: self.session.adopt(result)
 
     @property
     def session_id(self) -> str | None:
@@ -54,9 +57,11 @@ class Client(mcp.Client):
         meta: types.RequestParamsMeta | None = None,
     ) -> types.CallToolResult:
         """As the SDK's; a call of which nobody knows what became raises `OutcomeUnknown`."""
+        if progress_callback is not None and self._link_below is not None:
+            progress_callback = self._link_below.incoming.pace.counted(progress_callback)
 
         async def once() -> types.CallToolResult:
-            try:
+            with naming(name, arguments):
                 return await super(Client, self).call_tool(
                     name,
                     arguments,
@@ -66,37 +71,54 @@ class Client(mcp.Client):
                     request_state=request_state,
                     meta=meta,
                 )
-            except MCPError as error:
-                raise named(error, name, arguments) from error
 
         try:
             return await once()
-        except OutcomeUnknown as error:
-            # What the server calls unknown it has run again already, where it could (docs/protocol.md, Settling).
-            told_by_server = not isinstance(error.data, dict) or error.data.get("told_by") != "client"
-            if told_by_server or not self._rerun_safe_tools or not await self._is_safe(name):
+        except OutcomeUnknown as unknown:
+            if not await self._may_be_called_again(name, unknown):
                 raise
             note(logging.INFO, "client.call_again", "a tool that may run twice is called again", tool=name)
-        return await once()
+            try:
+                return await once()
+            except Unreachable:
+                raise unknown from None  # the first one may have run, whatever became of the second
+
+    async def _may_be_called_again(self, tool: str, unknown: OutcomeUnknown) -> bool:
+        """Whether the caller allows it, and the server marks the tool as read-only or idempotent."""
+        # What the server calls unknown it has run again already, where it could (docs/protocol.md, Settling).
+        told_by_client = isinstance(unknown.data, dict) and unknown.data.get("told_by") == "client"
+        if not self._rerun_safe_tools or not told_by_client:
+            return False
+        try:
+            return await self._is_safe(tool)
+        except MCPError:
+            return False  # it cannot be found out
 
     async def _is_safe(self, tool: str) -> bool:
-        """Whether the server marks a tool as read-only or idempotent."""
-        if tool not in self._safe:
-            cursor: str | None = None
-            for _ in range(TOOL_PAGES):
-                page = await self.list_tools(cursor=cursor)
-                self._safe.update({found.name: _says_safe(found) for found in page.tools})
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
-        return self._safe.get(tool, False)
-
-    def _renewed(self, result: types.InitializeResult) -> None:
-        """Another session may be another server's: what was negotiated and learnt is that of the new one."""
-        self.session.adopt(result)
-        self._safe.clear()
+        cursor: str | None = None
+        for _ in range(TOOL_PAGES):
+            page = await self.list_tools(cursor=cursor)
+            hints = next((found.annotations for found in page.tools if found.name == tool), None)
+            if hints is not None:
+                return hints.read_only_hint is True or hints.idempotent_hint is True
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return False
 
 
-def _says_safe(tool: types.Tool) -> bool:
-    hints = tool.annotations
-    return hints is not None and (hints.read_only_hint is True or hints.idempotent_hint is True)
+def _named(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """A method of the SDK's client whose errors have the names that ours have."""
+
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        with naming():
+            return await method(*args, **kwargs)
+
+    return call
+
+
+for _name, _method in inspect.getmembers(mcp.Client, inspect.isfunction):
+    # Behind a mark of deprecation stands the function itself.
+    if not _name.startswith("_") and _name != "call_tool" and inspect.iscoroutinefunction(inspect.unwrap(_method)):
+        setattr(Client, _name, _named(_method))

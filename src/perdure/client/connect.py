@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import httpx2
 import mcp_types as types
 from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, MessageHandlerFnT, SamplingFnT
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR
 
 from perdure._core.reconnect import Patience
 from perdure.client.auth import Bearer, TokenProvider
 from perdure.client.client import Client
+from perdure.client.entering import enter, raised_as_it_was
+from perdure.client.incoming import OnGap
 from perdure.client.keeper import Keeper
-from perdure.client.link import Link, OnGap
-from perdure.client.outcomes import named
+from perdure.client.link import Link
 from perdure.client.store import StateStore, state_store
 from perdure.client.wire import LIMITS, TIMEOUT, Wire
-from perdure.errors import UNREACHABLE
+from perdure.errors import Misuse
 
 
 @asynccontextmanager
@@ -69,68 +68,32 @@ async def connect(
     }
     ends = state is None if terminate_on_close is None else terminate_on_close
     async with AsyncExitStack() as stack:
-        http = http_client
-        if http is None:
-            http = await stack.enter_async_context(_http_client(headers, auth))
-        keeper = Keeper(state_store(state), str(httpx2.URL(url).copy_with(userinfo=b"")))
+        http = await _http_client(stack, http_client, headers, auth)
+        keeper = Keeper(state_store(state), address(url))
         stack.callback(keeper.close)
         link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
-        lasting = Client(link.streams(), link=link, rerun_safe_tools=rerun_safe_tools, mode="legacy", **callbacks)
-        client = await _enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
-        stack.push_async_exit(_raised_as_it_was(stack.pop_all()))
+        lasting = _lasting(link, rerun_safe_tools, callbacks)
+        client = await enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
+        stack.push_async_exit(raised_as_it_was(stack.pop_all()))
         yield client
 
 
-async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
-    """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
-    refusal = await _try(stack, lasting)
-    if refusal is None:
-        return lasting
-    if refusal.code in (UNREACHABLE, INTERNAL_ERROR):
-        raise named(refusal, "", None) from None
-    without = plain()
-    if await _try(stack, without) is not None:
-        raise refusal from None
-    return without
+def address(url: str) -> str:
+    """The server as the state knows it. A password or a key in the URL is not written down, but another is told."""
+    found = httpx2.URL(url).copy_with(userinfo=b"", fragment=None)
+    if not found.query:
+        return str(found)
+    return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
 
 
-async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
-    """Enter a client; the error by which the server refused it, if it did."""
-    try:
-        await stack.enter_async_context(client)
-    except MCPError as error:
-        return error
-    except BaseExceptionGroup as group:
-        # The task groups of the SDK's session and of our link stand around the one error.
-        found = innermost(group)
-        if isinstance(found, MCPError):
-            return found
-        raise
-    return None
-
-
-def innermost(error: BaseException) -> BaseException:
-    """The one error in groups of one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
-def _raised_as_it_was(stack: AsyncExitStack) -> Callable[..., Awaitable[bool]]:
-    """Leave through the task groups, and let what the block raised come out as the block raised it."""
-
-    async def leave(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        try:
-            return bool(await stack.__aexit__(kind, error, trace))
-        except BaseExceptionGroup as group:
-            found: BaseException = group
-            while found is not error and isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-                found = found.exceptions[0]
-            if found is error:
-                return False  # the caller raises it again
-            raise
-
-    return leave
+def _lasting(link: Link, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
+    counted = {
+        name: link.incoming.pace.counted(callbacks[name])
+        for name in ("logging_callback", "message_handler")
+        if callbacks[name] is not None
+    }
+    options = {**callbacks, **counted}
+    return Client(link.streams(), link=link, rerun_safe_tools=rerun_safe_tools, mode="legacy", **options)
 
 
 def _plain(url: str, http: httpx2.AsyncClient, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
@@ -138,6 +101,17 @@ def _plain(url: str, http: httpx2.AsyncClient, rerun_safe_tools: bool, callbacks
     return Client(transport, link=None, rerun_safe_tools=rerun_safe_tools, mode="auto", **callbacks)
 
 
-def _http_client(headers: Mapping[str, str] | None, auth: httpx2.Auth | TokenProvider | None) -> httpx2.AsyncClient:
+async def _http_client(
+    stack: AsyncExitStack,
+    own: httpx2.AsyncClient | None,
+    headers: Mapping[str, str] | None,
+    auth: httpx2.Auth | TokenProvider | None,
+) -> httpx2.AsyncClient:
+    """The user's own, which stays open; or one for this block."""
+    if own is not None:
+        if headers is not None or auth is not None:
+            raise Misuse("headers and auth are those of the http_client that was given: set them there")
+        return own
     given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
-    return httpx2.AsyncClient(headers=dict(headers or {}), auth=given, timeout=TIMEOUT, limits=LIMITS)
+    made = httpx2.AsyncClient(headers=dict(headers or {}), auth=given, timeout=TIMEOUT, limits=LIMITS)
+    return await stack.enter_async_context(made)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from perdure.client.state import BadState, NewerState, State, decode
 from perdure.client.store import NoState, StateStore
@@ -17,6 +18,8 @@ from perdure.observe import note
 
 #: Seconds by which a position on disk may be behind. Each write is a new small file, about 0.1 ms.
 LAG = 0.02
+#: Large arguments make a large file: then positions are written so seldom that it takes a twentieth of the time.
+SHARE = 20
 
 
 class Keeper:
@@ -25,6 +28,7 @@ class Keeper:
     def __init__(self, store: StateStore, url: str) -> None:
         self._store = store
         self._due: asyncio.TimerHandle | None = None
+        self._lag = LAG
         self._failing = False
         self._idle = isinstance(store, NoState)
         self.state = self._open(url)
@@ -41,7 +45,7 @@ class Keeper:
             self._store.close()
             raise StateUnusable(str(error)) from error
         except BadState as error:
-            aside = self._store.set_aside()
+            aside = self._set_aside()
             note(
                 logging.WARNING,
                 "client.state_unreadable",
@@ -53,6 +57,13 @@ class Keeper:
             self._store.close()
             raise StateUnusable(f"the state belongs to {state.url}, not to {url}")
         return state
+
+    def _set_aside(self) -> str:
+        try:
+            return self._store.set_aside()
+        except Exception as error:
+            self._store.close()
+            raise StateUnusable(f"the client's state cannot be read, nor put out of the way: {error}") from error
 
     def _begin(self) -> None:
         """The first write is the one that may fail: a start that is not written down could be used twice."""
@@ -69,6 +80,7 @@ class Keeper:
         if self._due is not None:
             self._due.cancel()
             self._due = None
+        began = time.thread_time()
         try:
             self._store.save(self.state.encode())
         except Exception as error:  # A store of the user's may raise anything; calls go on.
@@ -80,6 +92,8 @@ class Keeper:
                 )
             self._failing = True
             return
+        finally:
+            self._lag = max(LAG, SHARE * (time.thread_time() - began))
         if self._failing:
             note(logging.INFO, "client.state_written", "the client's state can be written again")
         self._failing = False
@@ -87,8 +101,9 @@ class Keeper:
     def moved(self) -> None:
         """Write soon."""
         if self._due is None and not self._idle:
-            self._due = asyncio.get_running_loop().call_later(LAG, self.changed)
+            self._due = asyncio.get_running_loop().call_later(self._lag, self.changed)
 
     def close(self) -> None:
         self.changed()
+        self._idle = True  # a result may be taken later, but the state may be another client's by then
         self._store.close()

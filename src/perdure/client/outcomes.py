@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
@@ -11,14 +12,26 @@ from perdure.errors import UNREACHABLE, OutcomeUnknown, Unreachable
 from perdure.ledger import OUTCOME_UNKNOWN, POSITION_LOST
 
 
-def named(error: MCPError, tool: str, arguments: Mapping[str, Any] | None) -> MCPError:
-    """`OutcomeUnknown` and `Unreachable` where the code says so, whoever made it; else the error as it is.
+def named(error: MCPError, tool: str | None = None, arguments: Mapping[str, Any] | None = None) -> MCPError:
+    """`Unreachable`, and for a tool `OutcomeUnknown`, where the code says so, whoever made it; else the error as it is.
 
     An answer that is no longer retained (-31002) is as unknown as one that was never given.
     """
-    if error.code in (OUTCOME_UNKNOWN, POSITION_LOST):
-        data = error.data if isinstance(error.data, Mapping) else {}
-        return OutcomeUnknown(tool, arguments, str(data.get("reason") or error.message), error.data)
     if error.code == UNREACHABLE:
         return Unreachable(error.message, error.data)
+    if tool is not None and error.code in (OUTCOME_UNKNOWN, POSITION_LOST):
+        data = error.data if isinstance(error.data, Mapping) else {}
+        return OutcomeUnknown(tool, arguments, str(data.get("reason") or error.message), error.data)
     return error
+
+
+@contextmanager
+def naming(tool: str | None = None, arguments: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Errors of the SDK's client come out under their names."""
+    try:
+        yield
+    except MCPError as error:
+        found = named(error, tool, arguments)
+        if found is error:
+            raise
+        raise found from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -17,6 +19,8 @@ from perdure.client.state import Running
 
 #: Notifications that wait for somebody to look; beyond that the call's stream is not read further (promise 6).
 ROOM = 1_000
+
+Mark = Callable[[], None]
 
 
 class PendingCall:
@@ -42,7 +46,7 @@ class PendingCall:
         self._abandoned = False
         self._answer: Answer | None = None
         self._answered = anyio.Event()
-        self._put, self._notes = anyio.create_memory_object_stream[types.ServerNotification](ROOM)
+        self._put, self._notes = anyio.create_memory_object_stream[types.ServerNotification | Mark](ROOM)
 
     def __repr__(self) -> str:
         return f"PendingCall(tool={self.tool!r}, arguments={self.arguments!r})"
@@ -67,12 +71,17 @@ class PendingCall:
         return types.CallToolResult.model_validate(self._answer.result, by_name=False)
 
     async def __aiter__(self) -> AsyncIterator[types.ServerNotification]:
-        async for note in self._notes:
-            yield note
+        async for item in self._notes:
+            if callable(item):
+                item()
+            else:
+                yield item
 
     async def _next_or_end(self) -> None:
         try:
-            await self._notes.receive()
+            item = await self._notes.receive()
+            if callable(item):
+                item()
         except (anyio.EndOfStream, anyio.ClosedResourceError):
             await self._answered.wait()
 
@@ -88,6 +97,12 @@ class PendingCall:
         except (KeyError, ValidationError):
             return
         await self._put.send(parsed)  # type: ignore[arg-type]
+
+    def put_off(self, mark: Callable[[str | None, int | None], None], position: str | None, retry: int | None) -> None:
+        """Mark a position when the notifications before it were looked at: what waits here dies with the process."""
+        with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # Where there is no room, the one before stays: then the next process sees a little more again.
+            self._put.send_nowait(partial(mark, position, retry))
 
     def end(self, answer: Answer) -> None:
         self._answer = answer

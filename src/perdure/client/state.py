@@ -93,6 +93,13 @@ class State:
         self.asks.clear()
         self.sticky.clear()
 
+    def replace_session(self, handshake: Handshake) -> None:
+        """Another one begins; what runs still belongs to the one before, and ends by itself."""
+        self.handshake = handshake
+        self.position = None
+        self.retry = None
+        self.asks.clear()
+
     def end(self, call: str) -> None:
         """A call is over, and so is what it asked."""
         self.calls.pop(call, None)
@@ -120,7 +127,7 @@ def decode(data: bytes) -> State:
         return _state(found)
     except NewerState:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadState(f"not a client's state: {error}") from error
 
 
@@ -141,16 +148,30 @@ def _state(found: dict[str, Any]) -> State:
 
 def _check(state: State) -> None:
     """What would fail later, in the middle of things, fails here."""
-    if not isinstance(state.url, str) or not isinstance(state.start, int):
-        raise BadState("url or start is of another kind")
+    known = _is(state.url, str) and _is(state.start, int) and state.start >= 0 and _is_place(state)
+    if not (known and _is(state.sticky, dict) and all(_is(sticky, dict) for sticky in state.sticky.values())):
+        raise BadState("url, start, position or sticky requests are of another kind")
     handshake = state.handshake
     if handshake is not None and not (
-        isinstance(handshake.session, str)
-        and isinstance(handshake.request, dict)
-        and isinstance(handshake.result, dict)
+        _is(handshake.session, str)
+        and _is(handshake.request, dict)
+        and _is(handshake.result, dict)
+        and _is(handshake.initialized, bool)
     ):
         raise BadState("the handshake is of another kind")
-    if not all(isinstance(call.id, str) and isinstance(call.params, dict) for call in state.calls.values()):
-        raise BadState("a call is of another kind")
-    if not all(isinstance(ask.message, dict) for ask in state.asks.values()):
+    for key, call in state.calls.items():
+        if not (key == call.id and _is(call.params, dict) and _is_place(call)):
+            raise BadState("a call is of another kind")
+    if not all(_is(ask.message, dict) and (ask.call is None or _is(ask.call, str)) for ask in state.asks.values()):
         raise BadState("a question is of another kind")
+
+
+def _is(value: object, kind: type) -> bool:
+    return type(value) is kind  # True is an int, elsewhere
+
+
+def _is_place(of: State | Running) -> bool:
+    """Whether a stream can be resumed from there."""
+    return (of.position is None or _is(of.position, str)) and (
+        of.retry is None or (_is(of.retry, int) and of.retry >= 0)
+    )

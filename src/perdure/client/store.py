@@ -92,6 +92,7 @@ class StateFile:
 
     def close(self) -> None:
         if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a fork of this process may hold the file open
             os.close(self._lock)
             self._lock = None
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
 
+from perdure._core.sse import MAX_EVENT_BYTES, EventTooLarge
 from perdure.client.state import Handshake
 
 ACCEPT_BOTH = "application/json, text/event-stream"
@@ -23,6 +26,8 @@ TIMEOUT = httpx2.Timeout(30.0, read=300.0)
 #: that meets one as it closes would have an unknown outcome.
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
 MAX_REDIRECTS = 5
+#: Of a position: ours have 50 characters. It travels in a header, and servers refuse headers of more than 8 KiB.
+MAX_POSITION = 1_024
 
 
 class NotSent(Exception):
@@ -49,7 +54,9 @@ class Wire:
 
     @asynccontextmanager
     async def get(self, position: str | None, handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
-        headers = {"accept": ACCEPT_EVENTS, "cache-control": "no-store", **_session(handshake)}
+        accept = {"accept": ACCEPT_EVENTS, "cache-control": "no-store", **_session(handshake)}
+        # An id is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
+        headers: Any = httpx2.Headers(accept, encoding="utf-8")
         if position is not None:
             headers["last-event-id"] = position
         async with self._open("GET", headers, None) as response:
@@ -83,7 +90,7 @@ def _named_errors() -> Iterator[None]:
     """Errors of the HTTP library, as the two that matter."""
     try:
         yield
-    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
         raise NotSent(_told(error)) from error
     except (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError) as error:
         raise Broken(_told(error)) from error
@@ -122,7 +129,33 @@ def kind(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+async def whole(response: httpx2.Response) -> bytes:
+    """A body that is no event stream; not more of it than an event may have."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_EVENT_BYTES:
+            raise EventTooLarge(MAX_EVENT_BYTES)
+    return bytes(body)
+
+
 def retry_after(response: httpx2.Response) -> float | None:
-    """Seconds, where the server says so in seconds."""
+    """Seconds until the server wants us again, where it says so: in seconds, or as a date by its own clock."""
     value = response.headers.get("retry-after", "").strip()
-    return float(value) if value.isdigit() and len(value) < 6 else None
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    until, now = _date(value), _date(response.headers.get("date", "")) or datetime.now(UTC)
+    return None if until is None else max((until - now).total_seconds(), 0.0)
+
+
+def _date(value: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def can_be_sent(position: str) -> bool:
+    """Whether a position may stand in a header; one that may not cannot be resumed."""
+    return len(position) <= MAX_POSITION and position.isprintable()
