@@ -10,9 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
+from perdure._core.reconnect import Patience
+from perdure.client.pulse import Pulse
+from perdure.stdio.following import Following
+from perdure.stdio.messages import FromServer
 from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
 from tests.support.bridges import a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
@@ -20,6 +27,8 @@ from tests.support.site import serve, under_uvicorn
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
+
+NOT_FOUND = PlainTextResponse("nothing here", status_code=404)
 
 
 @asynccontextmanager
@@ -214,3 +223,54 @@ async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path
             assert await bridge.call("count", n=3) == "counted to 3"
             assert sum("has no resume broker" in line for line in bridge.told()) == 1
             await bridge.end()
+
+
+async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Path) -> None:
+    """404 on the first GET of a new session means that there is no such stream, not that the session is gone."""
+    inner, seen = Workshop().server.streamable_http_app(), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope.get("method"))
+        await (NOT_FOUND if scope.get("method") == "GET" else inner)(scope, receive, send)
+
+    async with under_uvicorn(app) as port, a_host(folder, "") as host:
+        bridge = await host.start(url=f"http://127.0.0.1:{port}/mcp")
+        await bridge.handshake()
+        for _ in range(3):
+            assert await bridge.call("count", n=1) == "counted to 1"
+        assert seen.count("GET") == 1
+        assert not any("session is gone" in line for line in bridge.told())
+
+
+class _Restless(Pulse):
+    limit = 0.05
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.heard: list[FromServer] = []
+
+    async def hear(self, message: FromServer) -> FromServer | None:
+        self.heard.append(message)
+        return None
+
+    def misheard(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def move(self, position: str) -> None:
+        return None
+
+
+async def test_a_connection_that_has_fallen_silent_is_left_and_resumed_from_its_position() -> None:
+    """A laptop that slept: the server's beat has stopped, and nobody has said goodbye."""
+
+    async def silent() -> AsyncIterator[bytes]:
+        yield b'id: 7\ndata: {"jsonrpc":"2.0","method":"m"}\n\n'
+        await asyncio.Event().wait()
+
+    listener = _Listener()
+    following = Following(listener, Patience(first_delay=0), pulse=_Restless())
+    assert await following.read(httpx2.Response(200, content=silent())) is None
+    assert (following.position, following.trouble) == ("7", "the server has fallen silent for 0 s")
+    assert [message.method for message in listener.heard] == ["m"]
+    assert await following.wait()

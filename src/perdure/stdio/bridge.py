@@ -27,17 +27,20 @@ import anyio.abc
 
 from perdure._core import splice
 from perdure._core.reconnect import Patience
+from perdure.client.pulse import Pulse
 from perdure.client.state import Handshake
 from perdure.client.wire import Wire
 from perdure.observe import note
 from perdure.stdio import troubles
 from perdure.stdio.before import Before
+from perdure.stdio.call import DEPARTURE
 from perdure.stdio.departures import Departures, Job
 from perdure.stdio.handshaking import Handshaking
 from perdure.stdio.host_side import HostSide
 from perdure.stdio.messages import FromServer
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Line, Output
+from perdure.stdio.renewing import Renewing
 from perdure.stdio.resuming import Resuming
 from perdure.stdio.standalone import Standalone
 
@@ -58,6 +61,8 @@ class Bridge:
         self.teller = troubles.Teller()
         self._output = output
         self.handshaking = Handshaking(self)
+        self._renewing = Renewing(self, self.handshaking)
+        self.pulse = Pulse()
         self.before = Before(self)
         self._instance = secrets.token_urlsafe(9)
         self._numbers = itertools.count(1)
@@ -121,13 +126,16 @@ class Bridge:
         # Not a number, also not as a string: the SDK takes "7" for 7.
         return f"{self._instance}.{next(self._numbers)}"
 
-    async def renew(self, gone: Handshake | None) -> bool:
-        return await self.handshaking.renew(gone)
+    async def renew(self, gone: Handshake | None) -> Exception | None:
+        return await self._renewing.renew(gone)
 
-    def listen(self) -> None:
-        """Read the standalone stream from now on."""
+    async def listen(self, *, is_new: bool) -> None:
+        """Read the standalone stream from now on. Returns when somebody listens to what the server may ask there."""
         if self.handshake is not None and self.handshake.session:
-            self.hear(Standalone(self, self.handshake).run)
+            standalone = Standalone(self, self.handshake, is_new=is_new)
+            self.hear(standalone.run)
+            with anyio.move_on_after(DEPARTURE):
+                await standalone.has_begun.wait()
 
     def hear(self, task: Callable[..., Coroutine[Any, Any, object]], *arguments: object) -> None:
         """Run something for as long as the host listens."""
@@ -190,8 +198,8 @@ class Bridge:
             "stdio.revoked",
             "somebody else used a resume token of this session; a new one is asked for",
         )
-        if self.handshake is not None and not await self.resuming.opened(self.handshake.session):
-            await self.handshaking.open_later(self.handshake.session)
+        if self.handshake is not None:
+            await self.handshaking.opened(self.handshake.session)
 
     async def give(self, text: str) -> None:
         """Hand a message to the host."""

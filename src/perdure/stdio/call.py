@@ -20,14 +20,13 @@ from perdure._core.reconnect import Patience
 from perdure._core.settling import READS
 from perdure._core.sse import EventTooLarge
 from perdure._core.sticky import METHODS as STICKY
+from perdure.client.pulse import Pulse
 from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent, Wire, kind, retry_after
 from perdure.stdio import troubles
 from perdure.stdio.following import Following, whole
 from perdure.stdio.messages import INTERNAL_ERROR, FromServer, encode, error, from_server
 
-#: Statuses by which a server says that it has not taken the request, if it also says when to come again.
-NOT_NOW = frozenset({429, 503})
 #: A gateway's word that the server behind it did not answer: the request may have arrived there.
 NO_ANSWER = frozenset({502, 503, 504})
 #: Seconds until a request without any sign of the server's counts as sent, and the next message may follow it. Servers
@@ -35,19 +34,24 @@ NO_ANSWER = frozenset({502, 503, 504})
 DEPARTURE = 0.5
 
 
+class _Gone(Exception):
+    """The server does not know the session (404)."""
+
+
 class Sessions(Protocol):
     """Where a call finds its session."""
 
     wire: Wire
     patience: Patience
+    pulse: Pulse
     teller: troubles.Teller
     credentials: bool
 
     @property
     def handshake(self) -> Handshake | None: ...
 
-    async def renew(self, gone: Handshake | None) -> bool:
-        """A new session in place of this one; False if there is none to be had."""
+    async def renew(self, gone: Handshake | None) -> Exception | None:
+        """A new session in place of this one; why not, if there is none to be had."""
 
     async def take(self, message: FromServer) -> None: ...
 
@@ -93,7 +97,7 @@ class Call:
         self._text = text
         self._sessions = sessions
         self._handshake = sessions.handshake
-        self._following = Following(self, sessions.patience, position=asked.position, since=since)
+        self._following = Following(self, sessions.patience, position=asked.position, since=since, pulse=sessions.pulse)
         self._renewed = False
 
     async def answer(self) -> str:
@@ -152,15 +156,18 @@ class Call:
             return None
         except Broken as failure:
             return self._broken(str(failure))
+        except _Gone:
+            timer.cancel()
+            return await self._begin_again()
         finally:
             timer.cancel()
 
     async def _posted(self, response: httpx2.Response) -> str | None:
         status = response.status_code
         if status == 404 and self._handshake is not None and self._handshake.session:
-            return await self._gone()
-        if status in NOT_NOW and (after := retry_after(response)) is not None:
-            self._following.failed(f"HTTP {status}", at_least=after)
+            raise _Gone
+        if status == 429 or (status == 503 and retry_after(response) is not None):
+            self._following.failed(f"HTTP {status}", at_least=retry_after(response))
             if status == 429:
                 self.departed.set()  # too many at once: those in front must be able to end
             return None
@@ -172,12 +179,18 @@ class Call:
             return await self._followed(response)
         return await self._whole(response)
 
-    async def _gone(self) -> str | None:
+    async def _begin_again(self) -> str | None:
         """The session is gone, so this request was not accepted: it may go out again, once, in a new one."""
-        if self._renewed or not await self._sessions.renew(self._handshake):
-            return self._error(UNREACHABLE, "The session is gone, and no new one could be begun")
-        self._renewed = True
-        return await self._post()
+        if self._renewed:
+            return self._error(UNREACHABLE, "The session is gone, and so is the new one")
+        trouble = await self._sessions.renew(self._handshake)
+        if trouble is None:
+            self._renewed = True
+            return await self._post()
+        if isinstance(trouble, troubles.Refused):
+            raise trouble
+        self._following.failed(str(trouble))
+        return None
 
     async def _followed(self, response: httpx2.Response) -> str | None:
         if not self.asked.may_be_repeated:
@@ -204,6 +217,8 @@ class Call:
                     self._sessions.teller.reached(self._sessions.wire.url)
                     return message.answering(self.asked.id)
         found = troubles.of_response(response, self._sessions.wire.url, credentials=self._sessions.credentials)
+        if (response.status_code < 300 or response.status_code >= 500) and not self.asked.may_be_repeated:
+            return self.unknown(found.sentence)  # the server has taken it, and does not say what became of it
         raise troubles.Refused(found)
 
     # Following
@@ -218,13 +233,15 @@ class Call:
                     answer = await self._following.read(response)
                     return None if answer is None else answer.answering(self.asked.id)
                 if response.status_code == 404:
-                    await self._sessions.renew(handshake)
-                    return self._cannot_resume("its session is gone")
+                    raise _Gone
                 if response.status_code in (400, 405):
                     return self._cannot_resume(f"the server does not resume it: HTTP {response.status_code}")
                 self._following.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
         except (NotSent, Broken) as failure:
             self._following.failed(str(failure))
+        except _Gone:
+            await self._sessions.renew(handshake)
+            return self._cannot_resume("its session is gone")
         return None
 
     def _cannot_resume(self, reason: str) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import re
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +20,8 @@ import httpx2
 
 from perdure._core.reconnect import Course, Patience, Step, delay
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
+from perdure.client.pulse import Pulse
+from perdure.client.wire import can_be_sent
 from perdure.stdio.messages import FromServer, from_server
 from perdure.stdio.pipes import MAX_LINE_BYTES
 
@@ -28,8 +29,6 @@ from perdure.stdio.pipes import MAX_LINE_BYTES
 LINGER = 0.005
 #: Seconds between two looks at a server that stays away, for what nobody waits for as for an answer.
 LOOKS = 30.0
-#: RFC 9110, 5.5: no control characters, and no space at either end.
-_SENDABLE = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
 
 
 class Listener(Protocol):
@@ -47,10 +46,17 @@ class Following:
     """One stream: where it is, and how it fares."""
 
     def __init__(
-        self, listener: Listener, patience: Patience, *, position: str | None = None, since: float | None = None
+        self,
+        listener: Listener,
+        patience: Patience,
+        *,
+        position: str | None = None,
+        since: float | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self._listener = listener
         self._patience = patience
+        self._pulse = pulse or Pulse()
         self.position = position
         self.trouble = ""
         """What went wrong last, for whoever has to be told that patience ended."""
@@ -59,17 +65,19 @@ class Following:
     async def read(self, response: httpx2.Response) -> FromServer | None:
         """The answer on this connection, or None if it ended before."""
         self._course = self._course.opened()
-        decoder = Decoder(max_event_bytes=MAX_LINE_BYTES)
+        decoder, commented = Decoder(max_event_bytes=MAX_LINE_BYTES), None
         try:
             chunks = response.aiter_bytes()
-            async for chunk in chunks:
-                for event in decoder.feed(chunk):
+            while (chunk := await self._next(chunks)) is not None:
+                events = decoder.feed(chunk)
+                commented = self._beat(chunk, commented) if not events else None
+                for event in events:
                     if (answer := await self._event(event)) is not None:
                         self._course = self._course.step(Step.ANSWERED)
                         await _linger(chunks)
                         return answer
                 self._move(decoder.last_event_id, decoder.retry)
-            self.trouble = "the connection ended"
+            self.trouble = self.trouble or "the connection ended"
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             self.trouble = f"the connection broke: {type(error).__name__}"
         except EventTooLarge:
@@ -81,7 +89,9 @@ class Following:
 
     def failed(self, trouble: str, *, at_least: float | None = None) -> None:
         self.trouble = trouble
-        self._course = self._course.failed(time.monotonic(), at_least=at_least or 0.0)
+        # A server may ask for any time; the host is told after as long as it was promised.
+        longest = min(at_least or 0.0, self._patience.max_time)
+        self._course = self._course.failed(time.monotonic(), at_least=longest)
 
     async def wait(self) -> bool:
         """Wait until the next attempt; False if there shall be none."""
@@ -92,6 +102,25 @@ class Following:
         await anyio.sleep(seconds)
         self._course = self._course.step(Step.WAITED)
         return True
+
+    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """The next bytes; None at the end, or when the server has fallen silent (`client/pulse.py`)."""
+        self.trouble = ""
+        limit = None if self.position is None else self._pulse.limit
+        with anyio.move_on_after(limit):
+            return await anext(chunks, None)
+        self._pulse.missed()
+        self.trouble = f"the server has fallen silent for {limit:.0f} s"
+        return None
+
+    def _beat(self, chunk: bytes, before: float | None) -> float | None:
+        """Bytes without an event, and when the comment before them came, if nothing stands between."""
+        if not chunk.startswith(b":"):
+            return None
+        now = time.monotonic()
+        if before is not None:
+            self._pulse.heard(now - before)
+        return now
 
     async def _event(self, event: ServerSentEvent) -> FromServer | None:
         answer = None
@@ -111,14 +140,9 @@ class Following:
     def _move(self, position: str, retry: int | None) -> None:
         if retry is not None:
             self._course = self._course.told(retry / 1000)
-        if position and position != self.position and is_sendable(position):
+        if position and position != self.position and can_be_sent(position):
             self.position = position
             self._listener.move(position)
-
-
-def is_sendable(position: str) -> bool:
-    """Whether a position can stand in a header. From one that cannot, nobody can go on."""
-    return _SENDABLE.fullmatch(position) is not None
 
 
 def endless(patience: Patience) -> Patience:

@@ -1,10 +1,10 @@
-"""Handshakes of the bridge: the host's own, which a resumed session takes for a reattach, and another one with the same
-words when the session is gone."""
+"""Handshakes of the bridge: the host's own words, which a session of before takes for a reattach."""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,9 +17,9 @@ from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.observe import note
 from perdure.stdio import troubles
-from perdure.stdio.call import NO_ANSWER, NOT_NOW
+from perdure.stdio.call import NO_ANSWER
 from perdure.stdio.following import Following, endless, whole
-from perdure.stdio.messages import FromServer, encode, error, from_server, notification
+from perdure.stdio.messages import FromServer, encode, error, from_server
 from perdure.stdio.resuming import Unavailable
 
 if TYPE_CHECKING:
@@ -32,12 +32,11 @@ HANDSHAKE_SECONDS = 25.0
 
 
 class Handshaking:
-    """Makes and renews the session of a bridge."""
+    """Makes the session of a bridge."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._turn = anyio.Lock()
-        self._text = ""
+        self.text = ""
         """The host's own `initialize`."""
         self.handshake: Handshake | None = None
         self.is_resumed = False
@@ -46,86 +45,50 @@ class Handshaking:
 
     async def initialize(self, host_id: str, text: str, params: dict[str, Any]) -> str:
         """The answer to the host's `initialize`."""
-        async with self._turn:
-            self._text = text
-            patience = self._patience()
-            try:
-                known = self.handshake.session if self.handshake else await self._bridge.resuming.session(patience)
-                answer = await self._negotiate(text, params, known, patience)
-            except Unavailable as unavailable:
-                return error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
-            except troubles.Refused as refused:
-                self._bridge.teller.refused(refused.trouble)
-                return error(host_id, NO_SERVER, refused.trouble.sentence, {"reason": refused.trouble.reason})
-            return answer.answering(host_id)
-
-    async def renew(self, gone: Handshake | None) -> bool:
-        """One new session in place of one that is gone, however many requests have noticed (B5, H8)."""
-        bridge = self._bridge
-        async with self._turn:
-            if self.handshake is not gone or gone is None:
-                return self.handshake is not None
-            note(logging.WARNING, "stdio.session_gone", "the session is gone; a new one is begun")
-            try:
-                answer = await self._negotiate(self._text, gone.request, None, self._patience())
-            except (Unavailable, troubles.Refused) as failure:
-                note(logging.WARNING, "stdio.not_renewed", f"no new session could be begun: {failure}")
-                return False  # the next request finds out again whether it is still gone
-            if answer.is_error:
-                return False
-            await bridge.forget_asks()
-            await self._settle_in()
-            return True
-
-    def _patience(self) -> Patience:
-        ours = self._bridge.patience
-        return Patience(
-            max_time=min(ours.max_time, HANDSHAKE_SECONDS),
-            max_tries=ours.max_tries,
-            first_delay=min(ours.first_delay, ours.max_delay),
-            max_delay=min(ours.max_delay, 2.0),
-        )
-
-    async def _settle_in(self) -> None:
-        """Bring a new session to where the old one was."""
-        assert self.handshake is not None
-        self.handshake.initialized = True
+        self.text, patience = text, self._patience()
         try:
-            body = notification("notifications/initialized").encode()
-            async with self._bridge.wire.post(body, self.handshake):
-                pass
-            for sticky in self._bridge.notes.noted.sticky:
-                body = splice.replaced(sticky, encode(self._bridge.new_id()), "id").encode()
-                await self._once(body, self.handshake)
-        except (NotSent, Broken, troubles.Refused) as failure:
-            note(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {failure}")
-        self._bridge.listen()
+            known = self.handshake.session if self.handshake else await self._bridge.resuming.session(patience)
+            answer, handshake = await self.begin(params, known)
+        except Unavailable as unavailable:
+            return error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
+        except troubles.Refused as refused:
+            self._bridge.teller.refused(refused.trouble)
+            return error(host_id, NO_SERVER, refused.trouble.sentence, {"reason": refused.trouble.reason})
+        if handshake is not None:
+            await self._adopt(handshake, known)
+        return answer.answering(host_id)
 
-    async def _negotiate(self, text: str, params: dict[str, Any], known: str | None, patience: Patience) -> FromServer:
-        body = splice.replaced(text, encode(self._bridge.new_id()), "id").encode()
+    async def begin(self, params: dict[str, Any], known: str | None) -> tuple[FromServer, Handshake | None]:
+        """A handshake with the host's own words, on a session of before or on none. Raises `Unavailable`, `Refused`."""
+        body = splice.replaced(self.text, encode(self._bridge.new_id()), "id").encode()
         named = None if known is None else Handshake(session=known, request={}, result={})
-        answer, session = await self._until_answered(body, named, patience)
+        answer, session = await self._until_answered(body, named)
         if answer.is_error:
-            return answer
-        is_again = self.handshake is not None and self.handshake.session == session
+            return answer, None
         result = answer.body.get("result")
-        self.handshake = Handshake(session=session, request=params, result=result if isinstance(result, dict) else {})
-        self.is_resumed = known is not None and session == known
-        if self.is_resumed:
-            if not is_again:
-                self._bridge.notes.recall(session)
-                self._bridge.before.recall()
-            return answer
-        if known is not None:
+        made = Handshake(session=session, request=params, result=result if isinstance(result, dict) else {})
+        return answer, made
+
+    async def opened(self, session: str) -> None:
+        """A session without a before gets its first token; the host waits for one attempt at most."""
+        if not await self._bridge.resuming.opened(session):
+            self._bridge.start(self._open_later, session)
+
+    async def _adopt(self, handshake: Handshake, known: str | None) -> None:
+        is_again = self.handshake is not None and self.handshake.session == handshake.session
+        self.is_resumed = known is not None and handshake.session == known
+        if known is not None and not self.is_resumed:
             sentence = "the session could not go on with what the host says of itself; a new one has begun"
             note(logging.INFO, "stdio.session_other", sentence)
-        if not await self._bridge.resuming.opened(session):
-            self._bridge.start(self.open_later, session)
-        self._bridge.notes.begin(session)
-        return answer
+        self.handshake = handshake
+        if not self.is_resumed:
+            await self.opened(handshake.session)
+            self._bridge.notes.begin(handshake.session)
+        elif not is_again:
+            self._bridge.notes.recall(handshake.session)
+            self._bridge.before.recall()
 
-    async def open_later(self, session: str) -> None:
-        """Ask for the session's first token until it is there: the host need not wait for that."""
+    async def _open_later(self, session: str) -> None:
         course = Following(_Deaf(), endless(self._bridge.patience))
         while self.handshake is not None and self.handshake.session == session:
             course.failed("the broker does not answer")
@@ -133,18 +96,24 @@ class Handshaking:
             if await self._bridge.resuming.opened(session):
                 return
 
-    async def _until_answered(self, body: bytes, named: Handshake | None, patience: Patience) -> tuple[FromServer, str]:
+    def _patience(self) -> Patience:
+        ours = self._bridge.patience
+        soon = min(ours.max_delay, 2.0)
+        first = min(ours.first_delay, soon)
+        return replace(ours, max_time=min(ours.max_time, HANDSHAKE_SECONDS), first_delay=first, max_delay=soon)
+
+    async def _until_answered(self, body: bytes, named: Handshake | None) -> tuple[FromServer, str]:
         """A handshake is begun again, not resumed: at worst a session that nobody uses remains."""
         with anyio.move_on_after(HANDSHAKE_SECONDS):
-            return await self._try(body, named, patience)
+            return await self._try(body, named)
         raise Unavailable(f"no answer within {HANDSHAKE_SECONDS:.0f} s")
 
-    async def _try(self, body: bytes, named: Handshake | None, patience: Patience) -> tuple[FromServer, str]:
+    async def _try(self, body: bytes, named: Handshake | None) -> tuple[FromServer, str]:
         bridge = self._bridge
-        course = Following(_Deaf(), patience, since=time.monotonic())
+        course = Following(_Deaf(), self._patience(), since=time.monotonic())
         while True:
             try:
-                found = await self._once(body, named)
+                found = await self.once(body, named)
                 if not isinstance(found, httpx2.Response):
                     bridge.teller.reached(bridge.wire.url)
                     return found
@@ -157,11 +126,11 @@ class Handshaking:
             if not await course.wait():
                 raise Unavailable(course.trouble)
 
-    async def _once(self, body: bytes, handshake: Handshake | None) -> tuple[FromServer, str] | httpx2.Response:
+    async def once(self, body: bytes, handshake: Handshake | None) -> tuple[FromServer, str] | httpx2.Response:
         """A request of ours and its answer with the session that it names; the response, where it may pass."""
         bridge = self._bridge
         async with bridge.wire.post(body, handshake) as response:
-            if response.status_code in NOT_NOW | NO_ANSWER:
+            if response.status_code in NO_ANSWER | {429}:
                 return response
             session = response.headers.get(SESSION_HEADER, "")
             if response.status_code == 200 and kind(response) == "text/event-stream":

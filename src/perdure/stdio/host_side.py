@@ -191,7 +191,7 @@ class HostSide:
             return
         telling = Telling(self._bridge, text)
         if message.method == "notifications/initialized":
-            await self._departures.add(telling.departed, lambda _: self._initialized(telling))
+            await self._departures.add(anyio.Event(), lambda left: self._initialized(telling, left))
         elif self._bridge.handshake is not None or self._bridge.handshaking.is_begun:
             await self._departures.add(telling.departed, lambda _: telling.run(), weight=len(text))
 
@@ -207,16 +207,20 @@ class HostSide:
             return None
         return splice.replaced(text, encode(call.wire_id), "params", "requestId")
 
-    async def _initialized(self, telling: Telling) -> None:
+    async def _initialized(self, telling: Telling, left: anyio.Event) -> None:
         """The second half of the handshake. In a resumed session the server swallows it."""
-        await telling.run()
-        handshake = self._bridge.handshake
-        if handshake is None or handshake.initialized:
-            return
-        handshake.initialized = True
-        self._bridge.listen()
-        if self._bridge.handshaking.is_resumed:
-            self._bridge.before.revive()
+        bridge = self._bridge
+        try:
+            await telling.run()
+            if bridge.handshake is None or bridge.handshake.initialized:
+                return
+            bridge.handshake.initialized = True
+            is_resumed = bridge.handshaking.is_resumed
+            await bridge.listen(is_new=not is_resumed)
+        finally:
+            left.set()
+        if is_resumed:
+            bridge.before.revive()
 
     async def _reply(self, text: str) -> None:
         if not self.unasked(splice.cut(text, "id") or "null"):

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perdure.client.wire import can_be_sent
 from perdure.observe import note
 from perdure.stdio.call import Asked
-from perdure.stdio.following import is_sendable
 
 #: Of the form. Notes of another form are not read: the next instance then knows less, and nothing wrong.
 VERSION = 1
@@ -61,7 +61,7 @@ def decode(data: bytes) -> Noted:
     )
     if not is_fit or not all(isinstance(request, str) for request in noted.sticky):
         raise ValueError("the notes are of another kind")
-    if any(position and not is_sendable(position) for position in (noted.position, *_positions(calls))):
+    if any(position and not can_be_sent(position) for position in (noted.position, *_positions(calls))):
         raise ValueError("a position is none that was noted")
     return noted
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import anyio
+
 from perdure._core.sse import EventTooLarge
 from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent, kind, retry_after
@@ -18,57 +20,62 @@ if TYPE_CHECKING:
 
 
 class Standalone:
-    """The listener of one session's standalone stream."""
+    """The listener of one session's standalone stream. `is_new`: the session was begun a moment ago."""
 
-    def __init__(self, bridge: Bridge, handshake: Handshake) -> None:
+    def __init__(self, bridge: Bridge, handshake: Handshake, *, is_new: bool) -> None:
         self._bridge = bridge
         self._handshake = handshake
-        self._is_sure = bridge.handshaking.is_resumed
-        """That the server has such a stream: then 404 means that the session is gone, and not that there is none."""
+        self._is_sure = not is_new
+        """That the server has such a stream: then 404 means that the session is gone."""
+        position = bridge.notes.noted.position
+        self._following = Following(self, endless(bridge.patience), position=position, pulse=bridge.pulse)
+        self.has_begun = anyio.Event()
+        """The first attempt was answered, or failed."""
 
     async def run(self) -> None:
         """Until the session is another one, or the server has no such stream."""
-        following = Following(self, endless(self._bridge.patience), position=self._bridge.notes.noted.position)
         try:
-            while self._bridge.handshake is self._handshake and await self._attempt(following):
-                await following.wait()
+            while self._bridge.handshake is self._handshake:
+                status = await self._attempt()
+                if status == 400 and self._following.position is not None:
+                    self._lose_position()
+                elif status in (400, 405) or (status == 404 and not self._is_sure):
+                    return
+                await self._following.wait()
+                if status == 404:
+                    await self._bridge.renew(self._handshake)
         except EventTooLarge as error:
             note(logging.WARNING, "stdio.standalone_lost", f"what belongs to no call is not heard any more: {error}")
+        finally:
+            self.has_begun.set()
 
-    async def _attempt(self, following: Following) -> bool:
-        """One connection; whether there shall be another."""
+    async def _attempt(self) -> int:
+        """One connection; the status of the answer, 0 if there was none."""
+        bridge, following = self._bridge, self._following
         try:
-            async with self._bridge.wire.get(following.position, self._handshake) as response:
-                if response.status_code == 200 and kind(response) == "text/event-stream":
+            async with bridge.wire.get(following.position, self._handshake) as response:
+                self.has_begun.set()
+                status = response.status_code
+                if status == 200 and kind(response) == "text/event-stream":
                     self._is_sure = True
-                    self._bridge.teller.reached(self._bridge.wire.url)
+                    bridge.teller.reached(bridge.wire.url)
                     await following.read(response)
-                elif response.status_code == 404 and self._is_sure:
-                    if not await self._bridge.renew(self._handshake):
-                        following.failed("the session is gone")
-                elif response.status_code == 400 and following.position is not None:
-                    self._lose_position(following)
-                elif response.status_code in (400, 404, 405):
-                    return False  # a server that has no such stream
                 else:
-                    self._bridge.teller.waiting(self._bridge.wire.url, f"HTTP {response.status_code}")
-                    following.failed(f"HTTP {response.status_code}", at_least=retry_after(response))
+                    following.failed(f"HTTP {status}", at_least=retry_after(response))
+                return status
         except troubles.Refused as refused:
-            self._bridge.teller.refused(refused.trouble)
+            bridge.teller.refused(refused.trouble)
             following.failed(str(refused))
         except (NotSent, Broken) as error:
-            self._bridge.teller.waiting(self._bridge.wire.url, str(error))
+            bridge.teller.waiting(bridge.wire.url, str(error))
             following.failed(str(error))
-        return True
+        self.has_begun.set()
+        return 0
 
-    def _lose_position(self, following: Following) -> None:
-        """The server does not know it: go on from now."""
-        note(logging.WARNING, "stdio.position_lost", "the server refuses the position: what was missed is lost")
-        following.position = None
-        following.failed("the server refuses the position")
-        if self._bridge.handshake is self._handshake:
-            self._bridge.notes.noted.position = None
-            self._bridge.changed()
+    def _lose_position(self) -> None:
+        """The server does not know the position: go on from now, and say what that costs."""
+        note(logging.WARNING, "stdio.position_lost", "the server refused the position; what was missed is not repeated")
+        self._following.position = None
 
     async def hear(self, message: FromServer) -> FromServer | None:
         await self._bridge.take(message)

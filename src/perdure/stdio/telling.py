@@ -67,7 +67,7 @@ class Telling:
 
     async def _again(self) -> bool:
         """The session is gone. An answer was for that one; a notification is as good in the next."""
-        if not await self._bridge.renew(self._handshake) or splice.find(self._text, "method") is None:
+        if await self._bridge.renew(self._handshake) is not None or splice.find(self._text, "method") is None:
             return False
         self._following.failed("the session is gone")
         return True
