@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx2
 import pytest
 from starlette.responses import Response
 
+from perdure import Patience
+from perdure.client.wire import Wire
+from perdure.stdio import handshaking
+from perdure.stdio.bridge import Bridge
+from perdure.stdio.notes import Notes
+from perdure.stdio.parent import Identity
+from perdure.stdio.pipes import Output
+from perdure.stdio.resuming import Resuming
+from perdure.stdio.target import Target
+from perdure.stdio.tokens import open_slot
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, sentences
 from tests.stdio.test_bridge_trouble import _delete
@@ -39,7 +52,7 @@ async def test_positions_that_mean_nothing_cost_what_was_missed_alone(folder: Pa
         await first.call("announce", n=2)
         await first.until(lambda: first.notices() == [1, 2], "notices")
         await first.kill()
-        [notes] = desk.host.tokens.glob("notes-*")
+        [notes] = desk.host.tokens.glob("notes-*[0-9]")
         for position in ("nonsense", "x" * 50, "é\n", ""):
             noted = json.loads(notes.read_text())
             noted["position"] = position
@@ -54,29 +67,25 @@ async def test_notes_that_nest_without_end_cost_the_notes_alone(folder: Path) ->
     async with a_desk(folder) as desk:
         first = await desk.host.session()
         await first.kill()
-        [notes] = desk.host.tokens.glob("notes-*")
+        [notes] = desk.host.tokens.glob("notes-*[0-9]")
         notes.write_text("[" * 900_000)
         bridge = await desk.host.session()
         assert await bridge.call("count", n=1) == "counted to 1"
 
 
 async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: Path) -> None:
+    """Also behind messages that it has not read, because those before them cannot leave."""
     async with a_desk(folder) as desk, cutting_proxy(desk.site.port) as proxy:
         desk.host.url = proxy.url
-        for large in (True, False):
-            bridge = await desk.host.session("--no-resume")
-            proxy.refuse()
-            proxy.cut()
-            if large:
-                bridge.begin_call("count", n=1, gate="x" * 3_000_000)
-                bridge.begin_call("count", n=1)
-            else:
-                for _ in range(250):
-                    bridge.begin_call("count", n=1)
-            await bridge.logged("cannot be reached")
-            async with asyncio.timeout(5):
-                assert await bridge.end() == 0
-            proxy.accept()
+        bridge = await desk.host.session("--no-resume")
+        proxy.refuse()
+        proxy.cut()
+        for size in (3_000_000, 100_000, 100_000, 1):
+            bridge.begin_call("wait", gate="x" * size)
+        await bridge.logged("cannot be reached")
+        async with asyncio.timeout(5):
+            assert await bridge.end() == 0
+        assert len(bridge.told()) == 1
 
 
 async def test_a_request_that_is_repeated_in_a_new_session_is_still_reported(folder: Path) -> None:
@@ -123,3 +132,34 @@ async def test_an_answer_is_known_however_its_id_is_spelled(folder: Path) -> Non
         await bridge.until(lambda: len(bridge.asked()) == 1, "the question")
         bridge.say_bytes('{"jsonrpc":"2.0","id":"é/","result":{}}\n'.encode())
         await until(lambda: len(odd.replies) == 1)
+
+
+async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hosts give up after 30 s, and the sentence must come before that; a silent server takes 5 s for each word."""
+    monkeypatch.setattr(handshaking, "HANDSHAKE_SECONDS", 0.2)
+    identity = Identity(pid=7, start=1, boot="b", space="s")
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+    heard, said = os.pipe()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server, httpx2.AsyncClient() as client:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        slot = await open_slot(folder / "tokens", identity, Target(url=url))
+        assert slot.keep("a" * 64)
+        resuming = Resuming(client, url, slot, credentials=False)
+        bridge = Bridge(Wire(client, url), Output(said), resuming, Notes(None), patience=Patience(), credentials=False)
+
+        async def host() -> AsyncIterator[bytes]:
+            yield json.dumps(request).encode()
+            assert json.loads(await asyncio.to_thread(os.read, heard, 1000))["error"]["code"] == -31020
+
+        async with asyncio.timeout(3):
+            await bridge.run(host(), lambda: None)
+        assert slot.token() == "a" * 64
+        slot.release()
+    assert "cannot be reached" in caplog.text

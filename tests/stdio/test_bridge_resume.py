@@ -254,8 +254,8 @@ async def _offer_again(desk: Desk, retired: str) -> None:
     assert seen is not None
     assert host is not None
     identity = Identity(pid=host.pid, start=host.start, boot=seen.boot, space=seen.space)
-    target = Target(url=desk.site.url, arguments=["stdio", desk.site.url], directory=Path.cwd())
-    for path in desk.host.tokens.iterdir():
+    target = Target(url=desk.host.url, arguments=["stdio", desk.host.url], directory=Path.cwd())
+    for path in desk.host.tokens.glob("*[0-9]"):  # others come and go
         shutil.copy2(path, desk.host.folder / "copy" / path.name)
     slot = await open_slot(desk.host.folder / "copy", identity, target)
     response = await desk.site.http.post(

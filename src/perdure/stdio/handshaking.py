@@ -45,11 +45,11 @@ class Handshaking:
 
     async def initialize(self, host_id: str, text: str, params: dict[str, Any]) -> str:
         """The answer to the host's `initialize`."""
-        self.text, patience = text, self._patience()
+        self.text = text
         try:
-            known = self.handshake.session if self.handshake else await self._bridge.resuming.session(patience)
-            answer, handshake = await self.begin(params, known)
+            answer, handshake, known = await self._begin_or_resume(params)
         except Unavailable as unavailable:
+            self._bridge.teller.waiting(self._bridge.wire.url, str(unavailable))
             return error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except troubles.Refused as refused:
             self._bridge.teller.refused(refused.trouble)
@@ -58,6 +58,14 @@ class Handshaking:
             return answer.answering(host_id)
         await self._adopt(handshake, known)
         return own_logging.declared(answer.answering(host_id), handshake)
+
+    async def _begin_or_resume(self, params: dict[str, Any]) -> tuple[FromServer, Handshake | None, str | None]:
+        """Also the session of before. One limit for both: the host waits for both."""
+        with anyio.move_on_after(HANDSHAKE_SECONDS):
+            resuming = self._bridge.resuming
+            known = self.handshake.session if self.handshake else await resuming.session(self._patience())
+            return *await self.begin(params, known), known
+        raise Unavailable(f"no answer within {HANDSHAKE_SECONDS:.0f} s")
 
     async def begin(self, params: dict[str, Any], known: str | None) -> tuple[FromServer, Handshake | None]:
         """A handshake with the host's own words, on a session of before or on none. Raises `Unavailable`, `Refused`."""

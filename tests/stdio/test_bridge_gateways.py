@@ -1,0 +1,90 @@
+"""Gateways on the way that speak for a server which they cannot reach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.stdio.desks import RESUMED, a_desk, sentences
+from tests.stdio.test_bridge_resume import _offer_again
+from tests.support.site import until
+
+pytestmark = pytest.mark.anyio
+
+
+class Gateway:
+    """Passes everything on, but answers itself where a request begins with one of `refusals`."""
+
+    def __init__(self, port: int) -> None:
+        self.refusals: dict[bytes, str] = {}
+        self.refused = 0
+        self.url = ""
+        self._port = port
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        back = asyncio.create_task(_pass_on(from_server, writer))
+        while chunk := await reader.read(65536):
+            status = next((status for begin, status in self.refusals.items() if chunk.startswith(begin)), None)
+            if status is not None:
+                self.refused += 1
+                writer.write(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+                break
+            to_server.write(chunk)
+        to_server.close()
+        await back
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(65536):
+        writer.write(chunk)
+    writer.close()
+
+
+@asynccontextmanager
+async def a_gateway(port: int) -> AsyncIterator[Gateway]:
+    gateway = Gateway(port)
+    async with await asyncio.start_server(gateway.serve, "127.0.0.1", 0) as server:
+        gateway.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        yield gateway
+
+
+async def test_a_gateway_that_says_404_for_a_while_costs_no_session(folder: Path) -> None:
+    """T3: a token goes when the broker rejects it, and nobody has."""
+    async with a_desk(folder) as desk, a_gateway(desk.site.port) as gateway:
+        desk.host.url = f"{gateway.url}?tenant=1"
+        await (await desk.host.session()).end()
+        gateway.refusals = {b"POST": "404 Not Found"}
+        away = await desk.host.start()
+        assert (await away.handshake())["error"]["data"] == {"reason": "not_found"}
+        await away.end()
+        gateway.refusals = {}
+        again = await desk.host.session()
+        assert await sentences(again) == [RESUMED]
+        await again.end()
+        # The server is there and has no broker: its session is the last one, and the one before is not gone back to.
+        gateway.refusals = {b"POST /resume": "404 Not Found"}
+        await (await desk.host.session()).end()
+        assert not list(desk.host.tokens.glob("token-*"))
+
+
+async def test_a_revoked_chain_is_replaced_when_the_broker_is_back(folder: Path) -> None:
+    async with a_desk(folder) as desk, a_gateway(desk.site.port) as gateway:
+        desk.host.url = gateway.url
+        await (await desk.host.session()).end()
+        [file] = desk.host.tokens.glob("token-*[0-9]")
+        retired = file.read_text()
+        bridge = await desk.host.session()
+        current = file.read_text()
+        gateway.refusals = {b"POST /resume/open": "503 Service Unavailable"}
+        (folder / "copy").mkdir(0o700)
+        await _offer_again(desk, retired)
+        await until(lambda: gateway.refused == 1)
+        gateway.refusals = {}
+        await until(lambda: file.exists() and file.read_text()[:20] != current[:20])
+        await bridge.end()
+        assert await sentences(await desk.host.session()) == [RESUMED]
