@@ -13,7 +13,7 @@ from typing import IO, Any, Protocol
 
 LOAVES = 5
 SEEN_BEFORE_THE_KILL = 2
-ENDED = "a call of bake that an earlier instance began has ended"
+RESULT = f"{LOAVES} loaves, still warm."
 RESUMED = "Session resumed successfully"
 
 
@@ -83,7 +83,9 @@ def restart_the_bridge(url: str, teller: Teller) -> list[str]:
         bridge = Bridge(url, tokens, teller)
         bridge.handshake()
         lost = [] if bridge.told() == RESUMED else ["the session was not resumed"]
-        lost += [] if bridge.told() == ENDED else ["the call was lost"]
+        result = bridge.hear()["params"]["data"]["result"]["content"][0]["text"]
+        teller.line(f"reported as a log message, for the call of before: {result}", mark="•")
+        lost += [] if result == RESULT else ["the call was lost"]
         bridge.end(kill=False)
         for loss in lost:
             teller.line(loss, mark="✗")
