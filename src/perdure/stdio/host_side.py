@@ -27,8 +27,8 @@ from perdure._core.sticky import encode as encode_sticky
 from perdure.observe import note
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.departures import Departures
-from perdure.stdio.messages import encode, error, same_id
-from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
+from perdure.stdio.messages import INTERNAL_ERROR, encode, error, same_id
+from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, TooLong
 from perdure.stdio.telling import Telling
 
 if TYPE_CHECKING:
@@ -176,11 +176,21 @@ class HostSide:
     async def _initialize(self, host_id: str, text: str, params: dict[str, Any], left: anyio.Event) -> None:
         """Nothing else leaves before the handshake is answered: there is no session to send it in."""
         try:
-            answer = await self._bridge.handshaking.initialize(host_id, text, params)
+            answer = await self._answer_to_handshake(host_id, text, params)
             self._bridge.handshaking.is_begun = self._bridge.handshake is not None
             await self._bridge.give(answer)
         finally:
             left.set()
+
+    async def _answer_to_handshake(self, host_id: str, text: str, params: dict[str, Any]) -> str:
+        try:
+            return await self._bridge.handshaking.initialize(host_id, text, params)
+        except HostGone:
+            raise
+        except Exception as failure:  # the host waits, whatever it is
+            said = f"{type(failure).__name__}: {failure}"
+            note(logging.ERROR, "stdio.failed", f"something unforeseen: {said}")
+            return error(host_id, INTERNAL_ERROR, said)
 
     async def _notification(self, message: Notification, text: str) -> None:
         if message.method == "notifications/cancelled":
