@@ -112,8 +112,11 @@ async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Pa
 
 
 async def test_a_position_that_the_server_refuses_is_given_up(folder: Path) -> None:
+    """And one that no header can carry, since none ends with a space, is not asked for."""
     odd = Odd()
-    said = event(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}', at="\x01 odd")
+    said = event(
+        b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}', at="odd "
+    )  # no header ends with a space
     again = event(b'{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}', at="one")
     answers = [events(said), events(again), Response(status_code=400), events(said)]
     odd.get = lambda _: answers.pop(0) if answers else Response(status_code=405)
