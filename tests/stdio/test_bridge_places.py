@@ -79,6 +79,13 @@ def test_a_bridge_whose_directory_is_gone_works_and_resumes_nothing(folder: Path
     assert not (folder / "tokens").exists()
 
 
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+async def test_a_server_on_this_machine_is_not_asked_for_through_a_proxy(folder: Path, name: str) -> None:
+    async with under_uvicorn(Odd().app) as port, a_host(folder, f"http://{name}:{port}/mcp") as host:
+        bridge = await host.start("--patience", "1s", ALL_PROXY="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9")
+        assert "capabilities" in await bridge.handshake()
+
+
 @pytest.mark.parametrize("closed", [0, 1])
 def test_a_bridge_without_a_host_says_so(folder: Path, closed: int) -> None:
     start = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
