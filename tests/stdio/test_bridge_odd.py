@@ -23,7 +23,7 @@ from perdure.stdio.resuming import Resuming
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot
 from tests.client.odd import Odd, event, events, good, json_of
-from tests.stdio.desks import RESUMED, a_desk, sentences
+from tests.stdio.desks import RESUMED, a_desk, question, sentences
 from tests.stdio.test_bridge_trouble import _delete
 from tests.support.bridges import a_host
 from tests.support.cutting_proxy import cutting_proxy
@@ -166,3 +166,15 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         assert slot.token() == "a" * 64
         slot.release()
     assert "cannot be reached" in caplog.text
+
+
+async def test_an_answer_of_the_hosts_that_is_refused_ends_the_question(folder: Path) -> None:
+    """JavaScript writes half an emoji as an escape, and no server takes it: the tool must not wait for ever."""
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session(elicitation={})
+        call = bridge.begin_call("ask", question="?")
+        asked = json.dumps((await question(bridge))["id"]).encode()
+        content = b'{"action":"accept","content":{"answer":"\\ud83d"}}'
+        bridge.say_bytes(b'{"jsonrpc":"2.0","id":' + asked + b',"result":' + content + b"}\n")
+        answer = await bridge.answer(call)
+        assert "cannot be handed on: it holds a lone surrogate" in json.dumps(answer)
