@@ -45,8 +45,8 @@ class Desk:
 
 
 @asynccontextmanager
-async def a_desk(folder: Path, **settings: Any) -> AsyncIterator[Desk]:
-    workshop = Workshop(logs=True, subscribes=True)
+async def a_desk(folder: Path, *, logs: bool = True, **settings: Any) -> AsyncIterator[Desk]:
+    workshop = Workshop(logs=logs, subscribes=True)
     settings.setdefault("retry", 0.05)
     async with serve(workshop.server, **settings) as site, a_host(folder, site.url) as host:
         yield Desk(workshop=workshop, site=site, host=host)

@@ -147,6 +147,34 @@ async def test_a_host_that_wants_fewer_messages_is_not_sent_reports(folder: Path
         assert second.reports() == []
 
 
+async def test_a_server_without_logging_has_its_results_reported_too(folder: Path) -> None:
+    """The bridge declares logging in its place, and keeps the level."""
+    async with a_desk(folder, logs=False) as desk:
+        first = await desk.host.start()
+        offered = await first.handshake()
+        assert offered["capabilities"]["logging"] == {}
+        assert offered["capabilities"]["resources"]["subscribe"] is True  # what the server declares stays
+        refused = await first.request("logging/setLevel", {"level": "loud"})
+        assert (refused["error"]["code"], "debug, info" in refused["error"]["message"]) == (-32602, True)
+        assert (await first.request("logging/setLevel", {"level": "debug"}))["result"] == {}
+        first.begin_call("wait", gate="w")
+        await desk.saw("waiting at w", first)
+        await first.kill()
+        desk.workshop.open("w")
+        second = await desk.host.session()
+        await _reported(second, 1)
+        assert (await second.request("logging/setLevel", {"level": "error"}))["result"] == {}
+        second.begin_call("wait", gate="v")
+        await desk.saw("waiting at v", second)
+        await second.kill()
+        desk.workshop.open("v")
+        third = await desk.host.session()
+        await third.logged("a call of wait that an earlier instance began has ended")
+        await third.request("ping")
+        assert third.reports() == []
+        assert desk.workshop.levels == []
+
+
 async def test_hosts_and_instances_keep_sessions_of_their_own(folder: Path) -> None:
     """T7, T9: two hosts, and four instances of one of them that are all restarted at once, twice."""
     async with a_desk(folder) as desk, a_host(folder, desk.site.url) as other:

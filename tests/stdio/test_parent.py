@@ -92,7 +92,7 @@ def test_a_launcher_is_skipped(way: str, workshop: Workshop) -> None:
 
 @pytest.mark.parametrize("command", [["uv", "run", *US], ["uv", "tool", "uvx", *US]], ids=" ".join)
 def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str], workshop: Workshop) -> None:
-    """T11: a program of that name, where uv itself may not be at hand."""
+    """T11: by its name and words alone."""
     shell = ["uv", "-c", 'perdure stdio "$0"; exit $?', *command[1:]]
     with workshop.started(shell, program="/bin/sh") as (uv, bridge):
         assert above(bridge, os.getpid()) == 1
@@ -100,7 +100,6 @@ def test_what_is_called_uv_and_runs_something_is_skipped(command: Sequence[str],
         assert pid_of(identify(ProcFs(), pid=bridge)) == os.getpid()
 
 
-@pytest.mark.skipif(shutil.which("uvx") is None, reason="uv is not installed")
 @pytest.mark.parametrize(
     "command",
     [

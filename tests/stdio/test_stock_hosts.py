@@ -126,12 +126,14 @@ def npm_package(folder: Path) -> Path:
     return package
 
 
-@pytest.mark.parametrize("launcher", ["npx", "sh and env"])
+@pytest.mark.parametrize("launcher", ["npx", "uv run", "sh and env"])
 async def test_launchers_in_between(site: Site, folder: Path, launcher: str) -> None:
     shell = f"cd / && exec env A=b sh -c {shlex.quote(shlex.join(command(site)))}"
-    words = ["sh", "-c", shell]
-    if launcher == "npx":
-        words = [str(program("npx")), "--offline", "--yes", str(npm_package(folder)), "stdio", site.url]
+    words = {
+        "npx": [str(program("npx")), "--offline", "--yes", str(npm_package(folder)), "stdio", site.url],
+        "uv run": [str(program("uv")), "run", "--offline", "--no-project", "--no-config", *command(site)],
+        "sh and env": ["sh", "-c", shell],
+    }[launcher]
     for _ in range(2):
         async with started(words, folder) as bridge:
             await bridge.handshake()

@@ -1,38 +1,19 @@
-"""Reads one stream, over as many connections as it takes.
-
-What all streams have in common: bytes become messages, messages are handed on, the position follows them, and the
-course (`_core/reconnect.py`) says when to come back.
-"""
+"""Reads one stream for a program: events become the SDK's values."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-import time
-from collections.abc import AsyncIterator
 from typing import Protocol
 
-import anyio
-import httpx2
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from perdure._core.reconnect import Course, Patience, Phase, Step, delay
-from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
+from perdure._core.reconnect import Course, Patience, Phase
+from perdure._core.sse import MAX_EVENT_BYTES, ServerSentEvent
 from perdure.client.pulse import Pulse
+from perdure.client.stream import Stream
 from perdure.client.wire import can_be_sent
 
 Answer = JSONRPCResponse | JSONRPCError
-
-#: Seconds. Servers end a call's stream right behind its answer; a new connection, with TLS, costs more than this.
-LINGER = 0.005
-
-
-async def _linger(chunks: AsyncIterator[bytes]) -> None:
-    """Wait for the end of an answer that is complete, so that its connection can be used again."""
-    with anyio.move_on_after(LINGER), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError):
-        async for _ in chunks:
-            return  # more than the answer: not worth waiting for
 
 
 class Listener(Protocol):
@@ -48,8 +29,8 @@ class Listener(Protocol):
     def move(self, position: str | None, retry: int | None) -> None: ...
 
 
-class Reader:
-    """One stream: where it is, and how it fares."""
+class Reader(Stream[Answer]):
+    """One stream, and who listens to it."""
 
     def __init__(
         self,
@@ -60,42 +41,9 @@ class Reader:
         retry: int | None,
         pulse: Pulse | None = None,
     ) -> None:
+        course = Course() if retry is None else Course().told(retry / 1000)
+        super().__init__(patience, position=position, course=course, pulse=pulse, max_event_bytes=MAX_EVENT_BYTES)
         self._listener = listener
-        self._patience = patience
-        self._pulse = pulse or Pulse()
-        self.position = position
-        self.trouble = ""
-        """What went wrong last, for whoever has to be told that patience ended."""
-        self.course = Course() if retry is None else Course().told(retry / 1000)
-
-    async def read(self, response: httpx2.Response) -> Answer | None:
-        """The answer on this connection, or None if it ended before."""
-        self.course = self.course.opened()
-        decoder, commented = Decoder(), None
-        try:
-            chunks = response.aiter_bytes()
-            while (chunk := await self._next(chunks)) is not None:
-                events = decoder.feed(chunk)
-                commented = self._beat(chunk, commented) if not events else None
-                for event in events:
-                    if (answer := await self._event(event)) is not None:
-                        self.course = self.course.step(Step.ANSWERED)
-                        await _linger(chunks)
-                        return answer
-                self._move(decoder.last_event_id, decoder.retry)
-            self.trouble = self.trouble or "the connection ended"
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            self.trouble = f"the connection broke: {type(error).__name__}"
-        except EventTooLarge:
-            # The same event would come again and again.
-            self.course = self.course.step(Step.REFUSED)
-            raise
-        self.course = self.course.lost()
-        return None
-
-    def failed(self, trouble: str, *, at_least: float | None = None) -> None:
-        self.trouble = trouble
-        self.course = self.course.failed(time.monotonic(), at_least=at_least or 0.0)
 
     def not_opened(self, error: Exception) -> None:
         """Whatever kept a connection from being made is worth another try: where the network is gone, so may be the
@@ -103,35 +51,6 @@ class Reader:
         if self.course.phase is not Phase.CONNECTING:
             raise error
         self.failed(f"{type(error).__name__}: {error}")
-
-    async def wait(self) -> bool:
-        """Wait until the next attempt; False if there shall be none."""
-        seconds = delay(self.course, self._patience, now=time.monotonic(), chance=random.random())
-        if seconds is None:
-            self.course = self.course.step(Step.GAVE_UP)
-            return False
-        await anyio.sleep(seconds)
-        self.course = self.course.step(Step.WAITED)
-        return True
-
-    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        """The next bytes; None at the end, or when the server has fallen silent."""
-        self.trouble = ""
-        limit = None if self.position is None else self._pulse.limit
-        with anyio.move_on_after(limit):
-            return await anext(chunks, None)
-        self._pulse.missed()
-        self.trouble = f"the server has fallen silent for {limit:.0f} s"
-        return None
-
-    def _beat(self, chunk: bytes, before: float | None) -> float | None:
-        """Bytes without an event, and when the comment before them came, if nothing stands between."""
-        if not chunk.startswith(b":"):
-            return None
-        now = time.monotonic()
-        if before is not None:
-            self._pulse.heard(now - before)
-        return now
 
     async def _event(self, event: ServerSentEvent) -> Answer | None:
         message = None
@@ -150,10 +69,8 @@ class Reader:
         self._move(event.id, event.retry)
         return None
 
-    def _move(self, position: str, retry: int | None) -> None:
-        if retry is not None:
-            self.course = self.course.told(retry / 1000)
+    def _moved(self, position: str, retry: int | None) -> None:
         usable = position if can_be_sent(position) else None
-        if position and usable != self.position:
+        if usable != self.position:
             self.position = usable
             self._listener.move(usable, retry)

@@ -1,26 +1,23 @@
 """Calls of an instance of before. The host that made them forgot them when it ended that instance, and its ids begin
 anew: so their results are no answers to anything. They are followed to their ends and reported.
 
-The report is a log message (`notifications/message`, level info), where the server has declared logging and the host
-has not asked for less; else it stands in the bridge's own log alone.
+The report is a log message (`notifications/message`, level info). A host that has asked for less does not get it; the
+bridge's own log has a line about it in any case.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING
 
 from perdure._core import splice
 from perdure.observe import note
+from perdure.stdio import own_logging
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.messages import encode
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
-
-#: At these levels the host hears of what is told as info.
-_HEARD = frozenset({"debug", "info"})
 
 
 class Before:
@@ -53,17 +50,8 @@ class Before:
     async def _report(self, asked: Asked, answer: str) -> None:
         sentence = f"a call of {asked.name or asked.method} that an earlier instance began has ended"
         note(logging.INFO, "stdio.ended_before", sentence, tool=asked.name)
-        if self._is_heard():
+        if own_logging.hears_info(self._bridge.notes.noted.sticky):
             await self._bridge.give(reported(asked, answer))
-
-    def _is_heard(self) -> bool:
-        handshake = self._bridge.handshake
-        if handshake is None or "logging" not in (handshake.result.get("capabilities") or {}):
-            return False
-        levels = [
-            json.loads(one)["params"].get("level") for one in self._bridge.notes.noted.sticky if "setLevel" in one
-        ]
-        return not levels or levels[-1] in _HEARD
 
 
 def reported(asked: Asked, answer: str) -> str:

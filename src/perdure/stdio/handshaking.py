@@ -16,7 +16,7 @@ from perdure._core.reconnect import Patience
 from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.observe import note
-from perdure.stdio import troubles
+from perdure.stdio import own_logging, troubles
 from perdure.stdio.call import NO_ANSWER
 from perdure.stdio.following import Following, endless, whole
 from perdure.stdio.messages import FromServer, encode, error, from_server
@@ -54,9 +54,10 @@ class Handshaking:
         except troubles.Refused as refused:
             self._bridge.teller.refused(refused.trouble)
             return error(host_id, NO_SERVER, refused.trouble.sentence, {"reason": refused.trouble.reason})
-        if handshake is not None:
-            await self._adopt(handshake, known)
-        return answer.answering(host_id)
+        if handshake is None:
+            return answer.answering(host_id)
+        await self._adopt(handshake, known)
+        return own_logging.declared(answer.answering(host_id), handshake)
 
     async def _begin_or_resume(self, params: dict[str, Any]) -> tuple[FromServer, Handshake | None, str | None]:
         """Also the session of before. One limit for both: the host waits for both."""

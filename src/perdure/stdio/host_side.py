@@ -24,6 +24,7 @@ from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import after as sticky_after
 from perdure._core.sticky import encode as encode_sticky
 from perdure.observe import note
+from perdure.stdio import own_logging
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.departures import Departures
 from perdure.stdio.messages import INTERNAL_ERROR, encode, error, same_id
@@ -158,13 +159,17 @@ class HostSide:
             self._bridge.notes.noted.calls[call.wire_id] = call.asked
             self._bridge.changed()
         with call.scope:
-            answer = await call.answer()
+            answer = self._own_answer(call, sticky) or await call.answer()
             if sticky is not None and splice.find(answer, "result") is not None:
                 self._stick(sticky)
             self._free(call)  # a host may use an id again as soon as it has the answer
             await self._bridge.give(answer)
         call.departed.set()
         self._forget(call)
+
+    def _own_answer(self, call: Call, sticky: bytes | None) -> str | None:
+        is_ours = call.asked.method == own_logging.SET_LEVEL and own_logging.is_own(self._bridge.handshake)
+        return own_logging.answered(call.asked.id, sticky.decode()) if is_ours and sticky is not None else None
 
     def _free(self, call: Call) -> None:
         self._tokens.pop(call.token, None)

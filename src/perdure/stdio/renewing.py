@@ -16,7 +16,7 @@ from perdure._core import splice
 from perdure.client.state import Handshake
 from perdure.client.wire import Broken, NotSent
 from perdure.observe import note
-from perdure.stdio import troubles
+from perdure.stdio import own_logging, troubles
 from perdure.stdio.messages import encode, notification
 from perdure.stdio.resuming import Unavailable
 
@@ -86,6 +86,8 @@ class Renewing:
             async with self._bridge.wire.post(body, handshake):
                 pass
             for sticky in self._bridge.notes.noted.sticky:
+                if own_logging.is_own(handshake) and own_logging.sets_level(sticky):
+                    continue
                 body = splice.replaced(sticky, encode(self._bridge.new_id()), "id").encode()
                 await self._handshaking.once(body, handshake)
         except (NotSent, Broken, troubles.Refused) as failure:
