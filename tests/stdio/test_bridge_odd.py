@@ -18,7 +18,7 @@ from perdure.stdio import handshaking
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.notes import Notes
 from perdure.stdio.parent import Identity
-from perdure.stdio.pipes import Output
+from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resuming import Resuming
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot
@@ -178,3 +178,19 @@ async def test_an_answer_of_the_hosts_that_is_refused_ends_the_question(folder: 
         bridge.say_bytes(b'{"jsonrpc":"2.0","id":' + asked + b',"result":' + content + b"}\n")
         answer = await bridge.answer(call)
         assert "cannot be handed on: it holds a lone surrogate" in json.dumps(answer)
+
+
+async def test_pipes_that_do_not_block_are_waited_for() -> None:
+    """Whoever shares a pipe or a terminal with us may have set it so; it has not ended for that."""
+    heard, said = os.pipe()
+    os.set_blocking(heard, False)
+    os.set_blocking(said, False)
+    output = Output(said)
+    coming = lines(heard)
+    first = asyncio.ensure_future(anext(coming))
+    await asyncio.sleep(0)  # it reads, and there is nothing yet
+    await output.write("x" * 300_000)
+    assert await first == b"x" * 300_000
+    os.close(said)
+    assert [line async for line in coming] == []
+    os.close(heard)
