@@ -18,12 +18,12 @@ from perdure.stdio import handshaking
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.notes import Notes
 from perdure.stdio.parent import Identity
-from perdure.stdio.pipes import Output
+from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resuming import Resuming
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot
 from tests.client.odd import Odd, event, events, good, json_of
-from tests.stdio.desks import RESUMED, a_desk, sentences
+from tests.stdio.desks import RESUMED, a_desk, question, sentences
 from tests.stdio.test_bridge_trouble import _delete
 from tests.support.bridges import a_host
 from tests.support.cutting_proxy import cutting_proxy
@@ -112,8 +112,11 @@ async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Pa
 
 
 async def test_a_position_that_the_server_refuses_is_given_up(folder: Path) -> None:
+    """And one that no header can carry, since none ends with a space, is not asked for."""
     odd = Odd()
-    said = event(b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}', at="\x01 odd")
+    said = event(
+        b'{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}', at="odd "
+    )  # no header ends with a space
     again = event(b'{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}', at="one")
     answers = [events(said), events(again), Response(status_code=400), events(said)]
     odd.get = lambda _: answers.pop(0) if answers else Response(status_code=405)
@@ -163,3 +166,31 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         assert slot.token() == "a" * 64
         slot.release()
     assert "cannot be reached" in caplog.text
+
+
+async def test_an_answer_of_the_hosts_that_is_refused_ends_the_question(folder: Path) -> None:
+    """JavaScript writes half an emoji as an escape, and no server takes it: the tool must not wait for ever."""
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session(elicitation={})
+        call = bridge.begin_call("ask", question="?")
+        asked = json.dumps((await question(bridge))["id"]).encode()
+        content = b'{"action":"accept","content":{"answer":"\\ud83d"}}'
+        bridge.say_bytes(b'{"jsonrpc":"2.0","id":' + asked + b',"result":' + content + b"}\n")
+        answer = await bridge.answer(call)
+        assert "cannot be handed on: it holds a lone surrogate" in json.dumps(answer)
+
+
+async def test_pipes_that_do_not_block_are_waited_for() -> None:
+    """Whoever shares a pipe or a terminal with us may have set it so; it has not ended for that."""
+    heard, said = os.pipe()
+    os.set_blocking(heard, False)
+    os.set_blocking(said, False)
+    output = Output(said)
+    coming = lines(heard)
+    first = asyncio.ensure_future(anext(coming))
+    await asyncio.sleep(0)  # it reads, and there is nothing yet
+    await output.write("x" * 300_000)
+    assert await first == b"x" * 300_000
+    os.close(said)
+    assert [line async for line in coming] == []
+    os.close(heard)

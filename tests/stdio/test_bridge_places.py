@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.client.odd import WELCOME, Odd, json_of, result
 from tests.stdio.desks import sentences
 from tests.stdio.test_bridge_trouble import _self_signed, answering
 from tests.support.bridges import a_host
 from tests.support.serving import python_path
+from tests.support.site import under_uvicorn
 
 pytestmark = pytest.mark.anyio
 
@@ -74,3 +77,42 @@ def test_a_bridge_whose_directory_is_gone_works_and_resumes_nothing(folder: Path
     assert json.loads(ended.stdout) == {"jsonrpc": "2.0", "id": 1, "result": {}}
     assert b"Session resume disabled for this instance: " in ended.stderr
     assert not (folder / "tokens").exists()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+async def test_a_server_on_this_machine_is_not_asked_for_through_a_proxy(folder: Path, name: str) -> None:
+    async with under_uvicorn(Odd().app) as port, a_host(folder, f"http://{name}:{port}/mcp") as host:
+        bridge = await host.start("--patience", "1s", ALL_PROXY="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9")
+        assert "capabilities" in await bridge.handshake()
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_a_bridge_without_a_host_says_so(folder: Path, closed: int) -> None:
+    start = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    ended = subprocess.run(
+        (sys.executable, "-c", start, "-m", "perdure", "stdio", "http://127.0.0.1:9/mcp"),
+        env={**os.environ, "PYTHONPATH": python_path()},
+        capture_output=True,
+        timeout=20,
+        check=False,
+    )
+    assert ended.stderr.decode() == "perdure: stdin or stdout is closed: a host speaks MCP over them\n"
+    assert ended.returncode == 2
+
+
+async def test_a_port_that_is_none_is_told_and_ctrl_c_ends_what_only_refuses(folder: Path) -> None:
+    async with a_host(folder, "http://127.0.0.1:99999/mcp") as host:
+        bridge = await host.start()
+        refused = await bridge.handshake()
+        assert refused["error"]["message"] == "http://127.0.0.1:99999/mcp is no address: there is no port 99999"
+        assert await bridge.kill(signal.SIGINT) == 130
+        assert len(bridge.told()) == 1
+
+
+async def test_a_handshake_is_answered_whatever_happens(folder: Path) -> None:
+    """The session's name is one that no header can carry: nobody foresaw that, and the host does not wait for ever."""
+    odd = Odd()
+    odd.initialize = lambda key: json_of(result(key, **WELCOME), headers={"mcp-session-id": "\xe9"})
+    async with under_uvicorn(odd.app) as port, a_host(folder, f"http://127.0.0.1:{port}/mcp") as host:
+        bridge = await host.start()
+        assert (await bridge.handshake())["error"]["code"] == -32603

@@ -158,4 +158,4 @@ def _date(value: str) -> datetime | None:
 
 def can_be_sent(position: str) -> bool:
     """Whether a position may stand in a header; one that may not cannot be resumed."""
-    return len(position) <= MAX_POSITION and position.isprintable()
+    return len(position) <= MAX_POSITION and position.isprintable() and position == position.strip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 import httpx2
 
 from perdure.client.auth import Bearer, TokenProvider
@@ -11,14 +13,18 @@ from perdure.stdio.troubles import Refused, Trouble
 
 def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     """Raises `Refused` where the environment names proxies or certificates that cannot be used."""
+    address = httpx2.URL(url)
+    # A proxy has no way to this machine, and what we send there is not for it.
+    own = {f"all://{_bracketed(address.host)}": None} if _is_this_machine(address.host) else None
     try:
         return httpx2.AsyncClient(
+            mounts=own,
             auth=None if token is None else Bearer(token),
             timeout=TIMEOUT,
             limits=LIMITS,
             # Loading the certificates takes longer than all else here; redirects to another scheme are not followed.
             # The scheme as it is understood, not as it is spelled: HTTPS is https.
-            verify=httpx2.URL(url).scheme != "http",
+            verify=address.scheme != "http",
         )
     except OSError as error:
         sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
@@ -26,6 +32,17 @@ def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
         sentence = f"the proxy that the environment names cannot be used: {_first_line(error)}"
         raise Refused(Trouble(reason="bad_proxy", sentence=sentence)) from error
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,6 @@ from perdure._core.jsonrpc import (
     Response,
     parse_body,
 )
-from perdure._core.revisions import REVISIONS
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import after as sticky_after
 from perdure._core.sticky import encode as encode_sticky
@@ -28,8 +27,9 @@ from perdure.observe import note
 from perdure.stdio import own_logging
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.departures import Departures
-from perdure.stdio.messages import encode, error, same_id
-from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
+from perdure.stdio.messages import INTERNAL_ERROR, encode, error, same_id
+from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, TooLong
+from perdure.stdio.refusals import before_the_handshake, looked_at, refused
 from perdure.stdio.telling import Telling
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ MAX_RUNNING = 256
 MAX_ASKS = 1_000
 #: Characters of a tool's name that are noted and reported. Names have 128 at most (2025-11-25).
 MAX_NAME = 200
-
-UNSUPPORTED_VERSION = -32022
 
 
 class HostSide:
@@ -92,7 +90,7 @@ class HostSide:
         try:
             message = parse_body(line)
         except InvalidMessage as invalid:
-            await self._bridge.give(_refused(line, invalid))
+            await self._refuse(line, invalid)
             return
         text = splice.one_line(line.decode())
         match message:
@@ -104,6 +102,16 @@ class HostSide:
                 await self._notification(message, text)
             case Response():
                 await self._reply(text)
+
+    async def _refuse(self, line: bytes, invalid: InvalidMessage) -> None:
+        """Whoever waits for it is told: the host for a request, the server for an answer."""
+        found = looked_at(line)
+        if "method" not in found and ("result" in found or "error" in found):
+            ask = splice.cut(line.decode(), "id") or "null"
+            if self.unasked(ask):
+                sentence = f"The host's answer cannot be handed on: {invalid.reason.replace('the body', 'it')}"
+                self._tell_at_once(error(ask, invalid.code, sentence))
+        await self._bridge.give(refused(line, invalid))
 
     async def _refuse_batch(self, batch: Batch) -> None:
         """Every request in it is answered: nobody waits for what was not sent."""
@@ -120,7 +128,7 @@ class HostSide:
                 anyio.Event(), lambda left: self._initialize(host_id, text, message.params or {}, left)
             )
         elif self._bridge.handshake is None and not self._bridge.handshaking.is_begun:
-            await self._bridge.give(_before_the_handshake(message, host_id))
+            await self._bridge.give(before_the_handshake(message, host_id))
         elif host_id in self._calls:
             await self._bridge.give(
                 error(host_id, INVALID_REQUEST, f"Request id {host_id} is still in use by a running request")
@@ -181,11 +189,21 @@ class HostSide:
     async def _initialize(self, host_id: str, text: str, params: dict[str, Any], left: anyio.Event) -> None:
         """Nothing else leaves before the handshake is answered: there is no session to send it in."""
         try:
-            answer = await self._bridge.handshaking.initialize(host_id, text, params)
+            answer = await self._answer_to_handshake(host_id, text, params)
             self._bridge.handshaking.is_begun = self._bridge.handshake is not None
             await self._bridge.give(answer)
         finally:
             left.set()
+
+    async def _answer_to_handshake(self, host_id: str, text: str, params: dict[str, Any]) -> str:
+        try:
+            return await self._bridge.handshaking.initialize(host_id, text, params)
+        except HostGone:
+            raise
+        except Exception as failure:  # the host waits, whatever it is
+            said = f"{type(failure).__name__}: {failure}"
+            note(logging.ERROR, "stdio.failed", f"something unforeseen: {said}")
+            return error(host_id, INTERNAL_ERROR, said)
 
     async def _notification(self, message: Notification, text: str) -> None:
         if message.method == "notifications/cancelled":
@@ -239,31 +257,6 @@ class HostSide:
         self._departures.at_once(telling.departed, lambda _: telling.run())
 
 
-def _refused(line: bytes, invalid: InvalidMessage) -> str:
-    """The answer to what is no message, under its id if that can be read at all: the host may be waiting for it."""
-    request_id = encode(invalid.id)
-    if invalid.id is None:
-        try:
-            found = splice.decode(text := line.decode())
-        except ValueError:
-            found = None
-        if isinstance(found, dict) and "method" in found and type(found.get("id")) in (int, str):
-            request_id = splice.cut(text, "id") or "null"
-    return error(request_id, invalid.code, invalid.reason.replace("the body", "the line"))
-
-
 def _is_token(params: dict[str, Any]) -> bool:
     """What is no token stays as it is, for the server to refuse."""
     return type(params["_meta"]["progressToken"]) in (int, str)
-
-
-def _before_the_handshake(message: Request, host_id: str) -> str:
-    """Hosts of 2026-07-28 begin without a handshake. They are told which revisions have sessions, and fall back."""
-    if message.method == "ping":
-        return f'{{"jsonrpc":"2.0","id":{host_id},"result":{{}}}}'
-    meta = (message.params or {}).get("_meta")
-    asked = meta.get("io.modelcontextprotocol/protocolVersion") if isinstance(meta, dict) else None
-    if message.method == "server/discover" or asked is not None:
-        data = {"supported": sorted(REVISIONS, reverse=True), "requested": asked}
-        return error(host_id, UNSUPPORTED_VERSION, "The bridge speaks the revisions that have sessions", data)
-    return error(host_id, INVALID_REQUEST, "Begin with an initialize request")

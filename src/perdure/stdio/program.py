@@ -59,7 +59,12 @@ def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -
     if unwritten is not None:
         note(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {unwritten}")
     try:
+        if sys.stdin is None or sys.stdout is None:
+            note(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
+            return REFUSED
         return anyio.run(_run, options, arguments, environ)
+    except KeyboardInterrupt:  # before anybody listens to signals
+        return BY_SIGNAL + signal.SIGINT
     finally:
         log.finish()
 

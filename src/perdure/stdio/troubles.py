@@ -53,6 +53,8 @@ def of_address(url: str) -> Trouble | None:
     if parsed.scheme not in SCHEMES or not parsed.host:
         sentence = f"{plain(url)} is no address of an MCP server: it must begin with http:// or https://"
         return Trouble(reason="bad_address", sentence=sentence)
+    if parsed.port is not None and not 0 < parsed.port < 65_536:
+        return Trouble(reason="bad_address", sentence=f"{plain(url)} is no address: there is no port {parsed.port}")
     if parsed.userinfo:
         sentence = "credentials do not belong into the address: give them with --token-env or --token-file"
         return Trouble(reason="bad_address", sentence=sentence)
