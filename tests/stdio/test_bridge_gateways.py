@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -28,20 +28,27 @@ class Gateway:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         back = asyncio.create_task(_pass_on(from_server, writer))
+        with suppress(ConnectionError):  # whoever is killed resets its connections
+            await self._pass_on(reader, writer, to_server)
+        to_server.close()
+        await back
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_server: asyncio.StreamWriter
+    ) -> None:
         while chunk := await reader.read(65536):
             status = next((status for begin, status in self.refusals.items() if chunk.startswith(begin)), None)
             if status is not None:
                 self.refused += 1
                 writer.write(f"HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
-                break
+                return
             to_server.write(chunk)
-        to_server.close()
-        await back
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while chunk := await reader.read(65536):
-        writer.write(chunk)
+    with suppress(ConnectionError):
+        while chunk := await reader.read(65536):
+            writer.write(chunk)
     writer.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,27 @@ def test_a_slot_with_a_token_is_better_than_one_without(folder: Path) -> None:
         killed(slot)
     os.utime(folder / "lock-7-70.2", ns=(2 * 10**18, 2 * 10**18))
     assert opened(folder).token() == token(1)
+
+
+def test_bridges_that_differ_in_their_credentials_alone_get_their_own_back(folder: Path) -> None:
+    """T9: the variable has the same name and another value. A renewed value takes what is left, and is known then."""
+    ann, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("ann's", "bob's"))
+    first, second = opened(folder, what=ann), opened(folder, what=bob)
+    assert first.keep(token(1))
+    assert second.keep(token(2))
+    first.release()
+    second.release()
+    first, second = opened(folder, what=ann), opened(folder, what=bob)
+    assert (first.token(), second.token()) == (token(1), token(2))  # though the other one was used later
+    # While its own is locked, a new one is taken rather than the other's.
+    first.release()
+    assert opened(folder, what=bob).token() is None
+    second.release()
+    first = opened(folder, what=ann)
+    assert first.token() == token(1)
+    renewed = opened(folder, what=replace(bob, secret="bob's next"))
+    assert renewed.token() == token(2)
+    assert "bob" not in "".join(file.read_text() for file in folder.glob("target-*"))
 
 
 def test_a_slot_that_became_somebodys_while_we_looked_is_left_to_them(folder: Path) -> None:

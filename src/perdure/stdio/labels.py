@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MAX_LABEL = 1_024
-"""Bytes of a label: four short fields."""
+"""Bytes of a label: five short fields."""
 
 _NAME = re.compile(
     r"(?:token|target|notes|lock)-(?P<pid>[1-9]\d{0,9})-(?P<start>\d{1,19})(?:\.(?P<number>[1-9]\d{0,5}))?(?:\.new)?"
@@ -30,6 +30,8 @@ class Label:
     boot: str
     space: str
     target: str
+    hint: str = ""
+    """Of the credential (`Target.hint`): which of several slots of one target is meant. Nothing depends on it."""
 
     def encoded(self) -> bytes:
         return json.dumps(asdict(self)).encode()

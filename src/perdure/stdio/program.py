@@ -143,7 +143,8 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
         note(logging.WARNING, "token.off", f"Session resume disabled for this instance: the directory is gone: {error}")
         return NoSlot()
     name = options.token_env or (str(options.token_file) if options.token_file else "")
-    meant = target.Target(url=options.url, credential=name, arguments=arguments, directory=started_in)
+    secret = environ.get(options.token_env, "") if options.token_env else ""
+    meant = target.Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
     return await tokens.open_slot(directory, parent.identify(), meant)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
+import httpx2
 
 from perdure._core import splice
 from perdure.client.state import Handshake
@@ -89,6 +90,13 @@ class Renewing:
                 if own_logging.is_own(handshake) and own_logging.sets_level(sticky):
                     continue
                 body = splice.replaced(sticky, encode(self._bridge.new_id()), "id").encode()
-                await self._handshaking.once(body, handshake)
+                found = await self._handshaking.once(body, handshake)
+                if isinstance(found, httpx2.Response):
+                    self._not_repeated(f"HTTP {found.status_code}")
+                elif found[0].is_error:
+                    self._not_repeated(splice.cut(found[0].text, "error", "message") or "refused")
         except (NotSent, Broken, troubles.Refused) as failure:
-            note(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {failure}")
+            self._not_repeated(str(failure))
+
+    def _not_repeated(self, why: str) -> None:
+        note(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {why}")

@@ -2,7 +2,7 @@
 
 A slot is a token, a label, the bridge's notes, and a lock that its holder keeps for as long as it lives. Slots of the
 same target are all alike to us: a host that starts four bridges for one target and starts them again gets the four
-sessions back, in any order, since nothing tells the bridges apart.
+sessions back, in any order, since nothing tells the bridges apart. Where their credentials differ, those do.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ class Shelf:
     def take_ours(self) -> Taken | None:
         """A free slot of this target: one with a token before one without, then the one that was used last.
 
-        That is the one whose bridge was killed just now, rather than one that its host ended long ago.
+        That is the one whose bridge was killed just now, rather than one that its host ended long ago. One of another
+        credential is taken only if there is none of this one: then the credential was renewed.
         """
-        ours = sorted(self._ours(), key=lambda name: (self._has_token(name), self._used(name)), reverse=True)
-        for name in ours:
+        ours = self._ours()
+        alike = [name for name in ours if self._is_alike(name)] or ours
+        for name in sorted(alike, key=lambda name: (self._has_token(name), self._used(name)), reverse=True):
             if (taken := self._take(name, {Use.OURS})) is not None:
                 return taken
         return None
@@ -90,7 +92,7 @@ class Shelf:
         if use is not Use.OURS:
             for file in name.contents:
                 self._folder.remove(file)
-        return Taken(name=name, lock=lock, labelled=use is Use.OURS)
+        return Taken(name=name, lock=lock, labelled=use is Use.OURS and self._is_alike(name))
 
     def _ours(self) -> list[SlotName]:
         names = {name for file in self._folder.names() if (name := read_name(file)) is not None}
@@ -99,6 +101,10 @@ class Shelf:
 
     def _use(self, name: SlotName) -> Use:
         return use_of(label_of(self._folder, name), self._mine)
+
+    def _is_alike(self, name: SlotName) -> bool:
+        label = label_of(self._folder, name)
+        return label is not None and label.hint == self._mine.hint
 
     def _has_token(self, name: SlotName) -> bool:
         return self._folder.changed(name.token) > 0

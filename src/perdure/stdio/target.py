@@ -18,6 +18,14 @@ class Target:
     """The name of the credential (`--token-env`, `--token-file`), never the credential."""
     arguments: Sequence[str] = ()
     directory: str | os.PathLike[str] = ""
+    secret: str = ""
+    """The credential itself, where it is the same for as long as the bridge lives. It is no part of the target, since
+    credentials are renewed; it tells bridges apart that differ in nothing else."""
+
+    @property
+    def hint(self) -> str:
+        """Too short to find the credential by, and long enough to tell two apart."""
+        return hashlib.sha256(self.secret.encode()).hexdigest()[:8] if self.secret else ""
 
     @property
     def digest(self) -> str:

@@ -205,7 +205,9 @@ async def open_slot(
 async def _take(
     folder: Folder, identity: Identity, target: Target, processes: Processes | None, patience: float, now: float
 ) -> KeptSlot | None:
-    label = Label(machine=this_machine(), boot=identity.boot, space=identity.space, target=target.digest)
+    label = Label(
+        machine=this_machine(), boot=identity.boot, space=identity.space, target=target.digest, hint=target.hint
+    )
     first = SlotName(pid=identity.pid, start=identity.start)
     if processes is not None:
         sweep(folder, label, processes, keep=first, now=now)
