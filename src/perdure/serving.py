@@ -42,6 +42,8 @@ HURRY_SECONDS = 0.3
 CUT_SECONDS = 1.9
 #: Everything of ours has ended; then threads of the target's get this long. One that is stuck would hold the process.
 LEAVE_SECONDS = 5
+#: A request follows its connection within this time; then the connection counts as idle.
+HAND_OVER_SECONDS = 0.25
 #: Files, pipes and idle connections beside the readers.
 SPARE_FILES = 4096
 
@@ -141,19 +143,19 @@ class _Server(uvicorn.Server):
         words = self.leash.hear()
         if GONE in words:
             self.loop.remove_reader(self.leash.fileno())
-        if LEAVE in words or GONE in words:
-            self.hand_over()
         if AT_ONCE in words:
             self.deadline.set(CUT_SECONDS, status=1)
             self.hurry()
+        elif LEAVE in words or GONE in words:
+            self.hand_over(self.loop)
         elif words:
             self.drain()
 
-    def hand_over(self) -> None:
-        """Let others have the port, and the clients whose connections are idle."""
+    def hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let others have the port. Who came in just before has not asked yet: it is answered like anybody."""
         for server in self.servers:
             server.close()
-        self.send_away()
+        loop.call_later(HAND_OVER_SECONDS, self.drain)
 
     def send_away(self) -> None:
         """Close connections: the idle ones now, the others behind their response, so that clients go elsewhere."""
