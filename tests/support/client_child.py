@@ -1,7 +1,7 @@
 """A client in a process of its own, which a test kills: `python -m tests.support.client_child URL STATE TOOL ARGS`.
 
 Prints one JSON line for each thing that happens. With TOOL `-` it calls nothing and follows the calls that a process of
-before has left, until all have ended.
+before has left, until all have ended; with `look` it takes their notifications, and not their results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def report(progress: float, total: float | None, message: str | None) -> N
 async def main(url: str, state: str, tool: str, arguments: str) -> None:
     async with perdure.connect(url, state=state, elicitation_callback=answer) as client:
         say(session=client.session_id, pending=[[call.tool, call.arguments] for call in client.pending()])
-        if tool != "-":
+        if tool not in ("-", "look"):
             result = await client.call_tool(tool, json.loads(arguments), progress_callback=report)
             say(result=text(result))
             return
@@ -45,6 +45,9 @@ async def main(url: str, state: str, tool: str, arguments: str) -> None:
                 async for note in call:
                     if isinstance(note, types.ProgressNotification):
                         say(progress=note.params.progress)
+                if tool == "look":
+                    say(ended=call.tool)
+                    await asyncio.Event().wait()
                 say(result=text(await call))
             except perdure.OutcomeUnknown as unknown:
                 say(unknown=unknown.tool, arguments=unknown.arguments, reason=unknown.reason)

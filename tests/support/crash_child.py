@@ -73,7 +73,7 @@ def serve(order: dict[str, Any]) -> NoReturn:
     cli.main(["serve", *order["arguments"]])
 
 
-def _in_child(work: Callable[[dict[str, Any]], NoReturn], order: dict[str, Any]) -> int:
+def in_child(work: Callable[[dict[str, Any]], object], order: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -94,7 +94,7 @@ def main() -> None:
         importlib.import_module(name)
     print("ready", flush=True)
     for line in sys.stdin:
-        pid = _in_child(serve, json.loads(line))
+        pid = in_child(serve, json.loads(line))
         print(f"pid {pid}", flush=True)
         _, status = os.waitpid(pid, 0)
         print(f"gone {os.waitstatus_to_exitcode(status)}", flush=True)

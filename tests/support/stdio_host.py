@@ -19,7 +19,7 @@ import threading
 from types import FrameType
 from typing import Any, NoReturn
 
-from tests.support.crash_child import EDGES, code_of
+from tests.support.crash_child import EDGES, code_of, in_child
 
 PRELOADED = ("perdure.command", "perdure.stdio.cli", "perdure.stdio.program", "perdure.stdio.tokens")
 
@@ -55,22 +55,6 @@ def bridge(order: dict[str, Any]) -> NoReturn:
     main()
 
 
-def start(order: dict[str, Any]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        bridge(order)
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stderr.flush()
-        os._exit(status)  # the parent's own exit handlers are not the child's
-
-
 def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
@@ -81,7 +65,7 @@ def main() -> None:
             _, status = os.waitpid(order["wait"], 0)
             print(os.waitstatus_to_exitcode(status), flush=True)
         else:
-            print(start(order), flush=True)
+            print(in_child(bridge, order), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from pydantic import ValidationError
 
 from perdure.client.reader import Answer, Reader
 from perdure.client.state import Handshake
-from perdure.client.teller import Deaf
 from perdure.client.wire import Broken, NotSent, kind, whole
 from perdure.errors import UNREACHABLE
 from perdure.observe import note
@@ -156,7 +155,7 @@ class Handshaking:
 
     async def _answer(self, response: httpx2.Response, body: dict[str, Any]) -> Answer:
         if response.status_code == 200 and kind(response) == "text/event-stream":
-            reader = Reader(Deaf(), self._link.patience, position=None, retry=None)
+            reader = Reader(_Deaf(), self._link.patience, position=None, retry=None)
             answer = await reader.read(response)
             return answer or _error(body, UNREACHABLE, f"The server did not answer: {reader.trouble}")
         try:
@@ -198,3 +197,19 @@ def _code(status: int) -> int:
 
 def _error(body: dict[str, Any], code: int, message: str) -> JSONRPCError:
     return JSONRPCError(jsonrpc="2.0", id=body["id"], error=ErrorData(code=code, message=message))
+
+
+class _Deaf:
+    """A listener that hears nothing but an answer."""
+
+    def awaits(self, answer: Answer) -> bool:
+        return True
+
+    async def take(self, message: object) -> None:
+        return None
+
+    async def complain(self, error: Exception) -> None:
+        return None
+
+    def move(self, position: str | None, retry: int | None) -> None:
+        return None

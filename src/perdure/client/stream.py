@@ -8,7 +8,7 @@ What all streams have in common: bytes become events, events are handed on, the 
 from __future__ import annotations
 
 import contextlib
-import random
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
@@ -17,8 +17,9 @@ from typing import Generic, TypeVar
 import anyio
 import httpx2
 
-from perdure._core.reconnect import Course, Patience, Step, delay
+from perdure._core.reconnect import Course, Patience, Step
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
+from perdure.client.attempts import Attempts
 from perdure.client.pulse import Pulse
 
 Answer = TypeVar("Answer")
@@ -27,17 +28,21 @@ Answer = TypeVar("Answer")
 LINGER = 0.005
 
 
-class Stream(ABC, Generic[Answer]):
+class Stream(Attempts, ABC, Generic[Answer]):
     """Where the reading of one stream is, and how it fares."""
 
     def __init__(
-        self, patience: Patience, *, position: str | None, course: Course, pulse: Pulse | None, max_event_bytes: int
+        self,
+        patience: Patience,
+        *,
+        position: str | None,
+        course: Course,
+        pulse: Pulse | None,
+        max_event_bytes: int,
+        most_asked: float = math.inf,
     ) -> None:
+        super().__init__(patience, course=course, most_asked=most_asked)
         self.position = position
-        self.trouble = ""
-        """What went wrong last, for whoever has to be told that patience ended."""
-        self.course = course
-        self._patience = patience
         self._pulse = pulse or Pulse()
         self._max_event_bytes = max_event_bytes
 
@@ -73,20 +78,6 @@ class Stream(ABC, Generic[Answer]):
             raise
         self.course = self.course.lost()
         return None
-
-    def failed(self, trouble: str, *, at_least: float | None = None) -> None:
-        self.trouble = trouble
-        self.course = self.course.failed(time.monotonic(), at_least=at_least or 0.0)
-
-    async def wait(self) -> bool:
-        """Wait until the next attempt; False if there shall be none."""
-        seconds = delay(self.course, self._patience, now=time.monotonic(), chance=random.random())
-        if seconds is None:
-            self.course = self.course.step(Step.GAVE_UP)
-            return False
-        await anyio.sleep(seconds)
-        self.course = self.course.step(Step.WAITED)
-        return True
 
     def _move(self, position: str, retry: int | None) -> None:
         if retry is not None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Send
 
+from perdure._core.revisions import UNSUPPORTED_VERSION
 from perdure.ledger import POSITION_LOST
 
 INVALID_REQUEST = -32600
-UNSUPPORTED_VERSION = -32022
 SESSION_NOT_FOUND = -31003
 LIMIT_REACHED = -31004
 STORE_UNAVAILABLE = -31005

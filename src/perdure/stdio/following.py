@@ -11,6 +11,7 @@ import httpx2
 
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import ServerSentEvent
+from perdure.client.attempts import Attempts
 from perdure.client.pulse import Pulse
 from perdure.client.stream import Stream
 from perdure.client.wire import can_be_sent
@@ -44,13 +45,15 @@ class Following(Stream[FromServer]):
         since: float | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        course = Course(since=since)
-        super().__init__(patience, position=position, course=course, pulse=pulse, max_event_bytes=MAX_LINE_BYTES)
+        super().__init__(
+            patience,
+            position=position,
+            course=Course(since=since),
+            pulse=pulse,
+            max_event_bytes=MAX_LINE_BYTES,
+            most_asked=patience.max_time,
+        )
         self._listener = listener
-
-    def failed(self, trouble: str, *, at_least: float | None = None) -> None:
-        # A server may ask for any time; the host is told after as long as it was promised.
-        super().failed(trouble, at_least=min(at_least or 0.0, self._patience.max_time))
 
     async def _event(self, event: ServerSentEvent) -> FromServer | None:
         answer = None
@@ -71,6 +74,11 @@ class Following(Stream[FromServer]):
         if can_be_sent(position):
             self.position = position
             self._listener.move(position)
+
+
+def attempts(patience: Patience, *, since: float | None = None) -> Attempts:
+    """A server may ask for any time; the host is told after as long as it was promised."""
+    return Attempts(patience, course=Course(since=since), most_asked=patience.max_time)
 
 
 def endless(patience: Patience) -> Patience:

@@ -18,7 +18,7 @@ from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.observe import note
 from perdure.stdio import own_logging, troubles
 from perdure.stdio.call import NO_ANSWER
-from perdure.stdio.following import Following, endless, whole
+from perdure.stdio.following import Following, attempts, endless, whole
 from perdure.stdio.messages import FromServer, encode, error, from_server
 from perdure.stdio.resuming import Unavailable
 
@@ -98,7 +98,7 @@ class Handshaking:
             self._bridge.before.recall()
 
     async def _open_later(self, session: str) -> None:
-        course = Following(_Deaf(), endless(self._bridge.patience))
+        course = attempts(endless(self._bridge.patience))
         while self.handshake is not None and self.handshake.session == session:
             course.failed("the broker does not answer")
             await course.wait()
@@ -119,7 +119,7 @@ class Handshaking:
 
     async def _try(self, body: bytes, named: Handshake | None) -> tuple[FromServer, str]:
         bridge = self._bridge
-        course = Following(_Deaf(), self._patience(), since=time.monotonic())
+        course = attempts(self._patience(), since=time.monotonic())
         while True:
             try:
                 found = await self.once(body, named)

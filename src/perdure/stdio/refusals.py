@@ -6,10 +6,8 @@ from typing import Any
 
 from perdure._core import splice
 from perdure._core.jsonrpc import INVALID_REQUEST, InvalidMessage, Request
-from perdure._core.revisions import REVISIONS
+from perdure._core.revisions import REVISIONS, UNSUPPORTED_VERSION
 from perdure.stdio.messages import encode, error
-
-UNSUPPORTED_VERSION = -32022
 
 
 def refused(line: bytes, invalid: InvalidMessage) -> str:

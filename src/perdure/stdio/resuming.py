@@ -20,8 +20,7 @@ from perdure._core.reconnect import Patience
 from perdure.client.wire import retry_after
 from perdure.observe import note
 from perdure.stdio import troubles
-from perdure.stdio.following import Following
-from perdure.stdio.messages import FromServer
+from perdure.stdio.following import attempts
 
 if TYPE_CHECKING:
     from perdure.stdio.tokens import Slot
@@ -135,7 +134,7 @@ class Resuming:
     async def _until_answered(
         self, action: str, body: dict[str, str], patience: Patience, *, session: str | None = None
     ) -> dict[str, Any]:
-        course = Following(_Nobody(), patience, since=time.monotonic())
+        course = attempts(patience, since=time.monotonic())
         while True:
             try:
                 response, content = await self._post(action, body, session)
@@ -198,16 +197,3 @@ async def _whole(response: httpx2.Response) -> bytes:
         if len(body) > MAX_ANSWER_BYTES:
             raise _NoBroker  # something else answers there
     return bytes(body)
-
-
-class _Nobody:
-    """There is no stream to listen to."""
-
-    async def hear(self, message: FromServer) -> FromServer | None:
-        return None
-
-    def misheard(self, reason: str) -> None:
-        return None
-
-    def move(self, position: str) -> None:
-        return None

@@ -13,8 +13,7 @@ from perdure._core import splice
 from perdure.client.wire import Broken, NotSent, retry_after
 from perdure.observe import note
 from perdure.stdio.call import DEPARTURE
-from perdure.stdio.following import Following
-from perdure.stdio.messages import FromServer
+from perdure.stdio.following import attempts
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
@@ -26,7 +25,7 @@ class Telling:
     def __init__(self, bridge: Bridge, text: str) -> None:
         self._bridge = bridge
         self._text = text
-        self._following = Following(self, bridge.patience, since=time.monotonic())
+        self._attempts = attempts(bridge.patience, since=time.monotonic())
         self._handshake = bridge.handshake
         self._is_repeated = False
         self.departed = anyio.Event()
@@ -35,9 +34,9 @@ class Telling:
         """Until it was taken, refused, or patience ends."""
         try:
             while not await self._attempt():
-                self._bridge.teller.waiting(self._bridge.wire.url, self._following.trouble)
-                if not await self._following.wait():
-                    self._lost(self._following.trouble)
+                self._bridge.teller.waiting(self._bridge.wire.url, self._attempts.trouble)
+                if not await self._attempts.wait():
+                    self._lost(self._attempts.trouble)
                     return
         except Exception as failure:  # whatever it is, it costs this message alone
             self._lost(f"{type(failure).__name__}: {failure}")
@@ -58,9 +57,9 @@ class Telling:
                 if status < 500 and status != 429:
                     self._lost(f"HTTP {status}")
                     return True
-                self._following.failed(f"HTTP {status}", at_least=retry_after(response))
+                self._attempts.failed(f"HTTP {status}", at_least=retry_after(response))
         except (NotSent, Broken) as failure:
-            self._following.failed(str(failure))
+            self._attempts.failed(str(failure))
         finally:
             timer.cancel()
         return False
@@ -69,17 +68,8 @@ class Telling:
         """The session is gone. An answer was for that one; a notification is as good in the next."""
         if await self._bridge.renew(self._handshake) is not None or splice.find(self._text, "method") is None:
             return False
-        self._following.failed("the session is gone")
+        self._attempts.failed("the session is gone")
         return True
 
     def _lost(self, reason: str) -> None:
         note(logging.WARNING, "stdio.not_told", f"a message of the host's could not be handed on: {reason}")
-
-    async def hear(self, message: FromServer) -> FromServer | None:
-        return None
-
-    def misheard(self, reason: str) -> None:
-        return None
-
-    def move(self, position: str) -> None:
-        return None

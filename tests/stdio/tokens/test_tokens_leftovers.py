@@ -5,23 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from perdure.stdio.labels import read_name
 from perdure.stdio.leftovers import FORGOTTEN
 from perdure.stdio.parent import Identity
 from perdure.stdio.processes import ProcFs
 from tests.support.hosts import Living, host, opened, target, token
-
-
-@pytest.fixture(autouse=True)
-def _all_sentences(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "perdure")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "perdure"
 
 
 def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: Path) -> None:

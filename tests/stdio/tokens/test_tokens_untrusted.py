@@ -23,16 +23,6 @@ NOBODY = 65_534
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 
 
-@pytest.fixture(autouse=True)
-def _all_sentences(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "perdure")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "perdure"
-
-
 def _owned_by_nobody(path: Path) -> None:
     os.chown(path, NOBODY, NOBODY)
 

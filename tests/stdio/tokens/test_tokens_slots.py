@@ -20,16 +20,6 @@ from perdure.stdio.tokens import open_slot
 from tests.support.hosts import Living, host, kept, killed, opened, said, target, token
 
 
-@pytest.fixture(autouse=True)
-def _all_sentences(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "perdure")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "perdure"
-
-
 def test_bridges_of_one_host_have_a_slot_each(folder: Path) -> None:
     """T1, T9: the first has exactly the name of T1, the others a suffix."""
     slots = [opened(folder) for _ in range(3)]

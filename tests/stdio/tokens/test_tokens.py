@@ -17,16 +17,6 @@ from tests.support.hosts import kept, opened, said, target, token
 NOT_FOUND = "Token file not found (first run or clean slate)"
 
 
-@pytest.fixture(autouse=True)
-def _all_sentences(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "perdure")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "perdure"
-
-
 def test_a_bridge_that_is_started_again_finds_its_token(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """T1, T3, T5, T6."""
     first = opened(folder)
