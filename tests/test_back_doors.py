@@ -11,14 +11,18 @@ from fastmcp import FastMCP
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import Context, MCPServer
+from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser, UnauthenticatedUser
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection
 
 import perdure
+from perdure.errors import Misuse
 from perdure.http.app import principal_of
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.live import live
 from tests.support.outages import recovered
-from tests.support.raw import message
-from tests.support.site import until
+from tests.support.raw import Peer, message
+from tests.support.site import under_uvicorn, until
 
 pytestmark = pytest.mark.anyio
 
@@ -66,13 +70,50 @@ async def test_an_app_may_be_started_again() -> None:
 def test_users_of_an_outer_application_are_told_apart() -> None:
     """Promise 5: mounted behind somebody else's authentication, its users own their sessions."""
 
-    class User:
-        def __init__(self, name: str, known: bool = True) -> None:
-            self.display_name, self.is_authenticated = name, known
-
-    names = [principal_of({"user": user}) for user in (User("ann"), User("bob"), User("", known=False), None)]
+    ann, bob, stranger = SimpleUser("ann"), SimpleUser("bob"), UnauthenticatedUser()
+    names = [principal_of({"user": user}) for user in (ann, bob, stranger, None)]
     assert len(set(names)) == 3
     assert names[2] == names[3] == ""
+
+
+class NamedUser(BaseUser):
+    """A user who is called like others."""
+
+    def __init__(self, identity: str) -> None:
+        self._identity = identity
+
+    is_authenticated = True
+    display_name = "John Smith"
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+
+async def test_two_users_of_one_name_do_not_share_sessions() -> None:
+    """Promise 5: what people are called is not unique; who they are is."""
+
+    class ByHeader(AuthenticationBackend):
+        async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser]:
+            return AuthCredentials(), NamedUser(conn.headers["x-user"])
+
+    app = AuthenticationMiddleware(perdure.asgi(MCPServer("m", log_level="WARNING")), backend=ByHeader())
+    async with under_uvicorn(app) as port:
+        peer = await Peer(port=port).session(**{"x-user": "1001"})
+        theirs = await peer.ask("POST", message("ping", id=1), headers={"x-user": "1002"})
+        own = await peer.ask("POST", message("ping", id=1), headers={"x-user": "1001"})
+    assert (theirs.status, own.status) == (404, 200)
+
+
+def test_a_user_without_an_identity_owns_nothing() -> None:
+    """A display name in its place would let two people share a session."""
+
+    class Nameless(BaseUser):
+        is_authenticated = True
+        display_name = "John Smith"
+
+    with pytest.raises(Misuse, match="Nameless has no identity"):
+        principal_of({"user": Nameless()})
 
 
 def odd_server() -> MCPServer:

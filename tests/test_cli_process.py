@@ -78,8 +78,8 @@ def exchange(port: int, method: str, body: bytes = b"", more: str = "") -> socke
     return connection
 
 
-def open_session(port: int) -> str:
-    with exchange(port, "POST", INITIALIZE, "connection: close\r\n") as connection:
+def open_session(port: int, more: str = "") -> str:
+    with exchange(port, "POST", INITIALIZE, f"connection: close\r\n{more}") as connection:
         received = b"".join(iter(lambda: connection.recv(65_536), b""))
     found = re.search(rb"(?i)mcp-session-id: (\S+)", received)
     assert found, received

@@ -332,6 +332,24 @@ async def test_a_server_lets_go_of_a_session_that_an_operator_ended(hello: Path)
         process.communicate()
 
 
+async def test_the_sessions_of_a_token_s_principal_are_found_by_its_name(hello: Path) -> None:
+    tokens = hello / "tokens"
+    tokens.write_text("alice:0123456789abcdef\nbob:fedcba9876543210\n")
+    tokens.chmod(0o600)
+    process = serve(hello, "--tokens", "tokens", "--log-level", "error")
+    try:
+        port = port_of(process)
+        session = open_session(port, "authorization: Bearer 0123456789abcdef\r\n")
+        open_session(port, "authorization: Bearer fedcba9876543210\r\n")
+        assert [found["id"] for found in await objects(hello, "sessions", "--owner", "alice")] == [session]
+        head, line = await lines(hello, "sessions", "--owner", "alice")
+        assert (head.split()[:2], line.split()[:2]) == (["SESSION", "OWNER"], [session, "alice"])
+        assert "owner         alice" in await lines(hello, "sessions", "show", session)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 # The store
 
 

@@ -95,7 +95,7 @@ def _endable(command: Callable[..., int | None]) -> Callable[..., int | None]:
 @click.option("--store", **_HERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object for each session")
 @click.option("--state", type=click.Choice(_STATES), help="only sessions in this state")
-@click.option("--owner", metavar="NAME", help="only sessions of this principal")
+@click.option("--owner", metavar="NAME", help="only sessions of this principal: its subject, client id or identity")
 @click.pass_context
 @_endable
 def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, owner: str | None) -> None:

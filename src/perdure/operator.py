@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.principals import is_called
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
 from perdure.errors import Misuse
 from perdure.store.base import (
@@ -80,7 +81,7 @@ async def overviews(store: Store, *, state: SessionState | None, owner: str | No
     found = [
         await _overview(store, record)
         async for record in _records(store)
-        if state in (None, record.state) and owner in (None, record.owner)
+        if state in (None, record.state) and (owner is None or is_called(record.owner, owner))
     ]
     return sorted(found, key=lambda session: (-session.active, session.id))
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from perdure._core.ids import NodeId
+from perdure._core.principals import readable
 from perdure.operator import UNENDED, Overview, Picture
 from perdure.operator_objects import KINDS
 from perdure.store.base import StreamRecord
@@ -42,7 +43,7 @@ def list_lines(sessions: Sequence[Overview], *, now: float, columns: int | None)
 
 def _facts(session: Overview, now: float) -> tuple[str, ...]:
     return (
-        cut(clean(session.owner), OWNER) or NONE,
+        cut(clean(readable(session.owner)), OWNER) or NONE,
         session.state.value,
         clean(session.version) or NONE,
         span(now - session.created),
@@ -71,7 +72,7 @@ def _about(seen: Picture, now: float) -> Iterator[str]:
     record = seen.record
     facts = [
         ("session", record.id),
-        ("owner", record.owner or NONE),
+        ("owner", readable(record.owner) or NONE),
         ("state", f"{record.state.value}: {record.ended}" if record.ended else record.state.value),
         ("version", record.version or NONE),
         ("incarnation", str(record.incarnation)),

@@ -35,6 +35,17 @@ async def test_every_method_answers_404_with_what_to_do(shop: Workshop) -> None:
             assert "mcp-session-id" not in response.headers
 
 
+async def test_the_404_to_a_request_names_the_request(shop: Workshop) -> None:
+    """JSON-RPC: a client with several requests under way must know which of them has failed."""
+    async with serve(shop.server) as site:
+        peer = await site.join()
+        peer.session = UNKNOWN
+        named = await peer.send(peer.request("ping") | {"id": "p-1"})
+        notified = await peer.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"})
+        listened = await peer.try_get()
+        assert [response.json()["id"] for response in (named, notified, listened)] == ["p-1", None, None]
+
+
 async def test_only_its_owner_learns_why(shop: Workshop) -> None:
     async with serve(shop.server) as site:
         peer = await site.join()
@@ -86,22 +97,51 @@ async def test_deleting_an_unknown_session_makes_none(shop: Workshop) -> None:
         assert site.app.session_ids() == []
 
 
-async def test_nobody_shares_a_reissued_session(shop: Workshop) -> None:
-    """Whoever knows a lost id gets a session of its own, not that of another who knows it."""
+async def test_a_lost_session_is_replaced_once(shop: Workshop) -> None:
+    """A second caller that knows the lost id gets no share in the new session, and a client that goes on with the lost
+    id, as most do, makes no more of them."""
     async with serve(shop.server, recover="reissue") as site:
         peer = Peer(site)
         peer.session = UNKNOWN
-        answers = await asyncio.gather(*(peer.send(peer.request("ping")) for _ in range(5)))
-        assert len({answer.headers["mcp-session-id"] for answer in answers}) == 5
+        at_once = await asyncio.gather(*(peer.send(peer.request("ping")) for _ in range(5)))
+        later = [await peer.send(peer.request("ping")) for _ in range(5)]
+        assert sum("mcp-session-id" in answer.headers for answer in (*at_once, *later)) == 1
+        assert {answer.status_code for answer in (*at_once, *later)} == {404}
+        assert len(site.app.session_ids()) == 1
+
+
+async def test_a_caller_that_never_uses_the_new_session_gets_no_other(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client of that program would leave an unused session behind, loss after loss."""
+    monkeypatch.setattr("perdure.http.recovery.ADOPTION_SECONDS", 0.0)
+    async with serve(shop.server, recover="reissue") as site:
+        peer = Peer(site)
+        assert await lose(peer, "a") is not None
+        assert await lose(peer, "b") is None
+        other = await lose(peer, "c", user_agent="another program")
+        assert other is not None
+        peer.session = other
+        assert await peer.result("count", n=2) == "counted to 2"
+        assert await lose(peer, "d", user_agent="another program") is not None
+        assert len(site.app.session_ids()) == 3
+
+
+async def lose(peer: Peer, letter: str, **headers: str) -> str | None:
+    """Ask for a session that is not there; gives the new one, if there is one."""
+    response = await peer.send(peer.request("ping"), mcp_session_id=letter * 43, **headers)
+    assert response.status_code == 404
+    new: str | None = response.headers.get("mcp-session-id")
+    return new
 
 
 async def test_a_loop_is_limited(shop: Workshop) -> None:
     """H6: both sides of the limit; callers without a name together."""
     async with serve(shop.server, recover="reissue") as site:
         peer = Peer(site)
-        peer.session = UNKNOWN
         actions = []
-        for _ in range(REISSUES + 2):
+        for number in range(REISSUES + 2):
+            peer.session = f"{number:043}"
             response = await peer.send(peer.request("ping"))
             actions.append(response.json()["error"]["data"]["recovery"]["action"])
         assert actions == ["continue"] * REISSUES + ["initialize"] * 2

@@ -93,6 +93,12 @@ class Refused(Exception):
         self.headers = headers
         super().__init__(self.sentence)
 
+    def answering(self, request_id: int | str | None) -> Refused:
+        """The same refusal as the answer to a request, unless it names one already."""
+        if self.id is None:
+            self.id = request_id
+        return self
+
     @property
     def answer(self) -> Answer:
         error: dict[str, object] = {"code": self.code, "message": self.sentence}

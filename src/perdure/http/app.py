@@ -21,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure import spans
+from perdure._core.principals import NOBODY, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
 from perdure.broker import Broker
@@ -296,14 +297,23 @@ async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
 
 
 def principal_of(scope: Scope) -> str:
-    """Who is calling: one name for each (client, issuer, subject), whatever token they show; empty for nobody.
+    """Name the caller: one name for each (client, issuer, subject), whatever token it shows.
 
-    An outer application may have its own idea of users; then theirs is the name.
+    An outer application may authenticate its own users. Then the user's identity is the name: a display name is not
+    unique, and two users who share one would share sessions (promise 5).
     """
     user: Any = scope.get("user")
     if isinstance(user, AuthenticatedUser):
-        return json.dumps(principal_components(user.access_token))
-    return json.dumps(["user", user.display_name]) if getattr(user, "is_authenticated", False) else ""
+        return token_principal(*principal_components(user.access_token))
+    if not getattr(user, "is_authenticated", False):
+        return NOBODY
+    try:
+        identity = user.identity
+    except (AttributeError, NotImplementedError):  # Starlette's BaseUser leaves it to its subclasses
+        identity = None
+    if not identity:
+        raise Misuse(f"the application's {type(user).__name__} has no identity; sessions need one to know their owner")
+    return user_principal(str(identity))
 
 
 def _trimmed(scope: Scope) -> Scope:

@@ -44,11 +44,18 @@ class Post:
             parsed = parse_body(body)
         except InvalidMessage as error:
             raise Refused(Refusal.BAD_MESSAGE, id=error.id, code=error.code, reason=error.reason) from None
-        http = HttpRequest(scope, replayed(body))
+        try:
+            return await self._take(parsed, body, HttpRequest(scope, replayed(body)), headers, owner)
+        except Refused as refused:
+            raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
+
+    async def _take(
+        self, parsed: Envelope | Batch, body: bytes, http: HttpRequest, headers: Headers, owner: str
+    ) -> Answer | Streamed:
         if isinstance(parsed, Request) and parsed.method == "initialize":
             return await self._initialize(parsed, body, http, headers, owner)
         # A word that is no request may be that a call shall not run again.
-        session = await self._desk.session(headers, owner, scope, resume=isinstance(parsed, Request | Batch))
+        session = await self._desk.session(headers, owner, http.scope, resume=isinstance(parsed, Request | Batch))
         messages = self._messages(parsed, session)
         requests = [message for message in messages if isinstance(message, Request)]
         if not requests:

@@ -1,8 +1,9 @@
 """When a session is gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
 
 With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
-at once finds a session whose handshake is done. Nobody gets to share such a session: each 404 has one of its own, so an
-id that leaked is worth nothing.
+at once finds a session whose handshake is done. A lost session is replaced once: no two callers share the new one, so
+an id that leaked is worth nothing, and a client that goes on asking for the lost one makes no more. Most clients never
+look at the new id. A caller that left one unused gets no other, because it would leave that unused as well.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
-from perdure._core.ids import parse_session_id
+from perdure._core.ids import SessionId, parse_session_id
 from perdure._core.jsonrpc import Notification, Request
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
@@ -38,10 +39,23 @@ loop would otherwise make one with each round; whoever loses more has restarted 
 _MOST_CALLERS = 10_000
 """Callers that are counted; beyond, the one counted for longest begins anew."""
 
+ADOPTION_SECONDS = 10.0
+"""A client that takes the new id does so with its next request, which follows at once; one that restarts a whole fleet
+takes some seconds. A session that is unused after this time was not taken."""
+
 _HANDSHAKE_SECONDS = 10.0
 """How long the server's own part of a handshake may take."""
 
+_MOST_AGENT = 200
+"""Bytes of a User-Agent that are kept: more does not tell two programs apart."""
+
 _OLDEST = next(iter(REVISIONS))
+
+_Caller = tuple[str, str, bytes]
+"""Principal, address and User-Agent: whether a new session is taken depends on the program that asks."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Recovery:
@@ -53,6 +67,10 @@ class Recovery:
         self._reissues = house.settings.recover == "reissue"
         self._monotonic = monotonic
         self._tried: dict[str, list[float]] = {}
+        self._replaced: dict[tuple[str, str], None] = {}
+        """Lost sessions that were replaced, by owner and id."""
+        self._given: dict[_Caller, tuple[SessionId, float]] = {}
+        """The last new session that each caller got, and when."""
 
     async def gone(self, headers: Headers, owner: str, scope: Scope) -> Refused:
         """The answer for a session that is not there, or is not the caller's: the two look alike (promise 5)."""
@@ -61,12 +79,36 @@ class Recovery:
         record = await self._ended(text, owner)
         why = None if record is None else record.ended
         deleted = why == SessionStep.CLIENT_DELETED.value or self._sessions.is_ending(text)
-        wanted = self._reissues and scope["method"] != "DELETE" and not deleted
-        if not wanted or not self._may(owner) or await self._full(owner):
+        lost, caller = (owner, text), _caller(scope, headers, owner)
+        wanted = self._reissues and scope["method"] != "DELETE" and not deleted and lost not in self._replaced
+        if not wanted or await self._left_unused(caller) or not self._may(owner) or await self._full(owner):
             return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
-        session = await self._reissue(headers, owner, record, scope)
+        _remember(self._replaced, lost, None)  # before the handshake, during which the same id may be asked for
+        try:
+            session = await self._reissue(headers, owner, record, scope)
+        except BaseException:
+            self._replaced.pop(lost, None)
+            raise
+        _remember(self._given, caller, (session.id, self._monotonic()))
         header = (b"mcp-session-id", session.id.encode())
         return Refused(Refusal.SESSION_GONE, data=_recovery("continue", why), headers=(header,))
+
+    async def _left_unused(self, caller: _Caller) -> bool:
+        """Whether the caller got a new session before and made no request on it, at any process."""
+        session_id, at = self._given.get(caller, (None, 0.0))
+        if session_id is None or self._monotonic() - at < ADOPTION_SECONDS:
+            return False
+        within, store = self._house.journal.within_time, self._house.store
+        try:
+            record = await within(store.session(session_id))
+            handshake_only = len(await within(store.calls(session_id))) <= 1
+        except StoreError:
+            return True
+        if record is None or record.ended or not handshake_only:
+            del self._given[caller]
+            return False
+        self._house.counters.recoveries_refused += 1
+        return True
 
     async def _ended(self, text: str, owner: str) -> SessionRecord | None:
         """The record of a session of the caller's own that has ended, while it is kept."""
@@ -84,9 +126,7 @@ class Recovery:
         now = self._monotonic()
         tried = [then for then in self._tried.pop(owner, ()) if now - then < REISSUE_SECONDS]
         may = len(tried) < REISSUES
-        self._tried[owner] = [*tried, now] if may else tried
-        if len(self._tried) > _MOST_CALLERS:
-            del self._tried[next(iter(self._tried))]
+        _remember(self._tried, owner, [*tried, now] if may else tried)
         if not may:
             self._house.counters.recoveries_refused += 1
             note(logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one")
@@ -129,6 +169,19 @@ class Recovery:
             return None
         session.exchange.notify(Notification(method="notifications/initialized", params=None, raw={}), http)
         return session
+
+
+def _caller(scope: Scope, headers: Headers, owner: str) -> _Caller:
+    host, _ = scope.get("client") or ("", 0)
+    return owner, host, headers.get(b"user-agent", b"")[:_MOST_AGENT]
+
+
+def _remember(table: dict[K, V], key: K, value: V) -> None:
+    """Enter the newest; beyond the limit the oldest entry goes."""
+    table.pop(key, None)
+    table[key] = value
+    if len(table) > _MOST_CALLERS:
+        del table[next(iter(table))]
 
 
 def _params(headers: Headers, record: SessionRecord | None) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""Principals: the one text under which a session's owner is stored, and the names that people know it by.
+
+Two texts are equal exactly if the principals are. A token's principal is the triple (client, issuer, subject); a user
+of an outer application is known by its identity. Both are JSON, so that no part can be mistaken for another.
+"""
+
+from __future__ import annotations
+
+import json
+
+NOBODY = ""
+"""The principal of callers that do not authenticate."""
+
+_USER = "user"
+
+
+def token_principal(client: str, issuer: str | None, subject: str | None) -> str:
+    """The principal that an access token stands for."""
+    return json.dumps([client, issuer, subject])
+
+
+def user_principal(identity: str) -> str:
+    """A user of the application that Perdure is mounted in."""
+    return json.dumps([_USER, identity])
+
+
+def readable(principal: str) -> str:
+    """The principal as a person reads it: the subject, with the client where that is another; or the identity."""
+    parts = _parts(principal)
+    if len(parts) < 3:
+        return parts[-1] or ""
+    client, _, subject = parts
+    return client or "" if subject in (None, client) else f"{subject} ({client})"
+
+
+def is_called(principal: str, name: str) -> bool:
+    """Whether a person means this principal: by its whole text, its subject, its client or its identity."""
+    parts = _parts(principal)
+    return name == principal or name in ((parts[0], parts[2]) if len(parts) == 3 else parts[-1:])
+
+
+def _parts(principal: str) -> list[str | None]:
+    """The principal's parts: three of a token, two of a user, the text itself where it is neither."""
+    try:
+        parts: list[str | None] = json.loads(principal)
+    except ValueError:
+        return [principal]
+    is_principal = isinstance(parts, list) and all(part is None or isinstance(part, str) for part in parts)
+    if is_principal and (len(parts) == 3 or (len(parts) == 2 and parts[0] == _USER)):
+        return parts
+    return [principal]
