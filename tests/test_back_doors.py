@@ -13,7 +13,8 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import Context, MCPServer
 from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser, UnauthenticatedUser
 from starlette.middleware.authentication import AuthenticationMiddleware
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse
 
 import perdure
 from perdure.errors import Misuse
@@ -55,6 +56,30 @@ async def test_no_spelling_of_the_path_leads_past_the_tokens(server: object) -> 
             assert answer.status in (307, 400, 401, 404), spelling
             assert answer.header("mcp-session-id") is None
         assert served.app.session_ids() == []
+
+
+async def hello(_: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+def with_a_route(server: MCPServer | FastMCP) -> MCPServer | FastMCP:
+    server.custom_route("/hello", methods=["GET"])(hello)
+    return server
+
+
+@pytest.mark.parametrize("kind", [MCPServer, FastMCP])
+async def test_the_server_s_own_routes_need_a_token_too(kind: type[MCPServer] | type[FastMCP]) -> None:
+    """Who asks for tokens does not expect a way in without one."""
+    async with live(server=with_a_route(kind("m")), auth=OneGuest()) as served:
+        stranger = await served.ask("GET", path="/hello")
+        guest = await served.ask("GET", path="/hello", headers={"authorization": "Bearer good"})
+        health = await served.ask("GET", path="/healthz")
+    assert (stranger.status, guest.status, guest.body, health.status) == (401, 200, b"hello", 200)
+
+
+async def test_the_server_s_own_routes_are_open_where_everything_is() -> None:
+    async with live(server=with_a_route(MCPServer("m", log_level="WARNING"))) as served:
+        assert (await served.ask("GET", path="/hello")).body == b"hello"
 
 
 async def test_an_app_may_be_started_again() -> None:

@@ -89,12 +89,15 @@ async def test_a_session_that_its_own_client_deleted_is_not_replaced(shop: Works
         assert site.app.session_ids() == []
 
 
-async def test_deleting_an_unknown_session_makes_none(shop: Workshop) -> None:
+async def test_only_a_post_is_answered_with_a_new_session(shop: Workshop) -> None:
+    """The clients that take a new id take it from there; one that listens as well comes with both, in any order."""
     async with serve(shop.server, recover="reissue") as site:
         peer = Peer(site)
         peer.session = UNKNOWN
         assert (await peer.delete()).headers.get("mcp-session-id") is None
+        assert (await peer.try_get()).headers.get("mcp-session-id") is None
         assert site.app.session_ids() == []
+        assert (await peer.send(peer.request("ping"))).headers.get("mcp-session-id") is not None
 
 
 async def test_a_lost_session_is_replaced_once(shop: Workshop) -> None:

@@ -70,6 +70,7 @@ class App:
         self._stopping = False
         self._draining = False
         self._entry = self._make_entry(auth)
+        self._beside = self._make_beside(auth)
 
     def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
         """Wrap the endpoint in whatever checks who is calling, and in CORS where it is wanted."""
@@ -78,8 +79,7 @@ class App:
         if auth is not None:
             if web is not None and authenticates(web):
                 raise Misuse("this server brings its own authentication; `auth` and --tokens cannot replace it")
-            required = AuthContextMiddleware(RequireAuthMiddleware(entry, []))
-            entry = AuthenticationMiddleware(required, backend=BearerAuthBackend(auth))
+            entry = _protected(entry, auth)
         if self._settings.cors_origins:
             entry = CORSMiddleware(
                 entry,
@@ -89,6 +89,14 @@ class App:
                 expose_headers=["Mcp-Session-Id", "WWW-Authenticate", "Retry-After"],
             )
         return entry
+
+    def _make_beside(self, auth: TokenVerifier | None) -> ASGIApp:
+        """The served server's own routes. With `auth` they need a token as the endpoint does: the user who asks for
+        tokens does not expect a way in without one."""
+        web = self._hosted.web
+        if web is None:
+            return _not_found
+        return web if auth is None else _protected(web, auth)
 
     # The life of the process
 
@@ -169,7 +177,7 @@ class App:
             return self._health
         if path == METRICS and self._settings.metrics:
             return self._scrape
-        return self._hosted.web or _not_found
+        return self._beside
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
@@ -286,6 +294,12 @@ class _Stand:
     async def asgi_app(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Only by the entry, where callers are checked: a router may find its way here by another spelling of the path.
         await (self._app if scope.get(_ENTERED) else _not_found)(scope, receive, send)
+
+
+def _protected(app: ASGIApp, auth: TokenVerifier) -> ASGIApp:
+    """The app for callers that show a valid bearer token."""
+    required = AuthContextMiddleware(RequireAuthMiddleware(app, []))
+    return AuthenticationMiddleware(required, backend=BearerAuthBackend(auth))
 
 
 async def _refuse_websocket(_: Scope, __: Receive, send: Send) -> None:

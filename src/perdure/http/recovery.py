@@ -80,7 +80,8 @@ class Recovery:
         why = None if record is None else record.ended
         deleted = why == SessionStep.CLIENT_DELETED.value or self._sessions.is_ending(text)
         lost, caller = (owner, text), _caller(scope, headers, owner)
-        wanted = self._reissues and scope["method"] != "DELETE" and not deleted and lost not in self._replaced
+        # Clients that take a new id take it from the answer to a POST. One that listens as well may do that first.
+        wanted = self._reissues and scope["method"] == "POST" and not deleted and lost not in self._replaced
         if not wanted or await self._left_unused(caller) or not self._may(owner) or await self._full(owner):
             return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
         _remember(self._replaced, lost, None)  # before the handshake, during which the same id may be asked for
