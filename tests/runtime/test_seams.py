@@ -19,7 +19,7 @@ import mcp_types
 import pytest
 import uvicorn
 from fastmcp import FastMCP
-from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
+from mcp.server.auth.middleware.auth_context import AuthContextMiddleware, auth_context_var, get_access_token
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.connection import Connection
@@ -355,6 +355,17 @@ def test_a_principal_is_client_issuer_and_subject() -> None:
     assert principal_components(token) == principal_components(other), moved("principal_components", "principal_of()")
     assert principal_components(token) != principal_components(AccessToken(token="t", client_id="c", scopes=[]))
     assert AuthenticatedUser(token).access_token is token, moved("AuthenticatedUser.access_token", "principal_of()")
+
+
+def test_a_tool_s_token_is_that_of_the_user_in_the_context() -> None:
+    first, second = (AccessToken(token=text, client_id="c", scopes=[]) for text in ("first", "second"))
+    user = AuthenticatedUser(first)
+    undo = auth_context_var.set(user)
+    try:
+        user.access_token = second
+        assert get_access_token() is second, moved("auth_context_var, AuthenticatedUser.access_token", "RenewableUser")
+    finally:
+        auth_context_var.reset(undo)
 
 
 def test_the_parts_of_the_sdks_bearer_auth_are_there() -> None:

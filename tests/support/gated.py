@@ -18,6 +18,11 @@ server = MCPServer("gated", version="1", log_level="WARNING")
 _gates: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
 
 
+def gate(name: str) -> anyio.Event:
+    """The gate of that name, in the test's own process."""
+    return _gates[name]
+
+
 def open_gate(name: str) -> None:
     """Let those through who wait at a gate, and those who will come."""
     _gates[name].set()

@@ -14,6 +14,7 @@ from perdure._core.states import SessionState
 from perdure.errors import SessionEnded, StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
+from perdure.http.credentials import Credentials
 from perdure.http.recovery import Recovery
 from perdure.http.streamed import Streamed
 from perdure.hub import Reader
@@ -34,6 +35,7 @@ class Desk:
         self.sessions = sessions
         self.settler = settler
         self.recovery = Recovery(house, sessions, monotonic=house.hub.monotonic)
+        self.credentials = Credentials()
         self.draining = False
         self.settings = house.settings
         self._retry_ms = round(house.settings.retry * 1000)
@@ -51,6 +53,7 @@ class Desk:
             if session is None or session.state is SessionState.OPENING:
                 raise await self.recovery.gone(headers, owner, scope)
             spans.tell(session=session.name)
+            self.credentials.bring(session.id, scope)
             await session.come_back()
             if session.waits and resume:
                 await self.settler.waiting.resume(session, HttpRequest(scope))

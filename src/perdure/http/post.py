@@ -175,6 +175,7 @@ class Post:
             if found is None:
                 return None
             session, incarnation = found
+            self._desk.credentials.bring(session.id, http.scope)
             if session.waits:
                 await self._desk.settler.waiting.resume(session, http)
             session.exchange.calls.reserve([request], incarnation=incarnation)
