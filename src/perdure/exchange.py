@@ -121,11 +121,13 @@ class Exchange(RuntimeHolder):
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
                 # A number of ours, which means nothing outside: not after its call has ended, nor without a token.
                 call = self.calls.numbered(token)
-                if call is None or call.token is None or _is_repeated(call, params):
+                if call is None or call.token is None or call.is_repeated(method, params):
                     return None
                 params["progressToken"] = self._token(call)
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
+            elif call is not None and call.is_repeated(method, params):
+                return None
         if call is None and related is not None:
             return None  # of a call that has ended, or of a repeated sticky request
         return self.append(call, encode_notification(method, params))
@@ -207,9 +209,3 @@ class Exchange(RuntimeHolder):
             self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
         self.closed = True
         await self.drop_runtime()
-
-
-def _is_repeated(call: Call, params: dict[str, Any]) -> bool:
-    """Progress of a call that runs again, which its client has seen already."""
-    progress = params.get("progress")
-    return call.progress is not None and isinstance(progress, int | float) and progress <= call.progress

@@ -8,11 +8,15 @@ is dropped.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import to_json
 
 from perdure._core.codes import OUTCOME_UNKNOWN as OUTCOME_UNKNOWN
 from perdure._core.codes import POSITION_LOST as POSITION_LOST
@@ -26,6 +30,8 @@ REQUEST_CANCELLED = -32800
 """The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the
 SDK."""
 
+
+LOG_MESSAGE = "notifications/message"
 
 Key = tuple[int, int | str]
 """An incarnation, and a request id in the form in which ids are compared."""
@@ -45,10 +51,22 @@ class Call:
     attempt: int = 1
     progress: float | None = None
     """Of a call that runs again: what was sent before. Only what is greater is sent."""
+    logged: Counter[bytes] | None = None
+    """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
 
     @property
     def key(self) -> Key:
         return self.incarnation, coerce_id(self.request.id)
+
+    def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
+        """Whether the client has seen this notification before the call ran again. (Counts log messages down.)"""
+        if method == "notifications/progress":
+            progress = params.get("progress")
+            return self.progress is not None and isinstance(progress, int | float) and progress <= self.progress
+        if not self.logged or method != LOG_MESSAGE or not self.logged[key := log_key(params)]:
+            return False
+        self.logged[key] -= 1
+        return True
 
     def end(self, step: CallStep, payload: bytes, also: Step | None = None) -> None:
         """Answer it: the response, the seal and the row's end in one step."""
@@ -195,6 +213,11 @@ def error_payload(request_id: int | str | None, code: int, message: str, data: o
     if data is not None:
         error["data"] = data
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, separators=(",", ":")).encode()
+
+
+def log_key(params: object) -> bytes:
+    """Stands for a log message: equal for equal ones, and short however long they are."""
+    return hashlib.blake2b(to_json(params, inf_nan_mode="null"), digest_size=16).digest()
 
 
 def progress_token(request: Request) -> int | str | None:

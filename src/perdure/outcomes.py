@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.states import CALL, CallState, CallStep, advance
 from perdure.house import House
-from perdure.ledger import REQUEST_CANCELLED, error_payload, progress_token, unknown_outcome
+from perdure.ledger import LOG_MESSAGE, REQUEST_CANCELLED, error_payload, log_key, progress_token, unknown_outcome
 from perdure.observe import note
 from perdure.session import Session
 from perdure.store.base import CallEnd, CallRecord, PutCall
@@ -58,6 +59,7 @@ class Outcomes:
         row = call.row
         assert call.request is not None
         progress = await self._progress(session, row, call.request)
+        logged = await self._logged(row)
         again = PutCall(
             stream=stream.id,
             fence=stream.fence,
@@ -70,7 +72,7 @@ class Outcomes:
         with spans.settle(session.name, stream.id, outcome="rerun"):
             await self._house.journal.write(again)
             [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
-            running.progress, running.attempt = progress, row.attempt + 1
+            running.progress, running.logged, running.attempt = progress, logged, row.attempt + 1
             session.exchange.start(running, http)
         self._house.counters.calls_rerun += 1
         note(logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream)
@@ -90,6 +92,18 @@ class Outcomes:
                     if params.get("progressToken") in tokens and isinstance(sent, int | float):
                         highest = sent if highest is None else max(highest, sent)
         return highest
+
+    async def _logged(self, row: CallRecord) -> Counter[bytes]:
+        """The log messages on a call's own stream. Where several calls share it, it is not known whose they are."""
+        logged: Counter[bytes] = Counter()
+        async for payload in self._payloads(row.stream):
+            if b"notifications/message" in payload:
+                message = json.loads(payload)
+                if message.get("method") == LOG_MESSAGE:
+                    logged[log_key(message.get("params"))] += 1
+        if logged and len(await self._house.journal.within_time(self._house.store.requests(row.stream))) > 1:
+            logged.clear()
+        return logged
 
     async def _payloads(self, stream: StreamId) -> AsyncIterator[bytes]:
         after = 0

@@ -20,7 +20,7 @@ from perdure.store import SqliteStore
 from perdure.store.base import OpenStream, Post, PutSession, Step, StreamRecord
 from perdure.tokens import FileTokens
 from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Left, Library, life_of, progress_of_call
+from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
 from tests.support.site import Site, serve, until
 from tests.support.wire import Message, Peer, progress_of, text_of
 
@@ -106,6 +106,31 @@ async def test_what_the_specification_makes_a_read_runs_again(
     (answer,) = await read(peer, left)
     assert answer["id"] == 5
     assert answer.get("error", {}).get("code") != UNKNOWN
+
+
+async def test_a_second_run_says_no_log_message_twice(house: House) -> None:
+    """What the first run said and the second says again is dropped, each message once: the second tick is new."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    said = [logged_by_call("begin"), logged_by_call("tick")]
+    left = await ghost.take(peer.session, peer.tool("recite", lines=["begin", "tick", "tick", "end"]), said=said)
+    reader = await peer.get(left.position(0))
+    await ghost.die()
+    *messages, answer = await reader.rest()
+    assert text_of(answer) == "recited"
+    assert [message["params"]["data"] for message in messages] == ["begin", "tick", "tick", "end"]
+
+
+async def test_log_messages_of_several_calls_on_one_stream_are_all_said_again(house: House) -> None:
+    """It is not known which of the calls has said them: twice is better than not at all."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(version="2025-03-26"), await house.ghost()
+    calls = [peer.tool("recite", id=number, lines=[f"line {number}"]) for number in (1, 2)]
+    left = await ghost.take(peer.session, *calls, said=[logged_by_call("line 1")])
+    reader = await peer.get(left.position(0))
+    await ghost.die()
+    messages = [message for message in await reader.rest() if "method" in message]
+    assert sorted(message["params"]["data"] for message in messages) == ["line 1", "line 1", "line 2"]
 
 
 async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver import Context
-from mcp_types import ToolAnnotations
+from mcp_types import LoggingMessageNotification, LoggingMessageNotificationParams, ToolAnnotations
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, new_node_id, new_stream_id
 from perdure._core.states import CallState
@@ -136,6 +136,10 @@ def progress_of_call(token: int | str, number: float) -> Message:
     return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
 
 
+def logged_by_call(line: str) -> Message:
+    return {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": line}}
+
+
 class Library(Workshop):
     """A workshop with tools that say of themselves that they may run again."""
 
@@ -144,6 +148,7 @@ class Library(Workshop):
         read_only = ToolAnnotations(read_only_hint=True)
         self.server.add_tool(self.look_up, annotations=read_only)
         self.server.add_tool(self.who, annotations=read_only)
+        self.server.add_tool(self.recite, annotations=read_only)
         idempotent = ToolAnnotations(read_only_hint=False, idempotent_hint=True)
         self.server.add_tool(self.put, annotations=idempotent)
 
@@ -155,6 +160,13 @@ class Library(Workshop):
         if gate:
             await self.wait(gate)
         return f"looked up {n}"
+
+    async def recite(self, lines: list[str], ctx: Context) -> str:
+        """Send each line as a log message, answer."""
+        for line in lines:
+            params = LoggingMessageNotificationParams(level="info", data=line)
+            await ctx.session.send_notification(LoggingMessageNotification(params=params), ctx.request_id)
+        return "recited"
 
     async def put(self, key: str) -> str:
         self.seen.append(f"put {key}")
