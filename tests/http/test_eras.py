@@ -29,6 +29,23 @@ async def test_both_eras_are_served_on_one_path(shop: Workshop, site: Site) -> N
     assert site.app.session_ids() == [peer.session]
 
 
+async def test_the_operator_is_told_once_that_modern_clients_have_no_session(
+    shop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve(shop.server) as site:
+        await site.join()
+        assert told(caplog) == []
+        for _ in range(3):
+            await site.modern("tools/list", {})
+        [sentence] = told(caplog)
+        assert sentence.startswith(f"a client speaks {MODERN}: this client has no session")
+        assert sentence.endswith("serve with --eras session to give it one")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if getattr(r, "action", "") == "era.sessionless"]
+
+
 async def test_discovery_names_the_modern_revision(site: Site) -> None:
     """C1: the SDK's own handler answers."""
     response = await site.modern("server/discover", {})

@@ -7,6 +7,7 @@ custom routes and OAuth routes that the served server brings along keep working:
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -35,7 +36,7 @@ from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.life import Life, living
 from perdure.listener import BREAK_OFF
-from perdure.observe import Counters
+from perdure.observe import Counters, note
 from perdure.paths import BESIDE, HEALTH, METRICS
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
 from perdure.session_info import SessionInfo
@@ -69,6 +70,7 @@ class App:
         self._sessionless: StreamableHTTPSessionManager | None = None
         self._stopping = False
         self._draining = False
+        self._told_sessionless = False
         self._entry = self._make_entry(auth)
         self._beside = self._make_beside(auth)
 
@@ -253,8 +255,19 @@ class App:
             self._started()
             if self._draining:
                 raise Refused(Refusal.STOPPING)
+            self._tell_sessionless()
             return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
+
+    def _tell_sessionless(self) -> None:
+        """Tell the operator, once: the clients that most profit from a session may never ask for one."""
+        if not self._told_sessionless:
+            self._told_sessionless = True
+            note(
+                logging.WARNING,
+                "era.sessionless",
+                "a client speaks 2026-07-28: this client has no session; serve with --eras session to give it one",
+            )
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
