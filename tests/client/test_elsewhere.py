@@ -152,23 +152,41 @@ async def test_what_is_no_mcp_server_is_told_at_once(status: int) -> None:
                 raise AssertionError("no server")
 
 
-async def test_a_redirect_within_the_origin_is_followed_and_another_one_is_not(shop: Workshop) -> None:
-    inner = shop.server.streamable_http_app()
-    places = {"/old": "/mcp", "/away": "http://127.0.0.2:9/mcp"}
+class Redirecting:
+    """Redirects from some paths, and notes who comes to any other."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in places:
-            place = {"location": places[scope["path"]]}
+    def __init__(self, inner: ASGIApp, places: dict[str, str]) -> None:
+        self._inner = inner
+        self._places = places
+        self.visits: list[str] = []
+        """The credentials that were shown here."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in self._places:
+            place = {"location": self._places[scope["path"]]}
             await JSONResponse({}, status_code=307, headers=place)(scope, receive, send)
             return
-        await inner(scope, receive, send)
+        if scope["type"] == "http":
+            self.visits.append(dict(scope["headers"]).get(b"authorization", b"").decode())
+        await self._inner(scope, receive, send)
 
-    async with under_uvicorn(app, complaint=".*") as port:
-        async with perdure.connect(f"http://127.0.0.1:{port}/old") as client:
-            assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"
-        with pytest.raises(MCPError):
-            async with perdure.connect(f"http://127.0.0.1:{port}/away"):
-                raise AssertionError("another origin")
+
+async def test_a_redirect_within_the_origin_is_followed_and_another_one_is_not(shop: Workshop) -> None:
+    """A server would answer at the other origin, and gets neither the request nor the credentials."""
+    elsewhere = Redirecting(Workshop().server.streamable_http_app(), {})
+    async with under_uvicorn(elsewhere, complaint=".*") as away:
+        places = {"/old": "/mcp", "/away": f"http://127.0.0.1:{away}/mcp", "/renamed": f"http://localhost:{away}/mcp"}
+        here = Redirecting(shop.server.streamable_http_app(), places)
+        async with under_uvicorn(here, complaint=".*") as port:
+            own = {"authorization": "Bearer secret"}
+            async with perdure.connect(f"http://127.0.0.1:{port}/old", headers=own) as client:
+                assert text(await client.call_tool("count", {"n": 1})) == "counted to 1"
+            for path in ("away", "renamed"):
+                with pytest.raises(MCPError):
+                    async with perdure.connect(f"http://127.0.0.1:{port}/{path}", headers=own):
+                        raise AssertionError("another origin")
+    assert set(here.visits) == {"Bearer secret"}
+    assert elsewhere.visits == []
 
 
 async def test_a_server_that_primes_and_closes_is_polled_at_its_own_pace(shop: Workshop) -> None:

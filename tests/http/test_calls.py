@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from perdure.store import MemoryStore
+from perdure.store.base import Append, Refusals, Step, Store
+from tests.support.faulty_store import FaultyStore
 from tests.support.site import Site, serve, until
 from tests.support.wire import Ended, Peer, progress_of, text_of
 from tests.support.workshop import Workshop
@@ -130,15 +134,40 @@ async def test_a_dead_connection_neither_raises_into_the_tool_nor_loses_an_event
     assert text_of(messages[-1]) == "counted to 300"
 
 
+class Hesitant(FaultyStore):
+    """A store that takes its time, as long as a test wants; what waits there is not stored."""
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+        self.waiting: list[Step] = []
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        return super().commit_now(steps) if self.goes_on.is_set() else None
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        self.waiting += steps
+        await self.goes_on.wait()
+        return await super().commit(steps)
+
+
 async def test_no_event_leaves_before_it_is_stored(shop: Workshop) -> None:
-    """R2, promise 1: what a client has read is in the store at that moment."""
-    async with serve(shop.server) as site:
+    """R2, promise 1: while the store has not accepted an event, its reader gets no byte of it."""
+    store = Hesitant(MemoryStore())
+    async with serve(shop.server, store=store, store_timeout=60.0) as site:
         peer = await site.join()
-        wire = await peer.call("count", n=20, token=1)
-        async for message in wire:
-            stream = wire.last_id[1:23]
-            kept = await site.store.read(stream, after=0, limit=100)  # type: ignore[arg-type]
-            assert len(kept) >= len([event for event in wire.seen if event.data]), message
+        wire = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
+        assert progress_of(await wire.messages(1)) == [1]
+        store.goes_on.clear()
+        read, more = len(wire.raw), asyncio.create_task(wire.rest())
+        shop.open("g/1")
+        await until(lambda: any(isinstance(step, Append) for step in store.waiting))
+        for _ in range(3):  # whole requests meanwhile: what was sent too early would be there before them
+            assert (await site.http.get(f"http://127.0.0.1:{site.port}/healthz")).json() == {"status": "ok"}
+        assert len(wire.raw) == read
+        store.goes_on.set()
+        assert progress_of(await more) == [2]
 
 
 async def test_the_standalone_stream_stays_open_beside_calls_and_resumes(shop: Workshop, peer: Peer) -> None:

@@ -100,8 +100,17 @@ async def test_a_foreign_origin_is_refused_everywhere(peer: Peer) -> None:
 
 async def test_a_foreign_host_is_refused(peer: Peer) -> None:
     """421: the other half of DNS rebinding."""
-    refused(await peer.send(PING, host="evil.example"), 421, -32600)
-    assert (await peer.send(PING, host="localhost:1")).status_code == 200
+    for host in (
+        "evil.example",
+        "localhost.evil",
+        "127.0.0.1.evil.example",
+        "evil.localhost",
+        "localhost:1.evil",
+        "[::1].evil",
+    ):
+        refused(await peer.send(PING, host=host), 421, -32600)
+    for host in ("localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:8000"):
+        assert (await peer.send(PING, host=host)).status_code == 200
 
 
 async def test_a_body_of_another_type_is_refused(peer: Peer) -> None:
