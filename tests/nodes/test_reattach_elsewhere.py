@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from perdure._core.ids import Kind, SessionId
+from perdure.store import SqliteStore
 from perdure.store.base import SessionRecord
 from tests.nodes.conftest import Node, Pair, Start
-from tests.support.site import Site, until
+from tests.support.site import Site, serve, until
 from tests.support.wire import Ended, Message, Peer, Wire, answer_of, gaps_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
@@ -231,6 +233,45 @@ async def test_a_log_level_holds_in_every_runtime(start: Start) -> None:
     assert (await at_a.send(at_a.request("logging/setLevel", {"level": "error"}))).status_code == 200
     assert await at_b.result("count", n=1) == "counted to 1"
     assert (pair.a.shop.levels, pair.b.shop.levels) == (["error"], ["error"])
+
+
+class SlowToTell(SqliteStore):
+    """Reads a session's record, and keeps it for a while when a test says so."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.tells = asyncio.Event()
+        self.tells.set()
+        self.has_read = asyncio.Event()
+
+    async def session(self, session: SessionId) -> SessionRecord | None:
+        record = await super().session(session)
+        self.has_read.set()
+        await self.tells.wait()
+        return record
+
+
+async def test_what_another_node_writes_behind_a_read_is_seen_by_the_next_request(tmp_path: Path) -> None:
+    """The stamp is that of before the read: a change between the two must not pass for known."""
+    slow, quick = SlowToTell(str(tmp_path / "log.db")), SqliteStore(str(tmp_path / "log.db"))
+    here, there = FULL(), FULL()
+    async with (
+        serve(here.server, store=slow, store_timeout=60.0) as a,
+        serve(there.server, store=quick, store_timeout=60.0) as b,
+    ):
+        at_a = await a.join()
+        at_b = at_a.through(b)
+        assert await at_a.result("count", n=1) == "counted to 1"
+        assert await at_b.result("count", n=1) == "counted to 1"  # so that A has to read again
+        slow.has_read.clear()
+        slow.tells.clear()
+        asked = asyncio.create_task(at_a.result("count", n=2))
+        await slow.has_read.wait()
+        assert (await at_b.send(at_b.request("logging/setLevel", {"level": "error"}))).status_code == 200
+        slow.tells.set()
+        assert await asked == "counted to 2"
+        assert await at_a.result("count", n=3) == "counted to 3"
+        assert (here.levels, there.levels) == (["error"], ["error"])
 
 
 async def test_a_home_does_not_rest_while_its_client_uses_the_other_node(start: Start) -> None:

@@ -71,6 +71,9 @@ class Other:
     async def leave(self) -> None:
         await self._store.leave(self._node)
 
+    async def bury(self, node: str) -> None:
+        await self._store.bury(NodeId(node), heir=self._node)
+
     async def dead(self) -> list[NodeId]:
         liveness = self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic)
         return list(await liveness.dead())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import _sqlite_locks
+from perdure.store._sqlite_locks import Locks
 from perdure.store.base import Liveness, PutSession, Release
 from perdure.store.sqlite import SqliteStore
 from perdure.testing._values import NODE, STREAM, a_session, put
@@ -76,6 +78,39 @@ async def test_one_process_settles_a_dead_one_and_if_that_dies_the_next(store: S
         assert list(await view(store).dead()) == []
         settler.kill()
         assert sorted(await view(store).dead()) == [OTHER, "settler"]
+
+
+async def test_a_node_that_another_process_buries_meanwhile_is_not_settled_again(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is free and its row was seen; behind the lock the row is looked at again, and is gone."""
+    take = Locks.take
+    with process(path, OTHER) as other, process(path, "settler") as settler:
+        other.kill()
+
+        def take_late(locks: Locks, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
+            assert settler.does("dead") == [OTHER]
+            settler.does("bury", OTHER)
+            return take(locks, nodes)
+
+        monkeypatch.setattr(Locks, "take", take_late)
+        assert list(await view(store).dead()) == []
+    assert f"{OTHER}.lock" not in files(path)
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_says_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened while its node lived, locked when the node had left and taken its file along: another file of that name
+    may be locked by now."""
+    owner, observer = Locks(str(path)), Locks(str(path))
+    owner.join(OTHER)
+    lock = _sqlite_locks._lock_at_once
+
+    def lock_late(file: int) -> bool:
+        owner.leave(OTHER)
+        return lock(file)
+
+    monkeypatch.setattr(_sqlite_locks, "_lock_at_once", lock_late)
+    assert observer.take([OTHER]) == ([], [OTHER])
 
 
 async def test_who_left_nothing_behind_needs_no_burial(store: SqliteStore, path: Path) -> None:
