@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import sys
 
 import pytest
@@ -9,6 +10,11 @@ from hypothesis import HealthCheck, settings
 # time that it takes to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every program that they start and
+# stop with it: those tests would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
 settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -17,6 +17,7 @@ from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import Append, Event, OpenStream, PutSession, StreamRecord
 from perdure.testing._values import a_session
+from tests.support.faulty_store import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +30,29 @@ def opening(name: str, *, fence: Fence, opened: float = 1.0) -> OpenStream:
 
 def message(stream: str, *, fence: Fence, seq: int) -> Append:
     return Append(stream=StreamId(stream), fence=fence, events=(Event(seq, 1.0, b"{}"),))
+
+
+HELD = 1 << 20
+"""Bytes that may be held in these tests."""
+
+
+@pytest.mark.parametrize(("size", "has_room"), [(HELD - 1, True), (HELD, False)])
+async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 6, on both sides of the bound: one event is far from the most that may be held, and its bytes are not."""
+    monkeypatch.setattr("perdure.journal._MOST_HELD_BYTES", HELD)
+    inner = MemoryStore()
+    store = FaultyStore(inner)
+    journal = Journal(store, Settings(), Counters())
+    fence = await inner.join(NodeId("n"))
+    await inner.commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
+    store.writes = Fault.RAISES
+    event = Event(1, 1.0, b"x" * size)
+    await journal.write(Append(stream=StreamId("a"), fence=fence, events=(event,)))
+    assert (journal.state, journal.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
+    store.works()
+    await journal.room()
+    await journal.aclose()
+    assert list(await inner.read(StreamId("a"), after=0, limit=9)) == [event]
 
 
 async def test_what_is_queued_in_one_turn_is_written_as_one_group_in_order() -> None:

@@ -240,6 +240,7 @@ async def test_two_processes_never_share_a_state_and_a_killed_one_frees_it(tmp_p
             with pytest.raises(perdure.StateInUse):
                 async with perdure.connect(served.url, state=state):
                     raise AssertionError("two clients with one state")
+            await until(lambda: b'"shut"' in state.read_bytes())  # it says its line before it calls
             await holder.kill()
         async with client_process(served.url, state) as heir:
             assert await heir.line() == {

@@ -278,9 +278,9 @@ async def test_a_home_does_not_rest_while_its_client_uses_the_other_node(start: 
     """R8: activity renews the timer, wherever it is; the subscription goes on."""
     pair = await start(FULL, session_grace=0.5)
     at_a, at_b = await pair.join()
+    running = await at_b.call("wait", gate="g")  # from here on it is in use
     assert (await at_a.send(at_a.request("resources/subscribe", {"uri": "x://1"}))).status_code == 200
     idle = await pair.a.site.join()
-    running = await at_b.call("wait", gate="g")
     await until(lambda: pair.a.site.app.session_info(idle.session) is None)
     assert await idle.result("count", n=1) == "counted to 1"
     await until(lambda: pair.a.site.app.session_info(idle.session) is None)
