@@ -36,6 +36,10 @@ RUN_AHEAD = 128
 TAIL_BYTES = 256 * 1024
 """Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
 
+RUN_AHEAD_BYTES = TAIL_BYTES
+"""Bytes a call may send before they are taken to be written, and the rest of the last event. They are written in one
+commit, so it must be short; and sent from the tail, which should hold them."""
+
 
 class Flow(Protocol):
     """Where a writer waits before it goes on."""
@@ -60,6 +64,7 @@ class Stream:
         "_limit",
         "_pause_at",
         "_pending",
+        "_pending_bytes",
         "_queued",
         "_seal",
         "_tail",
@@ -124,6 +129,7 @@ class Stream:
         self._clock = clock
         self._limit = limit
         self._pending: list[Event] = []
+        self._pending_bytes = 0
         # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
         self._ends: tuple[CallEnd, ...] = ()
         self._also: tuple[Step, ...] = ()
@@ -178,6 +184,7 @@ class Stream:
         self.writes, self._fenced, self._seal = True, False, False
         # What this node had under way under an earlier claim is refused.
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._pending_bytes = 0
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
         self.delivered = min(self.delivered, record.last)
@@ -236,7 +243,9 @@ class Stream:
         event = Event(self.last, self._clock(), payload, end is not None)
         self._pending.append(event)
         self._tail.append(event)
-        self._tail_bytes += len(payload)
+        size = len(payload)
+        self._pending_bytes += size
+        self._tail_bytes += size
         if end is not None:
             self._finals += (self.last,)
             self._ends += (end,)
@@ -255,7 +264,7 @@ class Stream:
         self._unlogged = self.writes
 
     def _show_unlogged(self) -> None:
-        self._pending, self._ends, self._also = [], (), ()
+        self._pending, self._pending_bytes, self._ends, self._also = [], 0, (), ()
         self.visible = self.durable = self.last
         if self._seal and not self.over:
             self.advance(StreamStep.LAST_RESPONSE)
@@ -266,11 +275,11 @@ class Stream:
     @property
     def crowded(self) -> bool:
         """The writer should wait in `flow` before it goes on."""
-        return self.last >= self._pause_at or not self._journal.has_room
+        return self.last >= self._pause_at or self._pending_bytes >= RUN_AHEAD_BYTES or not self._journal.has_room
 
     async def flow(self) -> None:
         """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind."""
-        while self.last >= self._pause_at and not self._fenced:
+        while (self.last >= self._pause_at or self._pending_bytes >= RUN_AHEAD_BYTES) and not self._fenced:
             await self._wait()
         if not self._journal.has_room:
             await self._journal.room()
@@ -333,6 +342,7 @@ class Stream:
 
     def take(self) -> Sequence[Step]:
         self._queued = False
+        self._pending_bytes = 0
         if not self.writes:
             return ()  # lost since it was queued, and dealt with then
         append = Append(stream=self.id, fence=self.fence, events=tuple(self._pending), ends=self._ends, seal=self._seal)
@@ -366,7 +376,7 @@ class Stream:
                 self.on_also(step)
         if self.foreign is not None and self.on_grown is not None:
             self.on_grown(self)
-        self._release()
+        self._release(kept=len(append.events))  # for its reader, which was woken just now
         self._look_settled()
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
@@ -381,6 +391,7 @@ class Stream:
             for step in (*steps[1:], *self._also):
                 self.on_also(step)
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._pending_bytes = 0
         self.last = self.visible = self.durable
         self.writes = False
         self.delivered = min(self.delivered, self.durable)
@@ -412,15 +423,17 @@ class Stream:
             return events[0].seq - 1
         return self._tail[0].seq - 1 if self._tail else self.last
 
-    def _release(self) -> None:
-        """Forget the front of the tail: what is durable and read, or too much to carry for a reader that lags."""
+    def _release(self, *, kept: int = 0) -> None:
+        """Forget the front of the tail: what is durable and read, or too much to carry for a reader that lags; of the
+        latter not the newest `kept`."""
         if self._whole:
             return
         tail = self._tail
         floor = self.durable if self.reader is None else min(self.durable, self.reader.cursor)
+        large = self.durable - kept
         gone = 0
         while gone < len(tail) and (
-            tail[gone].seq <= floor or (self._tail_bytes > TAIL_BYTES and tail[gone].seq <= self.durable)
+            tail[gone].seq <= floor or (self._tail_bytes > TAIL_BYTES and tail[gone].seq <= large)
         ):
             self._tail_bytes -= len(tail[gone].payload)
             gone += 1
