@@ -37,8 +37,8 @@ TAIL_BYTES = 256 * 1024
 """Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
 
 RUN_AHEAD_BYTES = TAIL_BYTES
-"""Bytes a call may send before they are taken to be written, and the rest of the last event. They are written in one
-commit, so it must be short; and sent from the tail, which should hold them."""
+"""Bytes a call may send before they are accepted, and the rest of the last event. They are written in one commit, which
+must be short; and sent from the tail, which should hold them."""
 
 
 class Flow(Protocol):
@@ -54,6 +54,7 @@ class Stream:
     """One stream of this process. Appending is synchronous and never fails; `flow` is where a writer waits."""
 
     __slots__ = (
+        "_ahead_bytes",
         "_also",
         "_blocked",
         "_clock",
@@ -64,7 +65,6 @@ class Stream:
         "_limit",
         "_pause_at",
         "_pending",
-        "_pending_bytes",
         "_queued",
         "_seal",
         "_tail",
@@ -129,7 +129,7 @@ class Stream:
         self._clock = clock
         self._limit = limit
         self._pending: list[Event] = []
-        self._pending_bytes = 0
+        self._ahead_bytes = 0
         # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
         self._ends: tuple[CallEnd, ...] = ()
         self._also: tuple[Step, ...] = ()
@@ -184,7 +184,7 @@ class Stream:
         self.writes, self._fenced, self._seal = True, False, False
         # What this node had under way under an earlier claim is refused.
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
-        self._pending_bytes = 0
+        self._ahead_bytes = 0
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
         self.delivered = min(self.delivered, record.last)
@@ -244,7 +244,7 @@ class Stream:
         self._pending.append(event)
         self._tail.append(event)
         size = len(payload)
-        self._pending_bytes += size
+        self._ahead_bytes += size
         self._tail_bytes += size
         if end is not None:
             self._finals += (self.last,)
@@ -264,7 +264,7 @@ class Stream:
         self._unlogged = self.writes
 
     def _show_unlogged(self) -> None:
-        self._pending, self._pending_bytes, self._ends, self._also = [], 0, (), ()
+        self._pending, self._ahead_bytes, self._ends, self._also = [], 0, (), ()
         self.visible = self.durable = self.last
         if self._seal and not self.over:
             self.advance(StreamStep.LAST_RESPONSE)
@@ -275,11 +275,11 @@ class Stream:
     @property
     def crowded(self) -> bool:
         """The writer should wait in `flow` before it goes on."""
-        return self.last >= self._pause_at or self._pending_bytes >= RUN_AHEAD_BYTES or not self._journal.has_room
+        return self.last >= self._pause_at or self._ahead_bytes >= RUN_AHEAD_BYTES or not self._journal.has_room
 
     async def flow(self) -> None:
         """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind."""
-        while (self.last >= self._pause_at or self._pending_bytes >= RUN_AHEAD_BYTES) and not self._fenced:
+        while (self.last >= self._pause_at or self._ahead_bytes >= RUN_AHEAD_BYTES) and not self._fenced:
             await self._wait()
         if not self._journal.has_room:
             await self._journal.room()
@@ -342,7 +342,6 @@ class Stream:
 
     def take(self) -> Sequence[Step]:
         self._queued = False
-        self._pending_bytes = 0
         if not self.writes:
             return ()  # lost since it was queued, and dealt with then
         append = Append(stream=self.id, fence=self.fence, events=tuple(self._pending), ends=self._ends, seal=self._seal)
@@ -358,8 +357,9 @@ class Stream:
     def accepted(self, steps: Sequence[Step]) -> None:
         append = steps[0]
         assert isinstance(append, Append)
-        if append.events:
-            self.visible = max(self.visible, append.events[-1].seq)
+        if append.events and append.events[-1].seq > self.visible:  # what was held is accepted again when it is written
+            self.visible = append.events[-1].seq
+            self._ahead_bytes -= sum([len(event.payload) for event in append.events])
         if append.seal and not self.over:
             self.advance(StreamStep.LAST_RESPONSE)
         if self.reader is not None:
@@ -391,7 +391,7 @@ class Stream:
             for step in (*steps[1:], *self._also):
                 self.on_also(step)
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
-        self._pending_bytes = 0
+        self._ahead_bytes = 0
         self.last = self.visible = self.durable
         self.writes = False
         self.delivered = min(self.delivered, self.durable)
