@@ -74,6 +74,7 @@ class Writer:
         self._log_full = False
         self._too_new: str | None = None
         self._seen = 0
+        """The number of the file's last change by another process, as far as this one has looked."""
         self._moves = 0
         """Rises whenever the thread has got on: a job is done, or another process was seen to write."""
         self._limit = TimeLimit(busy_timeout * STUCK, moves=lambda: self._moves)
@@ -248,7 +249,7 @@ class Writer:
 
         A file that other processes write is busy, and does not fail. Tries are counted and not seconds, because this
         thread may be late."""
-        seen, left = self._written_elsewhere(), _TRIES
+        seen, left = self._seen, _TRIES
         while True:
             try:
                 begin(self._connection, deadline=time.monotonic() + self._busy_timeout / _TRIES)
@@ -261,7 +262,7 @@ class Writer:
                 self._moves += seen != before
 
     def _written_elsewhere(self) -> int | None:
-        """A number that changes when another process has written; `None` while it keeps even readers out."""
+        """`_seen` as it is now; `None` while another process keeps even readers out."""
         with contextlib.suppress(*NAMED):
             return self._data_version()
         return None
