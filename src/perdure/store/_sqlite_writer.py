@@ -249,7 +249,8 @@ class Writer:
 
         A file that other processes write is busy, and does not fail. Tries are counted and not seconds, because this
         thread may be late."""
-        seen, left = self._seen, _TRIES
+        seen: int | None = self._seen
+        left = _TRIES
         while True:
             try:
                 begin(self._connection, deadline=time.monotonic() + self._busy_timeout / _TRIES)
