@@ -16,9 +16,20 @@ from functools import partial
 from pathlib import Path
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
-from perdure._core.states import CallState
+from perdure._core.states import CallState, SessionState
 from perdure.store import open_store
-from perdure.store.base import Append, CallEnd, CallRecord, Event, OpenStream, Step, Store, StreamRecord
+from perdure.store.base import (
+    Append,
+    CallEnd,
+    CallRecord,
+    Event,
+    OpenStream,
+    PutSession,
+    SessionRecord,
+    Step,
+    Store,
+    StreamRecord,
+)
 
 ROUNDS = 9
 STREAMS = 50
@@ -41,6 +52,7 @@ class Log:
         self.calls = 0
 
     async def open(self) -> None:
+        await self.store.commit([PutSession(record=_session())])
         await self.store.commit([OpenStream(record=self._record(stream)) for stream in self.ids])
 
     def append(self, count: int) -> Append:
@@ -63,7 +75,6 @@ class Log:
             method="tools/call",
             request=PROGRESS,
             principal="",
-            node=NODE,
         )
         end = CallEnd(incarnation=1, request_id=self.calls, state=CallState.ANSWERED)
         answer = Append(
@@ -72,7 +83,24 @@ class Log:
         return OpenStream(record=self._record(stream), calls=(row,)), answer
 
     def _record(self, stream: StreamId) -> StreamRecord:
-        return StreamRecord(id=stream, session=SESSION, kind=Kind.CALL, fence=self.fence, opened=1.7e9)
+        return StreamRecord(id=stream, session=SESSION, kind=Kind.CALL, node=NODE, fence=self.fence, opened=1.7e9)
+
+
+def _session() -> SessionRecord:
+    return SessionRecord(
+        id=SESSION,
+        owner="",
+        state=SessionState.ACTIVE,
+        version="2025-11-25",
+        client_params=b"{}",
+        result=b"{}",
+        initialized=True,
+        sticky=(),
+        incarnation=1,
+        standalone=StreamId("s" * 22),
+        created=1.7e9,
+        active=1.7e9,
+    )
 
 
 async def best(repeat: int, work: Callable[[], Awaitable[object]]) -> float:

@@ -1,8 +1,11 @@
-"""The journal on its own: groups, order, and steps that no store could take."""
+"""The journal on its own: groups, order, a store's time, and steps that no store could take."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
@@ -11,13 +14,14 @@ import pytest
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import LogState
 from perdure.errors import StoreError
-from perdure.journal import Journal, Steps
+from perdure.journal import _GROUP_BYTES, _GROUP_STEPS, Journal, Steps
 from perdure.observe import Counters
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.base import Append, Event, OpenStream, PutSession, StreamRecord
+from perdure.store.base import Append, Event, OpenStream, PutSession, Refusals, Step, StreamRecord
 from perdure.testing._values import a_session
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
@@ -28,8 +32,38 @@ def opening(name: str, *, fence: Fence, opened: float = 1.0) -> OpenStream:
     return OpenStream(record=record)
 
 
-def message(stream: str, *, fence: Fence, seq: int) -> Append:
-    return Append(stream=StreamId(stream), fence=fence, events=(Event(seq, 1.0, b"{}"),))
+def message(stream: str, *, fence: Fence, seq: int, size: int = 2) -> Append:
+    return Append(stream=StreamId(stream), fence=fence, events=(Event(seq, 1.0, b"x" * size),))
+
+
+class Recorded(FaultyStore):
+    """A store in memory that tells how many messages each commit held; nothing is committed at once."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.groups: list[int] = []
+        self.pause = 0.0
+        """Seconds that each commit takes."""
+
+    async def prepare(self) -> Fence:
+        fence = await self.join(NodeId("n"))
+        await super().commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
+        return fence
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        return None
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        await asyncio.sleep(self.pause)
+        refusals = await super().commit(steps)
+        self.groups.append(len(steps))
+        return refusals
+
+    async def numbers(self) -> list[int]:
+        found: list[int] = []
+        while events := await self.read(StreamId("a"), after=len(found), limit=1_000):
+            found += [event.seq for event in events]
+        return found
 
 
 HELD = 1 << 20
@@ -92,3 +126,97 @@ async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_no
         ]
         assert journal.state is LogState.HEALTHY
         await journal.aclose()
+
+
+# Bounds of a group
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "groups"),
+    [
+        (_GROUP_BYTES // 2, 6, [2, 2, 2]),
+        (_GROUP_BYTES // 2 - 1, 6, [3, 3]),
+        (2 * _GROUP_BYTES, 3, [1, 1, 1]),
+        # A step and its event are two.
+        (2, _GROUP_STEPS // 2, [_GROUP_STEPS // 2]),
+        (2, _GROUP_STEPS // 2 + 1, [_GROUP_STEPS // 2, 1]),
+    ],
+    ids=["half the bytes each", "a byte less", "twice the bytes each", "all the steps", "one more"],
+)
+@pytest.mark.parametrize("held", [False, True], ids=["healthy", "after an outage"])
+async def test_a_group_is_bounded_and_the_rest_follows_in_order(
+    held: bool, size: int, count: int, groups: list[int]
+) -> None:
+    store = Recorded()
+    fence = await store.prepare()
+    journal = Journal(store, Settings(), Counters())
+    store.writes = Fault.RAISES if held else Fault.NONE
+    for seq in range(1, count + 1):
+        journal.put(Steps([message("a", fence=fence, seq=seq, size=size)]))
+    if held:
+        await until(lambda: journal.state is LogState.DEGRADED)
+    store.works()
+    await journal.aclose()
+    assert store.groups == groups
+    assert await store.numbers() == list(range(1, count + 1))
+
+
+# The store's time
+
+
+def by_its_own_clock(path: Path) -> SqliteStore:
+    return SqliteStore(str(path), sync="full", busy_timeout=0.2)  # full: all of it by its thread
+
+
+def by_the_journals(path: Path) -> FaultyStore:
+    return FaultyStore(SqliteStore(str(path), sync="full", busy_timeout=60.0))
+
+
+@pytest.mark.parametrize("make", [by_its_own_clock, by_the_journals])
+async def test_an_event_loop_that_stands_still_does_not_make_the_store_fail(
+    make: Callable[[Path], SqliteStore | FaultyStore], tmp_path: Path
+) -> None:
+    """Promise 7: what is accepted on a healthy disk is written, however busy the machine is."""
+    counters = Counters()
+    async with make(tmp_path / "log.db") as store:
+        journal = Journal(store, Settings(store_timeout=0.2), counters)
+        fence = await store.join(NodeId("n"))
+        await store.commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
+        for seq in range(1, 4):
+            writing = asyncio.create_task(journal.write(message("a", fence=fence, seq=seq)))
+            reading = asyncio.create_task(journal.read(StreamId("a"), after=0, limit=9))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            time.sleep(0.5)  # noqa: ASYNC251 - the loop is late, the store is not
+            await writing
+            assert [event.seq for event in await reading] in (list(range(1, seq)), list(range(1, seq + 1)))
+        assert counters.outages == 0
+        assert [event.seq for event in await store.read(StreamId("a"), after=0, limit=9)] == [1, 2, 3]
+        await journal.aclose()
+
+
+async def test_what_is_queued_at_the_end_is_written_however_long_it_takes_as_long_as_the_store_works() -> None:
+    store = Recorded()
+    fence = await store.prepare()
+    journal = Journal(store, Settings(store_timeout=0.1), Counters())
+    store.pause = 0.05
+    for seq in range(1, 11):
+        journal.put(Steps([message("a", fence=fence, seq=seq, size=_GROUP_BYTES)]))
+    await journal.aclose()
+    assert await store.numbers() == list(range(1, 11))
+    assert store.groups == [1] * 10
+
+
+@pytest.mark.parametrize("fault", [Fault.HANGS, Fault.LATE])
+async def test_a_store_that_hangs_is_told_and_caught_up_with(fault: Fault) -> None:
+    store = Recorded()
+    fence = await store.prepare()
+    counters = Counters()
+    journal = Journal(store, Settings(store_timeout=0.1), counters)
+    store.writes = fault
+    await journal.write(message("a", fence=fence, seq=1))
+    assert (journal.state, counters.outages) == (LogState.DEGRADED, 1)
+    store.works()
+    await until(lambda: journal.state is LogState.HEALTHY)
+    assert await store.numbers() == [1]
+    await journal.aclose()

@@ -24,7 +24,7 @@ from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
 from perdure.spans import Replay
-from perdure.store.base import Event
+from perdure.store.base import READ_BYTES, Event
 from perdure.streams import Stream
 
 LostAnswers = Callable[[Stream], Awaitable[Sequence[bytes]]]
@@ -55,10 +55,8 @@ class Connection(Protocol):
 
 
 BATCH = 256
-"""Events read and written together at the most: one write for many, and never a long one for a slow reader."""
-
-BATCH_BYTES = 256 * 1024
-"""Bytes written together, roughly."""
+"""Events read and written together at the most: one write for many, and never a long one for a slow reader. They are no
+more than `READ_BYTES`, as the store reads them: what was read is written, and nothing of it is read twice."""
 
 _CLOSE_SECONDS = 1.0
 """How long ending a connection politely may take; a dead socket is not waited for."""
@@ -271,7 +269,7 @@ class Reader:
                 frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
             cursor = event.seq
             size += len(event.payload)
-            if size >= BATCH_BYTES:
+            if size >= READ_BYTES:
                 break
         return cursor
 

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from perdure._core.ids import StreamId
@@ -25,6 +25,8 @@ from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreEr
 from perdure.observe import Counters, note
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
+from perdure.store.time_limit import TimeLimit
+from perdure.store.weigh import weigh
 
 T = TypeVar("T")
 
@@ -32,8 +34,10 @@ _RETRY_FIRST = 0.02
 _RETRY_MOST = 0.5
 """Seconds between attempts while the store fails: soon at first, then without being a burden to a store in trouble."""
 
-_BACKLOG_CHUNK = 256
-"""Steps of the backlog that are written in one commit, so that each attempt is short."""
+_GROUP_BYTES = 1 << 20
+_GROUP_STEPS = 2_048
+"""How much is written in one commit, nearly: bytes, and steps and events together. More gains little, keeps the first
+of them waiting for the last, and makes one operation of the store long. The source that reaches a bound is the last."""
 
 _MOST_HELD_BYTES = 256 << 20
 """Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
@@ -43,7 +47,8 @@ class Source(Protocol):
     """Somebody with something to write."""
 
     def take(self) -> Sequence[Step]:
-        """All there is at the moment, in order."""
+        """All there is at the moment, in order. It is written in one commit, so it should be little: the writers of a
+        stream wait in `flow`."""
         ...
 
     def accepted(self, steps: Sequence[Step]) -> None:
@@ -59,7 +64,8 @@ class Source(Protocol):
         ...
 
 
-_Group = list[tuple[Source, Sequence[Step]]]
+_Part = tuple[Source, Sequence[Step]]
+_Group = list[_Part]
 
 
 class Journal:
@@ -73,16 +79,19 @@ class Journal:
         """No more events are held than memory should carry."""
         self._store = store
         self._timeout = settings.store_timeout
+        self._limit = TimeLimit(settings.store_timeout)
         self._holding = settings.on_store_failure == "hold"
         self._claims_hold = holds
         self._most_held = settings.max_held_events
         self.counters = counters
-        self._queue: list[Source] = []
+        self._queue: deque[Source] = deque()
         self._queued_since = self._taken_since = 0.0
-        self._backlog: deque[tuple[Source, Sequence[Step]]] = deque()
+        self._backlog: deque[_Part] = deque()
         self._held = 0
         self._held_bytes = 0
         self._too_much = 0
+        self._groups = 0
+        """Groups that were written, so far."""
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
@@ -126,12 +135,9 @@ class Journal:
         return await self.within_time(self._store.read(stream, after=after, limit=limit))
 
     async def within_time(self, asked: Awaitable[T]) -> T:
-        """What the store answers; `StoreUnavailable` where it takes too long, or breaks."""
+        """What the store answers; `StoreUnavailable` where it is stuck, or breaks."""
         try:
-            async with asyncio.timeout(self._timeout):
-                return await asked
-        except TimeoutError:
-            raise StoreUnavailable(f"the store did not answer within {self._timeout:g} s") from None
+            return await (asked if self._store.keeps_time else self._limit.wait(asked))
         except StoreError:
             raise
         except Exception as error:
@@ -141,14 +147,24 @@ class Journal:
     async def aclose(self) -> None:
         """Write what is queued; what the store does not take within its time is lost with the process."""
         try:
-            async with asyncio.timeout(self._timeout):
-                await self._idle.wait()
+            await self._wait_idle()
         except TimeoutError:
             lost = sum(len(steps) for _, steps in self._backlog)
             note(logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost)
         if self._writer is not None:
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
+
+    async def _wait_idle(self) -> None:
+        """Wait as long as the store takes what there is. Raises `TimeoutError` when it took nothing for its time."""
+        while not self._idle.is_set():
+            groups = self._groups
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await self._idle.wait()
+            except TimeoutError:
+                if self.state is LogState.DEGRADED and self._groups == groups:
+                    raise
 
     # Writing
 
@@ -161,7 +177,7 @@ class Journal:
     def _flush(self) -> None:
         self._scheduled = False
         if self.state is LogState.DEGRADED:
-            self._hold(self._take())
+            self._hold_queued()
             return
         if self._writer is not None or not self._queue:
             return
@@ -176,9 +192,15 @@ class Journal:
             self._settle_idle()
 
     def _take(self) -> _Group:
+        """As much from the front of the queue as one commit should hold; the rest keeps its place."""
         self._taken_since = self._queued_since
-        sources, self._queue = self._queue, []
-        return [(source, steps) for source in sources if (steps := source.take())]
+        return _front(self._taken())
+
+    def _taken(self) -> Iterator[_Part]:
+        while self._queue:
+            source = self._queue.popleft()
+            if steps := source.take():
+                yield source, steps
 
     def _at_once(self, steps: Sequence[Step]) -> Refusals | None:
         if self.state is LogState.DEGRADED or not self._claims_hold():
@@ -209,7 +231,7 @@ class Journal:
             self._failed(failure)
             self._too_much = _size(_flat(group))
             self._hold(group)
-            self._hold(self._take())  # what came while the store was tried: nobody puts it into the queue again
+            self._hold_queued()  # what came while the store was tried: nobody puts it into the queue again
 
     async def _commit(self, group: _Group) -> None:
         """Write a group, and tell its sources. Raises `StoreUnavailable` with nobody told."""
@@ -276,6 +298,10 @@ class Journal:
             self.has_room = False
             self._room.clear()
 
+    def _hold_queued(self) -> None:
+        while self._queue:
+            self._hold(self._take())
+
     async def _catch_up(self) -> None:
         """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
         delay = _RETRY_FIRST
@@ -294,8 +320,9 @@ class Journal:
         if self._claims_hold():  # else nothing of it is written
             await self._probe()
         while self._backlog:
-            group = [self._backlog[i] for i in range(min(len(self._backlog), _BACKLOG_CHUNK))]
+            group = _front(self._backlog)
             await self._commit(group)
+            self._groups += 1
             for _, steps in group:
                 self._backlog.popleft()
                 self._held -= _events(steps)
@@ -353,6 +380,19 @@ class _Waiter:
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if not self.future.done():
             self.future.set_exception(reason)
+
+
+def _front(parts: Iterable[_Part]) -> _Group:
+    """As many of the parts as one commit should hold."""
+    group: _Group = []
+    count = size = 0
+    for part in parts:
+        group.append(part)
+        rows, its_size, _ = weigh(part[1])
+        count, size = count + rows, size + its_size
+        if count >= _GROUP_STEPS or size >= _GROUP_BYTES:
+            break
+    return group
 
 
 def _flat(group: _Group) -> list[Step]:

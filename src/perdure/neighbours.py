@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -35,6 +36,9 @@ from perdure.streams import Stream
 
 _ENDS_AT_ONCE = 500
 """Streams looked at in one query."""
+
+_KNOWN_DEAD = 64
+"""Dead nodes that are remembered: their sessions come in herds, soon after the death."""
 
 
 class Inside(Addressee, Protocol):
@@ -68,6 +72,7 @@ class Neighbours:
         """Written elsewhere, read here."""
         self._lent: dict[StreamId, Stream] = {}
         """Written here, read elsewhere."""
+        self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
         self._grown: dict[NodeId, set[StreamId]] = {}
         self._named: set[StreamId] = set()
         self._all = False
@@ -85,11 +90,16 @@ class Neighbours:
         return self._store.subscribe(self._node, self._hinted)
 
     async def is_dead(self, node: NodeId) -> bool:
-        """Whether a node certainly writes nothing more."""
+        """Whether a node certainly writes nothing more. A node that is dead stays dead: it is asked about once, however
+        many of its sessions come here."""
         if node == self._node:
             return False
-        known = {record.id for record in await self._journal.within_time(self._store.nodes())}
-        return node not in known or node in await self._journal.within_time(self._liveness.dead())
+        if node not in self._dead:
+            known = {record.id for record in await self._journal.within_time(self._store.nodes())}
+            if node in known and node not in await self._journal.within_time(self._liveness.dead()):
+                return False
+            self._dead.append(node)
+        return True
 
     async def meet(self) -> Sequence[NodeId]:
         """See who is there; gives the dead."""

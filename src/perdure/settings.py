@@ -151,7 +151,9 @@ class Settings:
     max_body: int = _bytes(LIMITS, 4 << 20, "size of a POST body; 413 beyond")
     max_headers: int = _bytes(LIMITS, 32 << 10, "size of all headers; 431 beyond")
 
-    store_timeout: float = _duration(FAILURE, 1.0, "how long the store may take before it counts as failing", high=60.0)
+    store_timeout: float = _duration(
+        FAILURE, 1.0, "how long the store may be stuck in one operation before it counts as failing", high=60.0
+    )
     lease: float = _duration(
         FAILURE,
         15.0,

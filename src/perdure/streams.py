@@ -36,6 +36,10 @@ RUN_AHEAD = 128
 TAIL_BYTES = 256 * 1024
 """Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
 
+RUN_AHEAD_BYTES = TAIL_BYTES
+"""Bytes a call may send before they are accepted, and the rest of the last event. They are written in one commit, which
+must be short; and sent from the tail, which should hold them."""
+
 
 class Flow(Protocol):
     """Where a writer waits before it goes on."""
@@ -50,6 +54,7 @@ class Stream:
     """One stream of this process. Appending is synchronous and never fails; `flow` is where a writer waits."""
 
     __slots__ = (
+        "_ahead_bytes",
         "_also",
         "_blocked",
         "_clock",
@@ -124,6 +129,7 @@ class Stream:
         self._clock = clock
         self._limit = limit
         self._pending: list[Event] = []
+        self._ahead_bytes = 0
         # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
         self._ends: tuple[CallEnd, ...] = ()
         self._also: tuple[Step, ...] = ()
@@ -178,6 +184,7 @@ class Stream:
         self.writes, self._fenced, self._seal = True, False, False
         # What this node had under way under an earlier claim is refused.
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._ahead_bytes = 0
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
         self.delivered = min(self.delivered, record.last)
@@ -236,7 +243,9 @@ class Stream:
         event = Event(self.last, self._clock(), payload, end is not None)
         self._pending.append(event)
         self._tail.append(event)
-        self._tail_bytes += len(payload)
+        size = len(payload)
+        self._ahead_bytes += size
+        self._tail_bytes += size
         if end is not None:
             self._finals += (self.last,)
             self._ends += (end,)
@@ -255,7 +264,7 @@ class Stream:
         self._unlogged = self.writes
 
     def _show_unlogged(self) -> None:
-        self._pending, self._ends, self._also = [], (), ()
+        self._pending, self._ahead_bytes, self._ends, self._also = [], 0, (), ()
         self.visible = self.durable = self.last
         if self._seal and not self.over:
             self.advance(StreamStep.LAST_RESPONSE)
@@ -266,11 +275,11 @@ class Stream:
     @property
     def crowded(self) -> bool:
         """The writer should wait in `flow` before it goes on."""
-        return self.last >= self._pause_at or not self._journal.has_room
+        return self.last >= self._pause_at or self._ahead_bytes >= RUN_AHEAD_BYTES or not self._journal.has_room
 
     async def flow(self) -> None:
         """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind."""
-        while self.last >= self._pause_at and not self._fenced:
+        while (self.last >= self._pause_at or self._ahead_bytes >= RUN_AHEAD_BYTES) and not self._fenced:
             await self._wait()
         if not self._journal.has_room:
             await self._journal.room()
@@ -348,8 +357,9 @@ class Stream:
     def accepted(self, steps: Sequence[Step]) -> None:
         append = steps[0]
         assert isinstance(append, Append)
-        if append.events:
-            self.visible = max(self.visible, append.events[-1].seq)
+        if append.events and append.events[-1].seq > self.visible:  # what was held is accepted again when it is written
+            self.visible = append.events[-1].seq
+            self._ahead_bytes -= sum([len(event.payload) for event in append.events])
         if append.seal and not self.over:
             self.advance(StreamStep.LAST_RESPONSE)
         if self.reader is not None:
@@ -366,7 +376,7 @@ class Stream:
                 self.on_also(step)
         if self.foreign is not None and self.on_grown is not None:
             self.on_grown(self)
-        self._release()
+        self._release(kept=len(append.events))  # for its reader, which was woken just now
         self._look_settled()
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
@@ -381,6 +391,7 @@ class Stream:
             for step in (*steps[1:], *self._also):
                 self.on_also(step)
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._ahead_bytes = 0
         self.last = self.visible = self.durable
         self.writes = False
         self.delivered = min(self.delivered, self.durable)
@@ -412,15 +423,17 @@ class Stream:
             return events[0].seq - 1
         return self._tail[0].seq - 1 if self._tail else self.last
 
-    def _release(self) -> None:
-        """Forget the front of the tail: what is durable and read, or too much to carry for a reader that lags."""
+    def _release(self, *, kept: int = 0) -> None:
+        """Forget the front of the tail: what is durable and read, or too much to carry for a reader that lags; of the
+        latter not the newest `kept`."""
         if self._whole:
             return
         tail = self._tail
         floor = self.durable if self.reader is None else min(self.durable, self.reader.cursor)
+        large = self.durable - kept
         gone = 0
         while gone < len(tail) and (
-            tail[gone].seq <= floor or (self._tail_bytes > TAIL_BYTES and tail[gone].seq <= self.durable)
+            tail[gone].seq <= floor or (self._tail_bytes > TAIL_BYTES and tail[gone].seq <= large)
         ):
             self._tail_bytes -= len(tail[gone].payload)
             gone += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,9 +13,16 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
-from perdure.store import SqliteStore
+from perdure.errors import StoreUnavailable
+from perdure.hub import Hub
+from perdure.journal import Journal
+from perdure.neighbours import Neighbours
+from perdure.observe import Counters
+from perdure.settings import Settings
+from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import PutReader, ReaderRecord
 from tests.nodes.conftest import Pair, Start
+from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of, neighbours_of
 from tests.support.serving import TOOLBOX, serving
 from tests.support.site import serve, until
@@ -154,3 +163,27 @@ async def _count_finals(store: SqliteStore, streams: Sequence[StreamId]) -> bool
     finals = [[event for event in await store.read(s, after=0, limit=100) if event.final] for s in streams]
     assert all(len(events) <= 1 for events in finals)
     return all(len(events) == 1 for events in finals)
+
+
+async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
+    """Each of its sessions looks for a home (H1); that a node is dead does not change any more."""
+    store = FaultyStore(MemoryStore())
+    await store.join(NodeId("here"))
+    await store.join(NodeId("left"))
+    await store.leave(NodeId("left"))
+    settings, counters = Settings(), Counters()
+    hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=os.urandom)
+    neighbours = Neighbours(
+        node=NodeId("here"),
+        store=store,
+        journal=Journal(store, settings, counters),
+        hub=hub,
+        liveness=store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic),
+        lag=100,
+    )
+    assert await neighbours.is_dead(NodeId("left"))
+    store.reads = Fault.RAISES
+    assert await neighbours.is_dead(NodeId("left"))
+    with pytest.raises(StoreUnavailable):
+        await neighbours.is_dead(NodeId("unknown"))
+    await neighbours.aclose()

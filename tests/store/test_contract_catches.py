@@ -69,6 +69,16 @@ class ReadsFromThePosition(MemoryStore):
         return await super().read(stream, after=max(0, after - 1), limit=limit)
 
 
+class ReadsWithoutABound(MemoryStore):
+    """However large the events are, as many as were asked for."""
+
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        found: list[Event] = []
+        while more := await super().read(stream, after=found[-1].seq if found else after, limit=limit - len(found)):
+            found += more
+        return found
+
+
 class OpensAnew(MemoryStore):
     """A stream that is opened twice loses what was in it."""
 
@@ -243,6 +253,7 @@ class FailsNamelessly(MemoryStore):
         (TakesAnyFence, "promise 2"),
         (ReadsBackwards, "promise"),
         (ReadsFromThePosition, "promise"),
+        (ReadsWithoutABound, "promise 4 one answer"),
         (OpensAnew, "promise 5"),
         (ForgetsGenerations, "promise 6"),
         (KeepsTheGeneration, "promise 6"),

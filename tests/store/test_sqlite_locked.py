@@ -31,6 +31,21 @@ print("freed", flush=True)
 """
 
 
+WRITE = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("held", flush=True)
+for _ in range(12):
+    connection.execute("UPDATE node SET beat = beat + 1")
+    time.sleep(0.1)
+    connection.execute("COMMIT")
+    connection.execute("BEGIN IMMEDIATE")
+connection.execute("ROLLBACK")
+print("freed", flush=True)
+"""
+
+
 class Holder:
     """Another process that holds the file for writing, until it is told to free it."""
 
@@ -53,8 +68,8 @@ class Holder:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[Holder]:
-    command = [sys.executable, "-c", HOLD, str(path)]
+def held(path: Path, program: str = HOLD) -> Iterator[Holder]:
+    command = [sys.executable, "-c", program, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Holder(process)
 
@@ -76,6 +91,18 @@ async def test_a_commit_fails_within_the_busy_timeout_and_works_when_the_file_is
             assert list(await put(store, step)) == [None]
         assert list(await store.commit([step])) == [None]
         assert await numbers(store) == [1, 2, 3, 4, 5]
+
+
+async def test_a_file_that_another_process_keeps_writing_is_busy_and_does_not_fail(tmp_path: Path) -> None:
+    """It is locked for six times the busy timeout, but never for all of it by one commit."""
+    async with SqliteStore(str(tmp_path / "log.db"), busy_timeout=0.2) as store:
+        fence = await store.join(NODE)
+        await put(store, PutSession(record=a_session()), OpenStream(record=a_stream(fence)))
+        with held(tmp_path / "log.db", WRITE) as other:
+            for seq in range(1, 4):
+                assert list(await store.commit([an_append(fence, some_events(seq, seq))])) == [None]
+            other.wait_for("freed")
+        assert await numbers(store) == [1, 2, 3]
 
 
 async def test_everybody_who_waits_is_told(tmp_path: Path) -> None:

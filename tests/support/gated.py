@@ -6,6 +6,7 @@ name. Gates open once, so each test uses names of its own.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 
 import anyio
@@ -78,6 +79,15 @@ async def shout(text: str, times: int, ctx: Context) -> str:
     for number in range(1, times + 1):
         await ctx.report_progress(number, times, message=text)
     return f"shouted {times} times"
+
+
+@server.tool()
+async def block(seconds: float, times: int) -> str:
+    """Keep the event loop, again and again, as a tool does that computes without a thread."""
+    for _ in range(times):
+        time.sleep(seconds)  # noqa: ASYNC251
+        await anyio.sleep(0.002)
+    return "blocked"
 
 
 @server.tool()

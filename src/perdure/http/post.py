@@ -225,7 +225,11 @@ class Post:
 
 async def _answers(stream: Stream) -> list[bytes]:
     """The answers on a stream that is over. There are none where the store refused it for good."""
-    answers = [event.payload for event in await stream.read(after=0, limit=stream.last) if event.final]
+    answers: list[bytes] = []
+    after = 0
+    while events := await stream.read(after=after, limit=stream.last):
+        answers += [event.payload for event in events if event.final]
+        after = events[-1].seq
     if not answers:
         raise Refused(Refusal.STORE_FAILS)
     return answers

@@ -29,6 +29,10 @@ SQLite's default makes them a tenth cheaper (19.6 instead of 21.5 µs for an eve
 RETRY = 0.0007
 """Seconds between two tries to become the writer. SQLite's own handler waits up to 100 ms: too long here."""
 
+STUCK = 1.25
+"""Times `busy_timeout`: when a thread counts as stuck in one operation. A thread that only waits for a locked file
+tells that by itself, and is given the time to."""
+
 _OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
 
 

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from perdure.errors import StoreUnavailable
-from perdure.store._sqlite_file import NAMED, failure, open_reader, refuse_newer
+from perdure.store._sqlite_file import NAMED, STUCK, failure, open_reader, refuse_newer
+from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
 
@@ -24,6 +25,7 @@ class ReaderPool:
         self._path = path
         self._check = check
         self._busy_timeout = busy_timeout
+        self._limit = TimeLimit(busy_timeout * STUCK)
         self._threads: ThreadPoolExecutor | None = None
         self._idle: list[sqlite3.Connection] = []
 
@@ -39,10 +41,12 @@ class ReaderPool:
             self._idle.pop().close()
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Read in one of the threads. The time in front of them does not count: thousands may come at once."""
         if self._threads is None:
             raise StoreUnavailable(f"the SQLite file {self._path} is closed")
         self._check()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+        reading = asyncio.get_running_loop().run_in_executor(self._threads, self._run, work)
+        return await self._limit.wait(reading)
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from perdure.store import _sqlite_rows as rows
 from perdure.store._sqlite_readers import ReaderPool
 from perdure.store.base import (
     MAIL_AT_ONCE,
+    READ_BYTES,
     AskRecord,
     CallRecord,
     Event,
@@ -42,12 +44,13 @@ class Reads:
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         found: list[Event] = []
+        room = READ_BYTES
         while True:
             page = min(limit - len(found), MAX_READ)
             last = found[-1].seq if found else after
-            more = await self._readers.run(partial(_events, stream=stream, after=last, limit=page))
+            more, room = await self._readers.run(partial(_events, stream=stream, after=last, limit=page, room=room))
             found += more
-            if len(more) < page or len(found) >= limit:
+            if len(more) < page or len(found) >= limit or room <= 0:
                 return found
 
     # Streams
@@ -139,9 +142,19 @@ class Reads:
         )
 
 
-def _events(connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int) -> list[Event]:
-    found = connection.execute(_SQL["read_events"], (stream, after, limit))
-    return [Event(seq, time, payload, final == 1) for seq, time, payload, final in found]
+def _events(
+    connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
+) -> tuple[list[Event], int]:
+    """Events, and how many bytes there is room for behind them."""
+    events: list[Event] = []
+    # Closed at its end: a query that is left in the middle would keep the file's log from being reused.
+    with contextlib.closing(connection.execute(_SQL["read_events"], (stream, after, limit))) as found:
+        for seq, time, payload, final in found:
+            events.append(Event(seq, time, payload, final == 1))
+            room -= len(payload)
+            if room <= 0:
+                break
+    return events, room
 
 
 def _ends(connection: sqlite3.Connection, *, streams: Sequence[StreamId]) -> list[StreamRecord]:

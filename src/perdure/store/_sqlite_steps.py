@@ -19,7 +19,6 @@ from perdure._core.states import CallState
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence
 from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
-from perdure.store._sqlite_weigh import MAX_INLINE_EVENTS
 from perdure.store.base import (
     KEPT_GENERATIONS,
     MAX_MAIL,
@@ -57,6 +56,10 @@ _OPEN_STREAM = _SQL["open_stream"]
 _OPEN_CALL = _SQL["open_call"]
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
+
+MAX_INLINE_EVENTS = 512
+MAX_INLINE_BYTES = 1 << 20
+"""What may be written, or forgotten, in the event loop: one or two milliseconds' worth."""
 
 _COUNT_MAIL = 64
 """Of so many messages one looks how many wait: counting is not free."""

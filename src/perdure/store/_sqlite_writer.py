@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store._sqlite_checkpoints import Checkpoints
-from perdure.store._sqlite_file import NAMED, Sync, begin, failure, is_busy, open_writer, refuse_newer, rollback
-from perdure.store._sqlite_steps import Steps
-from perdure.store._sqlite_weigh import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, weigh
+from perdure.store._sqlite_file import NAMED, STUCK, Sync, begin, failure, is_busy, open_writer, refuse_newer, rollback
+from perdure.store._sqlite_steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, Steps
 from perdure.store.base import Refusals, Step
+from perdure.store.time_limit import TimeLimit
+from perdure.store.weigh import weigh
 
 T = TypeVar("T")
 
@@ -34,6 +35,10 @@ MAX_GROUP = 256
 MAX_GROUP_BYTES = 4 << 20
 """Jobs and bytes in one transaction. More would gain little and make the first of them wait for the last."""
 
+_TRIES = 16
+"""Looks at a locked file within its time: often enough that a thread which is late now and then still looks several
+times."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -42,7 +47,8 @@ class Job:
     work: Callable[[Steps, sqlite3.Connection], Any]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    deadline: float
+    asked: float
+    """When, on the monotonic clock."""
     size: int
     result: Any = None
     error: BaseException | None = None
@@ -68,6 +74,10 @@ class Writer:
         self._log_full = False
         self._too_new: str | None = None
         self._seen = 0
+        """The number of the file's last change by another process, as far as this one has looked."""
+        self._moves = 0
+        """Rises whenever the thread has got on: a job is done, or another process was seen to write."""
+        self._limit = TimeLimit(busy_timeout * STUCK, moves=lambda: self._moves)
         self.life = 0
         """Rises with each opening: `look` begins anew then."""
 
@@ -169,10 +179,9 @@ class Writer:
         self.check()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        deadline = time.monotonic() + self._busy_timeout
-        self._jobs.append(Job(work=work, loop=loop, future=future, deadline=deadline, size=size))
+        self._jobs.append(Job(work=work, loop=loop, future=future, asked=time.monotonic(), size=size))
         self._wake.put(True)
-        return await future
+        return await self._limit.wait(future)
 
     # In the thread
 
@@ -218,11 +227,12 @@ class Writer:
 
     def _work_off_some(self) -> list[Job]:
         """One transaction for what waits; where that fails, one for each, so that only the cause of it fails."""
+        since = time.monotonic()
         try:
-            begin(self._connection, deadline=self._jobs[0].deadline)
+            self._begin()
         except BaseException as error:
             self._undo()
-            return self._give_up(error)
+            return self._give_up(error, since)
         group = self._take_group()
         try:
             self._do(group)
@@ -233,6 +243,30 @@ class Writer:
                 for job in group:
                     self._do_alone(job)
         return group
+
+    def _begin(self) -> None:
+        """Become the writer, or raise once the file was locked for the whole time without a change in it.
+
+        A file that other processes write is busy, and does not fail. Tries are counted and not seconds, because this
+        thread may be late."""
+        seen: int | None = self._seen
+        left = _TRIES
+        while True:
+            try:
+                begin(self._connection, deadline=time.monotonic() + self._busy_timeout / _TRIES)
+                return
+            except sqlite3.OperationalError as error:
+                before, seen = seen, self._written_elsewhere()
+                left = left - 1 if seen == before else _TRIES
+                if not is_busy(error) or not left:
+                    raise
+                self._moves += seen != before
+
+    def _written_elsewhere(self) -> int | None:
+        """`_seen` as it is now; `None` while another process keeps even readers out."""
+        with contextlib.suppress(*NAMED):
+            return self._data_version()
+        return None
 
     def _take_group(self) -> list[Job]:
         group = [self._jobs.popleft()]
@@ -247,6 +281,7 @@ class Writer:
             self._observe()
             for job in group:
                 job.result = job.work(self._steps, self._connection)
+                self._moves += 1
             self._connection.execute("COMMIT")
         except BaseException:
             self._undo()
@@ -255,16 +290,15 @@ class Writer:
 
     def _do_alone(self, job: Job) -> None:
         try:
-            begin(self._connection, deadline=job.deadline)
+            self._begin()
             self._do([job])
         except BaseException as error:
             job.result, job.error = None, self._named(error)
 
-    def _give_up(self, error: BaseException) -> list[Job]:
-        """Those whose time is over; the others get another try."""
-        now = time.monotonic()
+    def _give_up(self, error: BaseException, since: float) -> list[Job]:
+        """Those that have waited for all of this try; the others get another one."""
         late = [self._jobs.popleft()]
-        while self._jobs and self._jobs[0].deadline <= now:
+        while self._jobs and self._jobs[0].asked <= since:
             late.append(self._jobs.popleft())
         for job in late:
             job.error = self._named(error)

@@ -169,6 +169,10 @@ class NodeRecord:
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
 
 
+READ_BYTES = 256 << 10
+"""Bytes of events that are read in one go, and the rest of the last event: enough for one write to a reader, and little
+to carry for each of many."""
+
 MAIL_AT_ONCE = 256
 """Messages that are read in one go."""
 
@@ -390,7 +394,10 @@ class Events(Protocol):
         ...
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        """The retained events after a sequence number (4). `limit` bounds one answer, not the stream."""
+        """The retained events after a sequence number (4), `limit` at the most.
+
+        An answer ends with the event that brings it to `READ_BYTES`. So a short one is not the end of the stream; an
+        empty one is."""
         ...
 
     async def stream(self, stream: StreamId) -> StreamRecord | None: ...
@@ -570,6 +577,11 @@ class Store(Events, Sessions, Chains, Ledger, Asks, Readers, Wakeups, Nodes, Pro
 
     shared: bool
     """Several processes may open it at once."""
+    keeps_time: bool
+    """It raises `StoreUnavailable` by itself for an operation that is stuck, so whoever calls it waits without a limit.
+
+    A store that queues, or that shares a file or a server with others, knows best what is stuck and what only waits its
+    turn (`store.time_limit`). Of any other store the journal limits the calls, in the order in which it made them."""
 
     async def open(self) -> None: ...
 

@@ -7,6 +7,7 @@ of one process may share the object; opening and closing mean nothing to it.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from perdure.errors import IdTaken, SessionEnded, StaleFence
 from perdure.store._memory_nodes import MemoryNodes, StreamRow
 from perdure.store.base import (
     KEPT_GENERATIONS,
+    READ_BYTES,
     Append,
     AskRecord,
     CallRecord,
@@ -60,6 +62,7 @@ class MemoryStore(MemoryNodes):
     """Everything in dictionaries."""
 
     shared = False
+    keeps_time = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +219,8 @@ class MemoryStore(MemoryNodes):
         if found is None:
             return ()
         start = bisect.bisect_right(found.events, after, key=_seq)
-        return found.events[start : start + limit]
+        sizes = itertools.accumulate(len(event.payload) for event in found.events[start : start + limit])
+        return found.events[start : start + 1 + sum(1 for size in sizes if size < READ_BYTES)][:limit]
 
     async def stream(self, stream: StreamId) -> StreamRecord | None:
         found = self._streams.get(stream)

@@ -31,9 +31,9 @@ from perdure.store._sqlite_locks import Locks
 from perdure.store._sqlite_readers import ReaderPool
 from perdure.store._sqlite_reads import Reads
 from perdure.store._sqlite_sweep import sweep
-from perdure.store._sqlite_weigh import weigh
 from perdure.store._sqlite_writer import Writer
 from perdure.store.base import Listener, Liveness, Post, Refusals, SessionRecord, Step, StreamRecord
+from perdure.store.weigh import weigh
 
 _SQL = _sql.queries()
 
@@ -41,10 +41,12 @@ _SQL = _sql.queries()
 class SqliteStore(Reads):
     """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
 
-    `busy_timeout`: seconds to wait for another program that holds the file before a commit fails.
+    `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
+    in the queues of the threads does not count.
     """
 
     shared = True
+    keeps_time = True
 
     def __init__(self, path: str, *, sync: Sync = "normal", busy_timeout: float = 1.0) -> None:
         self._path = os.path.abspath(path)

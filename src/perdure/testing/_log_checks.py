@@ -8,6 +8,7 @@ from dataclasses import replace
 from perdure._core.ids import Kind, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.store.base import (
+    READ_BYTES,
     CallEnd,
     ChangeSession,
     CloseAsk,
@@ -115,6 +116,19 @@ async def promise_4_events_are_read_once_and_in_order(case: Case) -> None:
     for after in (0, 1, 150, 300, 301, 10_000):
         same(f"events after {after}", await all_events(case.store, after=after), wanted[after:])
     same("events of a stream that is not there", list(await case.store.read(StreamId("no"), after=0, limit=9)), [])
+
+
+async def promise_4_one_answer_is_bounded_in_bytes_and_the_rest_follows(case: Case) -> None:
+    await case.open_stream()
+    quarter = READ_BYTES // 4
+    sizes = [quarter] * 4 + [quarter - 1] * 5 + [2 * READ_BYTES] * 2 + [1]
+    events = [Event(seq, 0.0, b"x" * size) for seq, size in enumerate(sizes, 1)]
+    accepted(await case.store.commit([an_append(case.fence, events)]))
+    answers: list[int] = []
+    while answer := await case.store.read(STREAM, after=sum(answers), limit=100):
+        answers.append(len(answer))
+    same("events in each answer", answers, [4, 5, 1, 1, 1])
+    same("events", await all_events(case.store), events)
 
 
 async def promise_4_commits_are_made_in_the_order_they_were_asked_for(case: Case) -> None:

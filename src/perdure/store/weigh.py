@@ -1,4 +1,4 @@
-"""What a group of steps costs, before it is written: little is done in the event loop, the rest by a thread."""
+"""Weighs steps before they are written: how many rows and bytes they are."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from perdure.store.base import (
     Stick,
     Trim,
 )
-
-MAX_INLINE_EVENTS = 512
-MAX_INLINE_BYTES = 1 << 20
-"""What may be written, or forgotten, in the event loop: one or two milliseconds' worth."""
 
 
 def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
