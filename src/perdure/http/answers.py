@@ -25,6 +25,7 @@ REISSUE_FAILED = -31008
 class Refusal(enum.Enum):
     """Every way to say no: status, code, sentence. `{…}` is filled in with what was seen."""
 
+    REPEATED_HEADER = (400, INVALID_REQUEST, "This request has {count} {name} headers; it may have one")
     BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
     BAD_ORIGIN = (403, INVALID_REQUEST, "Origin {origin} is not allowed here; allow it with --allowed-origin")
     HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
