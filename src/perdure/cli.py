@@ -17,7 +17,7 @@ import click
 
 import perdure
 from perdure.cli_operator import sessions, tail
-from perdure.errors import Misuse, PerdureError
+from perdure.errors import Misuse, PerdureError, StoreUnavailable
 from perdure.human import read_count
 from perdure.leash import Leash
 from perdure.observe import note
@@ -180,7 +180,7 @@ def _work(served: _Served, leash: Leash) -> int:
     try:
         return _serve(served, leash.listener, leash)
     except PerdureError as error:
-        leash.failed(str(error))
+        leash.failed(str(error), passes=isinstance(error, StoreUnavailable))
         return REFUSED
 
 

@@ -102,6 +102,12 @@ class Connection(HttpToolsProtocol):
         """No request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    def say_close(self) -> None:
+        """Close behind the answer to the request that is here, and say so in its head. Where the head is gone the
+        connection stays: its client was told that it may use it again, and perhaps does so in this moment."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait_for_head()
