@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import perdure
+from perdure._core.printable import printable
 from perdure.cli_operator import sessions, tail
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
 from perdure.human import read_count
 from perdure.leash import Leash
+from perdure.log_lines import LogLines
 from perdure.observe import note
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.paths import BESIDE
@@ -106,7 +108,9 @@ def serve_command(
     **settings: Any,
 ) -> int:
     # Before the target is imported: the SDK would set up logging of its own, with a record for each request.
-    logging.basicConfig(level=log_level.upper(), format="perdure: %(levelname)s: %(message)s", stream=sys.stderr)
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[shown])
     served = _Served(
         target=target,
         store=store,
@@ -258,6 +262,5 @@ def _sentence(error: click.ClickException) -> str:
 
 def _refuse(message: str) -> int:
     """One line, whatever the message holds."""
-    text = "".join(character if character.isprintable() else " " for character in message)
-    print(f"perdure: {' '.join(text.split())}", file=sys.stderr)
+    print(f"perdure: {printable(' '.join(message.split()))}", file=sys.stderr)
     return REFUSED

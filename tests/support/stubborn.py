@@ -39,7 +39,7 @@ async def until_there(name: str, ctx: Context) -> str:
     return f"{name} is there"
 
 
-@server.tool(annotations=ToolAnnotations(readOnlyHint=True))
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
 async def look_for(name: str, ctx: Context) -> str:
     """Wait as `until_there` does; may run again elsewhere."""
     return await until_there(name, ctx)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Send
 
+from perdure._core.printable import printable
 from perdure._core.revisions import UNSUPPORTED_VERSION
 from perdure.ledger import POSITION_LOST
 
@@ -124,6 +125,4 @@ class Answer:
 
 def _shown(value: object) -> str:
     """What was seen, safe and short enough for a sentence."""
-    text = value if isinstance(value, str) else str(value)
-    text = "".join(c if c.isprintable() else "�" for c in text)
-    return text if len(text) <= 80 else text[:80] + "…"
+    return printable(str(value), 80)
