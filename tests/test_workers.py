@@ -251,6 +251,17 @@ async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -
         assert await served.stop() == 0
 
 
+async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) -> None:
+    """`systemctl kill -s HUP` sends it to the whole control group; the parent alone acts on it."""
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        for pid in before:
+            os.kill(pid, signal.SIGHUP)
+        assert await answering(peer, 2) == before
+        assert await served.stop() == 0
+    assert len(served.output) == 1
+
+
 async def test_a_call_finishes_on_the_worker_that_was_replaced(folder: Path) -> None:
     async with started(folder) as (served, peer):
         before = workers_of(served)
