@@ -19,6 +19,7 @@ import perdure
 from perdure._core.printable import printable
 from perdure.cli_operator import sessions, tail
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
+from perdure.file_locks import HAS_FLOCK, NO_FLOCK
 from perdure.human import read_count
 from perdure.leash import Leash
 from perdure.log_lines import LogLines
@@ -124,6 +125,8 @@ def serve_command(
         return _work(served, leash)
     if workers > 1 and store.startswith("memory:"):
         raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is one process's own")
+    if workers > 1 and not HAS_FLOCK:
+        raise Misuse(f"--workers {workers} cannot work here: {NO_FLOCK}; serve with one process")
     from perdure.listener import listen
 
     with listen(host, port) as listener:
