@@ -52,6 +52,41 @@ async def served() -> AsyncIterator[Live]:
         yield running
 
 
+# Bodies
+
+
+@pytest.mark.parametrize("digits", [8, 18, 4_301, 5_000])
+async def test_a_content_length_of_any_number_of_digits_is_too_large(served: Live, digits: int) -> None:
+    """Asked of the application itself, because not every HTTP server stops such a number as llhttp does."""
+    sent = await asked_with_length(served, b"9" * digits)
+    assert sent[0]["status"] == 413
+    assert b"The body is larger than 4194304 bytes" in sent[1]["body"]
+
+
+@pytest.mark.parametrize("zeros", [1, 5_000])
+async def test_zeros_in_front_do_not_make_a_content_length_larger(served: Live, zeros: int) -> None:
+    sent = await asked_with_length(served, b"0" * zeros + b"2")
+    assert sent[0]["status"] == 400
+    assert b"larger" not in sent[1]["body"]
+
+
+async def asked_with_length(served: Live, declared: bytes) -> list[Any]:
+    """What the application sends in answer to `{}` with a Content-Length."""
+    fields = {"host": "localhost", "accept": "application/json, text/event-stream", "content-type": "application/json"}
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": [*headers, (b"content-length", declared)]}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    await served.app(scope, receive, send)
+    return sent
+
+
 # Sessions
 
 

@@ -281,7 +281,7 @@ def test_a_bad_variable_is_named(
 def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "talkative.py").write_text("raise ValueError('first\\nsecond\\x1b[31m')\n")
     line = refusal(capsys, "serve", "talkative.py:server", "--port", "0")
-    assert line == "talkative.py cannot be imported: ValueError: first second [31m (talkative.py:1)"
+    assert line == "talkative.py cannot be imported: ValueError: first second�[31m (talkative.py:1)"
 
 
 def test_a_busy_port_is_told_before_anything_is_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +21,7 @@ import pytest
 
 from tests.support.raw import VERSION, Answer, Exchange, Peer, SessionPeer, message
 from tests.support.serving import Served, serving
+from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
@@ -195,6 +199,75 @@ async def test_a_thread_that_does_not_stop_does_not_hold_the_process() -> None:
         assert (await call.answer()).messages[-1]["error"]["code"] == -31001
         assert await served.wait() == 0
     assert served.output[-1] == CUT
+
+
+# SIGHUP without workers
+
+#: Starts a program as the leader of a session: without a terminal, or with the one that is named.
+LEADER = (
+    "import os, sys; os.setsid(); sys.argv[1] and os.open(sys.argv[1], os.O_RDWR); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+@asynccontextmanager
+async def led(terminal: str) -> AsyncIterator[tuple[Served, Peer]]:
+    argv = (sys.executable, "-c", LEADER, terminal, sys.executable, "-m", "perdure", "serve")
+    async with serving(STUBBORN, "--store", "memory:", argv=argv) as served:
+        yield served, Peer(port=served.port)
+
+
+async def test_a_process_without_a_terminal_goes_on_after_a_hangup_and_says_what_to_do() -> None:
+    """As systemd's reload does, where the unit says so."""
+    async with led("") as (served, peer):
+        session = await peer.session()
+        served.send(signal.SIGHUP)
+        await until(lambda: len(served.output) == 2)
+        assert (await session.call("until_there", name=".")).status == 200
+        assert await served.stop() == 0
+    assert served.output[1] == (
+        "perdure: WARNING: SIGHUP does nothing here: only with --workers is new code loaded while serving; "
+        "restart this process"
+    )
+
+
+async def test_a_process_whose_terminal_is_closed_drains(folder: Path) -> None:
+    master, slave = os.openpty()
+    async with led(os.ttyname(slave)) as (served, peer):
+        os.close(slave)
+        async with await running(await peer.session(), "until_there", name="bread") as call:
+            os.close(master)
+            while (await peer.ask("GET", path="/healthz")).status == 200:
+                pass
+            (folder / "bread").touch()
+            assert result_of(await call.answer()) == "bread is there"
+            assert await served.wait() == 0
+
+
+# What others say of a process that is gone
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (signal.SIGTERM, "perdure: INFO: node {} has left; its calls are taken over"),
+        (signal.SIGKILL, "perdure: WARNING: node {} has died; its calls are being settled"),
+    ],
+)
+async def test_a_process_that_left_in_good_order_is_not_called_dead(
+    folder: Path, how: signal.Signals, said: str
+) -> None:
+    options = ("--store", f"sqlite:{folder}/log.db", "--drain-timeout", "0", "--log-level", "info")
+    async with serving(STUBBORN, *options) as first, serving(STUBBORN, *options) as second:
+        session = await Peer(port=first.port).session()
+        async with await running(session, "look_for", name="bread") as call:
+            first.send(how)
+            await first.wait()
+            (folder / "bread").touch()
+            next_life = SessionPeer(port=second.port, headers=session.headers, id=session.id)
+            async with await next_life.resume(call.position) as resumed:
+                assert result_of(await resumed.answer()) == "bread is there"
+        told = [re.sub("node [^ ]+ ", "node {} ", line) for line in second.output]
+        assert [line for line in told if " has left; " in line or " has died; " in line] == [said]
 
 
 async def opened(peer: Peer, capabilities: dict[str, object]) -> SessionPeer:

@@ -151,3 +151,46 @@ async def test_an_open_answer_outlasts_the_time_for_headers() -> None:
         await reader.readuntil(b"begun\r\n")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(1), 4 * Impatient.head_seconds)
+
+
+UPGRADING = (
+    b"POST / HTTP/1.1\r\nhost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    b"content-length: 5\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("cut", range(1, len(UPGRADING)))
+async def test_a_wish_for_another_protocol_is_not_heard_wherever_its_head_is_cut(cut: int) -> None:
+    """Java's HTTP client asks for HTTP/2 with every request; its segments end where the system wants."""
+    async with peer() as (reader, writer):
+        for _ in range(2):
+            await send(writer, UPGRADING[:cut], UPGRADING[cut:] + b"hello")
+            assert await reader.readuntil(b"body of 5\r\n0\r\n\r\n")
+
+
+async def test_a_wish_for_another_protocol_that_comes_byte_by_byte_is_not_heard() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, *[bytes([byte]) for byte in UPGRADING], b"hello")
+        assert await reader.readuntil(b"body of 5")
+
+
+async def test_a_body_that_speaks_of_an_upgrade_is_left_as_it_is() -> None:
+    body = b"\r\nUpgrade: h2c\r\nup"
+    async with peer() as (reader, writer):
+        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body), body[:9], body[9:])
+        assert await reader.readuntil(b"body of %d" % len(body))
+
+
+async def test_what_is_no_request_is_refused_before_its_head_is_complete() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, b"\x16\x03\x01\x02\x00\x01")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("start", [b"\r", b"\r\n"])
+async def test_a_peer_that_sends_line_ends_only_behind_its_first_request_is_let_go(start: bytes) -> None:
+    async with peer(Impatient) as (reader, writer):
+        await send(writer, b"GET / HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"body of 0\r\n0\r\n\r\n")
+        await send(writer, start)
+        assert await reader.read() == b""

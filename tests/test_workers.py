@@ -10,12 +10,13 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from asyncio.subprocess import STDOUT
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pytest
 from perdure.errors import Misuse
 from perdure.leash import VARIABLE
 from perdure.listener import listen
-from perdure.workers import MAX_PAUSE_SECONDS, pause_after
+from perdure.workers import MAX_PAUSE_SECONDS, TRIES, pause_after
 from tests.support.raw import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.serving import START_SECONDS, Served, serving
 from tests.support.site import until
@@ -79,6 +80,16 @@ async def answering(peer: Peer, count: int) -> set[int]:
     while len(seen) < count:
         seen.add(await pid_of(peer))
     return seen
+
+
+async def no_longer_accepts(peer: Peer, pid: int) -> None:
+    """Wait until a worker has left the port to the others: it is missing among many that answered."""
+    while pid in [await pid_of(peer) for _ in range(40)]:
+        pass
+
+
+def failed_starts(served: Served) -> list[str]:
+    return [line for line in served.output if "a worker did not start" in line]
 
 
 def is_gone(pid: int) -> bool:
@@ -162,16 +173,55 @@ async def test_pauses_grow_and_are_bounded() -> None:
     assert pauses[-1] == MAX_PAUSE_SECONDS
 
 
-async def test_workers_that_never_start_again_are_given_up(folder: Path) -> None:
-    async with started(folder) as (served, peer):
+async def test_workers_that_never_start_again_are_given_up_once_no_worker_is_left(folder: Path) -> None:
+    async with started(folder) as (served, _):
         before = workers_of(served)
         (folder / "dies").touch()
-        victim = await pid_of(peer)
-        os.kill(victim, signal.SIGKILL)
+        for victim in before:
+            os.kill(victim, signal.SIGKILL)
         assert await asyncio.wait_for(served.process.wait(), START_SECONDS) == 1
         assert all(map(is_gone, before))
     tail = served.output[-1]
     assert tail == "perdure: ERROR: 5 workers in a row did not start; the last one: it ended with SIGKILL"
+
+
+async def test_a_healthy_worker_serves_on_while_others_do_not_start_and_their_place_is_filled_in_the_end(
+    folder: Path,
+) -> None:
+    async with started(folder) as (served, peer):
+        (folder / "dies").touch()
+        os.kill(await pid_of(peer), signal.SIGKILL)
+        await until(lambda: len(failed_starts(served)) > TRIES)
+        assert (await peer.ask("GET", path="/healthz")).status == 200
+        (folder / "dies").unlink()
+        assert await answering(peer, 2) == workers_of(served)
+        assert await served.stop() == 0
+    assert failed_starts(served)[0].startswith("perdure: WARNING: a worker did not start, the next try is in 0 s: ")
+
+
+async def test_a_store_that_fails_while_a_worker_is_killed_costs_that_worker_only(folder: Path) -> None:
+    async with started(folder, "--store-timeout", "100ms") as (served, peer):
+        before = workers_of(served)
+        victim = await pid_of(peer)
+        with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")  # as a backup does, or a process that was stopped in a transaction
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: len(failed_starts(served)) > TRIES)
+            assert {await pid_of(peer)} == before - {victim}
+        assert before - {victim} < await answering(peer, 2)
+        assert await served.stop() == 0
+    assert "log.db" in failed_starts(served)[0]
+
+
+async def test_a_store_that_fails_is_waited_for_even_if_no_worker_is_left(folder: Path) -> None:
+    async with started(folder, "--store-timeout", "100ms") as (served, peer):
+        with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            for victim in workers_of(served):
+                os.kill(victim, signal.SIGKILL)
+            await until(lambda: len(failed_starts(served)) > 2 * TRIES)
+        assert await answering(peer, 2) == workers_of(served)
+        assert await served.stop() == 0
 
 
 async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder: Path) -> None:
@@ -183,6 +233,7 @@ async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder:
         assert not all(map(is_gone, workers))
         (folder / "bread").touch()
         assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
+        await call.aclose()  # an idle connection would be waited for
         await until(lambda: all(map(is_gone, workers)))
 
 
@@ -200,6 +251,17 @@ async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -
         assert await served.stop() == 0
 
 
+async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) -> None:
+    """`systemctl kill -s HUP` sends it to the whole control group; the parent alone acts on it."""
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        for pid in before:
+            os.kill(pid, signal.SIGHUP)
+        assert await answering(peer, 2) == before
+        assert await served.stop() == 0
+    assert len(served.output) == 1
+
+
 async def test_a_call_finishes_on_the_worker_that_was_replaced(folder: Path) -> None:
     async with started(folder) as (served, peer):
         before = workers_of(served)
@@ -209,8 +271,70 @@ async def test_a_call_finishes_on_the_worker_that_was_replaced(folder: Path) -> 
             await until(lambda: len(workers_of(served) & before) == 1 and len(workers_of(served)) == 3)
             (folder / "bread").touch()
             assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
-            await until(lambda: not workers_of(served) & before)
+        await until(lambda: not workers_of(served) & before)
         assert await served.stop() == 0
+
+
+async def test_an_idle_connection_of_a_worker_that_leaves_is_answered_once_more(folder: Path) -> None:
+    """Its client may be sending in the very moment in which it would be closed."""
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        async with await peer.begin("GET", path="/pid") as idle:
+            mine = int((await idle.answer()).body)
+            served.send(signal.SIGHUP)
+            await no_longer_accepts(peer, mine)
+            await idle.again(peer.request("GET", path="/pid"))
+            last = await idle.answer()
+            assert (last.status, int(last.body), last.header("connection")) == (200, mine, "close")
+        await until(lambda: not workers_of(served) & before)
+        assert await served.stop() == 0
+
+
+async def test_a_call_that_comes_over_an_idle_connection_of_a_worker_that_leaves_is_served(folder: Path) -> None:
+    (folder / "bread").touch()
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        async with calling(peer, "until_there", name="bread") as call:
+            await call.answer()
+            known = call.header("mcp-session-id")
+            session = SessionPeer(port=peer.port, headers={"mcp-session-id": known}, id=known, calls=1)
+            served.send(signal.SIGHUP)
+            for old in before:
+                await no_longer_accepts(peer, old)
+            await call.again(session.request("POST", session.call_body("until_there", name="bread")))
+            assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
+            assert call.header("connection") == "close"
+        await until(lambda: not workers_of(served) & before)
+
+
+async def test_no_request_over_kept_connections_is_reset_or_refused_while_workers_are_replaced(folder: Path) -> None:
+    """Each client reuses its connection for as long as the answers allow it, as pools do."""
+    (folder / "bread").touch()
+    over = asyncio.Event()
+    seen: Counter[str] = Counter()
+
+    async def client(peer: Peer) -> None:
+        session = await peer.session()
+        while not over.is_set():
+            async with await session.begin_call("until_there", name="bread") as talk:
+                while True:
+                    answer = await talk.answer()
+                    ended = answer.messages[-1].get("result") if answer.status == 200 else None
+                    seen["answered" if ended else f"status {answer.status}"] += 1
+                    if not ended or over.is_set() or answer.header("connection") == "close":
+                        break
+                    await talk.again(session.request("POST", session.call_body("until_there", name="bread")))
+
+    async with started(folder) as (served, peer), asyncio.TaskGroup() as clients:
+        for _ in range(8):
+            clients.create_task(client(peer))
+        for _ in range(3):
+            before = workers_of(served)
+            served.send(signal.SIGHUP)
+            await until(lambda before=before: not workers_of(served) & before)  # type: ignore[misc]
+        over.set()
+    assert seen.keys() == {"answered"}, seen
+    assert seen["answered"] > 100
 
 
 async def test_workers_that_cannot_be_replaced_stay(folder: Path) -> None:

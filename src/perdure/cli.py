@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import perdure
+from perdure._core.printable import printable
 from perdure.cli_operator import sessions, tail
-from perdure.errors import Misuse, PerdureError
+from perdure.errors import Misuse, PerdureError, StoreUnavailable
+from perdure.file_locks import HAS_FLOCK, NO_FLOCK
 from perdure.human import read_count
 from perdure.leash import Leash
+from perdure.log_lines import LogLines
 from perdure.observe import note
 from perdure.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.paths import BESIDE
@@ -106,7 +109,9 @@ def serve_command(
     **settings: Any,
 ) -> int:
     # Before the target is imported: the SDK would set up logging of its own, with a record for each request.
-    logging.basicConfig(level=log_level.upper(), format="perdure: %(levelname)s: %(message)s", stream=sys.stderr)
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[shown])
     served = _Served(
         target=target,
         store=store,
@@ -120,6 +125,8 @@ def serve_command(
         return _work(served, leash)
     if workers > 1 and store.startswith("memory:"):
         raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is one process's own")
+    if workers > 1 and not HAS_FLOCK:
+        raise Misuse(f"--workers {workers} cannot work here: {NO_FLOCK}; serve with one process")
     from perdure.listener import listen
 
     with listen(host, port) as listener:
@@ -180,7 +187,7 @@ def _work(served: _Served, leash: Leash) -> int:
     try:
         return _serve(served, leash.listener, leash)
     except PerdureError as error:
-        leash.failed(str(error))
+        leash.failed(str(error), passes=isinstance(error, StoreUnavailable))
         return REFUSED
 
 
@@ -258,6 +265,5 @@ def _sentence(error: click.ClickException) -> str:
 
 def _refuse(message: str) -> int:
     """One line, whatever the message holds."""
-    text = "".join(character if character.isprintable() else " " for character in message)
-    print(f"perdure: {' '.join(text.split())}", file=sys.stderr)
+    print(f"perdure: {printable(' '.join(message.split()))}", file=sys.stderr)
     return REFUSED

@@ -20,6 +20,8 @@ VARIABLE = "PERDURE_WORKER_FDS"
 
 READY = b"ready\n"
 FAILED = b"failed "
+WAITS = b"waits_ "
+"""The store fails; another start may go well. As long as `FAILED`."""
 
 # What the parent says; each word is one byte, so that words cannot run together.
 DRAIN = b"d"
@@ -60,9 +62,10 @@ class Leash:
     def ready(self) -> None:
         self._say(READY)
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, *, passes: bool = False) -> None:
+        """It does not start. `passes`: because of something that may pass by itself."""
         said = " ".join(reason.split()).encode(errors="replace")
-        self._say(FAILED + said[:MAX_REASON] + b"\n")
+        self._say((WAITS if passes else FAILED) + said[:MAX_REASON] + b"\n")
 
     def _say(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # a parent that is gone is noticed by `hear`

@@ -56,15 +56,25 @@ class Life:
     async def drain(self) -> None:
         """Send idle clients elsewhere and wait for running calls, for `drain_timeout` at most."""
         self.house.hub.end_idle()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEARN_SECONDS):
-                await self.handover.learn_tools()
+        await self._learn_tools()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.house.settings.drain_timeout):
                 while self.sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
                     await asyncio.sleep(_DRAIN_LOOK)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """End what runs, as soon as it is known which calls may run again."""
+        await self._learn_tools()
+        self.end()
+
+    async def _learn_tools(self) -> None:
+        try:
+            async with asyncio.timeout(_LEARN_SECONDS):
+                await self.handover.learn_tools()
+        except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
+            note(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
+
+    def end(self) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer."""
         self.handover("the server is stopping")
         self.house.hub.end_all()
@@ -84,7 +94,7 @@ async def living(
     any more."""
     async with AsyncExitStack() as stack:
         house, neighbours, liveness = await _furnish(server, state, store, settings, counters)
-        stack.push_async_callback(_leave, house)
+        stack.push_async_callback(_leave, house, liveness)
         stack.push_async_callback(house.journal.aclose)
         sessions = Sessions(house)
         stack.push_async_callback(sessions.aclose)
@@ -150,9 +160,11 @@ async def _furnish(
     return house, neighbours, liveness
 
 
-async def _leave(house: House) -> None:
+async def _leave(house: House, liveness: Liveness) -> None:
+    """Leave the store. What is left behind is found with the word that this node has not died."""
     try:
         async with asyncio.timeout(house.settings.store_timeout):
+            await liveness.beat(metrics.LEFT)
             await house.store.leave(house.node)
     except (StoreError, TimeoutError) as failure:
         note(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")

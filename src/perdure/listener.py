@@ -26,7 +26,10 @@ UNREAD_SECONDS = 60.0
 #: politely, and closing would wait for it.
 BREAK_OFF = "perdure.break_off"
 
+_BLANK = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+#: The same, cut off by the end of a segment.
+_UPGRADE_BEGUN = re.compile(rb"\r(\n(u(p(g(r(a(d(e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 _TOO_LARGE = b"the request's headers are too large"
 _ANSWER_431 = b"\r\n".join(
     [
@@ -64,15 +67,19 @@ def _why(error: OSError, host: str, port: int) -> str:
     return f"cannot listen on {host} port {port}: {error.strerror or error}"
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """Take a wish for another protocol out of a request that begins here, as who does not know it may (RFC 9110, 7.8).
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """Take a wish for another protocol out of a request's head, as who does not know it may (RFC 9110, 7.8).
 
-    httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request.
+    httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request. Gives what
+    may be parsed now, and the few bytes at the end that only the next segment makes clear.
     """
-    if b"pgrade:" not in data and b"PGRADE:" not in data:
-        return data
-    head, blank, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + blank + rest
+    head, blank, rest = data.partition(_BLANK)
+    held = b""
+    if not blank and (begun := _UPGRADE_BEGUN.search(head)):
+        head, held = head[: begun.start()], begun[0]
+    if b"pgrade:" in head or b"PGRADE:" in head:
+        head = _UPGRADE.sub(b"\r\nx-upgrade:", head)
+    return head + blank + rest, held
 
 
 class Connection(HttpToolsProtocol):
@@ -85,8 +92,21 @@ class Connection(HttpToolsProtocol):
     head_timer: asyncio.TimerHandle | None = None
     unread_seconds = UNREAD_SECONDS
     unread_timer: asyncio.TimerHandle | None = None
+    #: The end of the last segment, if it may be the beginning of an upgrade header.
+    held = b""
     #: Requests that were not answered yet when another one came behind them on the same connection.
     overtaken: tuple[RequestResponseCycle, ...] = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def say_close(self) -> None:
+        """Close behind the answer to the request that is here, and say so in its head. Where the head is gone the
+        connection stays: its client was told that it may use it again, and perhaps does so in this moment."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -118,10 +138,13 @@ class Connection(HttpToolsProtocol):
             self.overtaken = (*(cycle for cycle in self.overtaken if not cycle.response_complete), before)
 
     def data_received(self, data: bytes) -> None:
-        if self.head is None and (self.cycle is None or not self.cycle.more_body):
-            data = _without_upgrade(data)
+        if self.head is not None or self.cycle is None or not self.cycle.more_body:
+            data, self.held = _without_upgrade(self.held + data)
         super().data_received(data)
         if self.head is None:
+            # Line ends between two requests begin no head, but stop uvicorn's clock for idle connections.
+            if self.head_timer is None and self.cycle is not None and self.is_idle and not self.cycle.more_body:
+                self._wait_for_head()
             return
         # The first chunk may carry the end of an earlier request, so it does not count.
         self.head = 0 if self.head < 0 else self.head + len(data)
@@ -139,7 +162,7 @@ class Connection(HttpToolsProtocol):
     def _look_unread(self, before: int) -> None:
         unread = self.transport.get_write_buffer_size()
         self.unread_timer = None
-        if unread >= before and (self.cycle is None or self.cycle.response_complete):
+        if unread >= before and self.is_idle:
             self.transport.abort()
         elif unread:
             self.unread_timer = self.loop.call_later(self.unread_seconds, self._look_unread, unread)
@@ -156,6 +179,6 @@ class Connection(HttpToolsProtocol):
     def _refuse_head(self) -> None:
         self._head_is_complete()
         # While an answer is on its way there is no room for another one.
-        if self.cycle is None or self.cycle.response_complete:
+        if self.is_idle:
             self.transport.write(_ANSWER_431)
         self.transport.close()

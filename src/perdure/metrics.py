@@ -54,6 +54,15 @@ def facts(own: Snapshot) -> bytes:
     return json.dumps(told, separators=(",", ":")).encode()
 
 
+LEFT = b'{"left":true}'
+"""The last facts of a node that leaves in good order."""
+
+
+def has_left(record: NodeRecord) -> bool:
+    """The node has left in good order, so it has not died."""
+    return record.facts == LEFT
+
+
 def read_facts(record: NodeRecord) -> Snapshot:
     """What another node told, as far as it can be understood: it may be older or newer, or not have told anything."""
     try:

@@ -20,6 +20,7 @@ from perdure.errors import PerdureError, StoreError
 from perdure.hub import Hub, Reader
 from perdure.journal import Journal, Steps
 from perdure.mailbox import Addressee, Mailbox
+from perdure.metrics import has_left
 from perdure.observe import note
 from perdure.store.base import (
     LeaveReader,
@@ -59,6 +60,8 @@ class Neighbours:
     def __init__(self, *, node: NodeId, store: Store, journal: Journal, hub: Hub, liveness: Liveness, lag: int) -> None:
         self.others: Sequence[NodeId] = ()
         """Those that live, as far as is known."""
+        self.departed: frozenset[NodeId] = frozenset()
+        """Those that left in good order, and left something behind."""
         self.alone = False
         """Nobody else is there, not even somebody dead whose calls are to be settled. Not known at first."""
         self._node = node
@@ -108,6 +111,7 @@ class Neighbours:
         known = [record.id for record in nodes if record.id != self._node]
         self.alone = not known
         self.others = tuple(node for node in known if node not in dead)
+        self.departed = frozenset(record.id for record in nodes if has_left(record))
         return dead
 
     async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:

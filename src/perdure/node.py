@@ -91,6 +91,9 @@ class Node:
     async def _settle(self, dead: NodeId) -> None:
         if dead not in self._settling:
             self._settling.add(dead)
-            note(logging.WARNING, "node.dead", f"node {dead[:8]} has died; its calls are being settled", node=dead)
+            if dead in self._neighbours.departed:
+                note(logging.INFO, "node.departed", f"node {dead[:8]} has left; its calls are taken over", node=dead)
+            else:
+                note(logging.WARNING, "node.dead", f"node {dead[:8]} has died; its calls are being settled", node=dead)
         await self._settler.settle(dead)
         await self._neighbours.meet()

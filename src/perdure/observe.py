@@ -10,13 +10,23 @@ import logging
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from perdure._core.printable import printable
+
 _logger = logging.getLogger("perdure")
 
 
+MAX_SENTENCE = 2_000
+"""Characters of a sentence or of a fact: room for any of ours and the reason in it, which a peer may have written."""
+
+
 def note(level: int, action: str, sentence: str, /, **facts: object) -> None:
-    """Log a sentence for people, with `action` and the facts as attributes for machines."""
+    """Log a sentence for people, with `action` and the facts as attributes for machines.
+
+    A sentence may name what a peer wrote (a method, a reason), so both are made harmless here, whoever writes the log.
+    """
     if _logger.isEnabledFor(level):
-        _logger.log(level, sentence, extra={"action": action, **facts})
+        safe = {name: printable(fact, MAX_SENTENCE) if isinstance(fact, str) else fact for name, fact in facts.items()}
+        _logger.log(level, printable(sentence, MAX_SENTENCE), extra={"action": action, **safe})
 
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0)

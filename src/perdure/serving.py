@@ -26,6 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 from perdure.errors import Misuse, PerdureError
 from perdure.leash import AT_ONCE, GONE, LEAVE, Leash
 from perdure.listener import BACKLOG, Connection
+from perdure.observe import note
 from perdure.settings import Settings
 from perdure.target import blame
 
@@ -42,8 +43,8 @@ HURRY_SECONDS = 0.3
 CUT_SECONDS = 1.9
 #: Everything of ours has ended; then threads of the target's get this long. One that is stuck would hold the process.
 LEAVE_SECONDS = 5
-#: A request follows its connection within this time; then the connection counts as idle.
-HAND_OVER_SECONDS = 0.25
+#: Between two looks of a worker that leaves: whether connections are open, and calls run.
+LEAVING_LOOK_SECONDS = 0.05
 #: Files, pipes and idle connections beside the readers.
 SPARE_FILES = 4096
 
@@ -61,6 +62,13 @@ class Stoppable(Protocol):
     def begin_stop(self) -> None:
         """Settle what is left and end all readers. May be called more than once."""
 
+    @property
+    def is_busy(self) -> bool:
+        """A call runs."""
+
+    def end_idle_readers(self) -> None:
+        """Send clients that only listen elsewhere, and refuse nothing."""
+
 
 def serve(app: Stoppable, *, listener: socket.socket, url: str, settings: Settings, leash: Leash | None = None) -> int:
     """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start.
@@ -69,9 +77,9 @@ def serve(app: Stoppable, *, listener: socket.socket, url: str, settings: Settin
     """
     _allow_open_files(settings.max_readers + SPARE_FILES)
     watched = _Watched(app)
-    server = _Server(_config(watched, settings), app=watched, url=url, leash=leash)
+    server = _Server(_config(watched, settings), app=watched, url=url, leash=leash, patience=settings.drain_timeout)
     # uvicorn ends the program when the app does not start; why is told by the app's own error.
-    with _quiet(server), contextlib.suppress(SystemExit):
+    with _quiet(server), _hearing_hangups(server), contextlib.suppress(SystemExit):
         server.run(sockets=[listener])
     if not server.started:
         raise watched.why()
@@ -99,15 +107,19 @@ def _config(app: _Watched, settings: Settings) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, *, app: _Watched, url: str, leash: Leash | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, app: _Watched, url: str, leash: Leash | None, patience: float
+    ) -> None:
         super().__init__(config)
         self.app = app
         self.url = url
         self.leash = leash
+        self.patience = patience
         self.loop: asyncio.AbstractEventLoop | None = None
         self.signals = 0
         self.interrupted = False
         self.drainage: asyncio.Task[None] | None = None
+        self.departure: asyncio.Task[None] | None = None
         self.deadline = _Deadline()
 
     @property
@@ -136,6 +148,14 @@ class _Server(uvicorn.Server):
         else:
             self.loop.call_soon_threadsafe(self.hurry if again else self.drain)
 
+    def hang_up(self) -> None:
+        """SIGHUP, where no parent replaces this process."""
+        note(
+            logging.WARNING,
+            "serve.hangup",
+            "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
+        )
+
     def hear(self) -> None:
         """Do what the parent says."""
         assert self.leash is not None
@@ -147,15 +167,43 @@ class _Server(uvicorn.Server):
             self.deadline.set(CUT_SECONDS, status=1)
             self.hurry()
         elif LEAVE in words or GONE in words:
-            self.hand_over(self.loop)
+            self.leave(self.loop)
         elif words:
             self.drain()
 
-    def hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let others have the port. Who came in just before has not asked yet: it is answered like anybody."""
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let others have the port, and go once no client uses a connection to this process any more.
+
+        Requests that come over connections that are open are served like any other, and their answers say that the
+        connection closes. An idle connection is not closed, because a request may be on its way: it ends with its
+        next answer, or when it has been idle for as long as it always may.
+        """
+        if self.departure is not None or self.drainage is not None:
+            return
         for server in self.servers:
             server.close()
-        loop.call_later(HAND_OVER_SECONDS, self.drain)
+        close = (b"connection", b"close")
+        self.config.encoded_headers.append(close)  # from which uvicorn makes the default headers again each second
+        self.server_state.default_headers = [*self.server_state.default_headers, close]
+        for connection in self._connections():
+            connection.say_close()
+        self.departure = loop.create_task(self.run_leave(loop))
+
+    async def run_leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        calls_until = loop.time() + self.patience
+        limit = calls_until + KEEP_ALIVE_SECONDS
+        while loop.time() < limit:
+            self.app.end_idle_readers()
+            await asyncio.sleep(LEAVING_LOOK_SECONDS)
+            connections = self._connections()
+            if not connections and not self.app.is_busy:
+                break
+            if loop.time() > calls_until and not any(connection.is_idle for connection in connections):
+                break
+        self.should_exit = True
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
 
     def send_away(self) -> None:
         """Close connections: the idle ones now, the others behind their response, so that clients go elsewhere."""
@@ -163,6 +211,8 @@ class _Server(uvicorn.Server):
             connection.shutdown()
 
     def drain(self) -> None:
+        if self.departure is not None:
+            self.departure.cancel()
         if self.drainage is None and self.loop is not None:
             self.drainage = self.loop.create_task(self.run_drain())
             self.send_away()
@@ -217,7 +267,8 @@ class _Deadline:
             with contextlib.suppress(queue.Empty):
                 other, status = self._queue.get(timeout=left)
                 at = min(at, other)
-        os.write(2, _CUT)  # not by the log, whose lock may be held by what is stuck
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, _CUT)  # not by the log, whose lock may be held by what is stuck
         os._exit(status)
 
 
@@ -228,8 +279,13 @@ class _Watched:
         self._app = app
         self.drain: Callable[[], Awaitable[None]] = app.drain
         self.begin_stop = app.begin_stop
+        self.end_idle_readers = app.end_idle_readers
         self.failure: BaseException | None = None
         self.message = ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._app.is_busy
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "lifespan":
@@ -273,6 +329,42 @@ def _quiet(server: uvicorn.Server) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(worth_telling)
+
+
+@contextlib.contextmanager
+def _hearing_hangups(server: _Server) -> Iterator[None]:
+    """SIGHUP would end the process without a drain.
+
+    A terminal that goes away sends it, and then the drain is what the user expects. In a process without a terminal it
+    is the wish of a service manager for new code: only a parent of workers can do that, so the process says so and goes
+    on. A worker leaves it to its parent. Who started the process with SIGHUP ignored (nohup) wants it so.
+    """
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+    has_terminal = _has_terminal()
+
+    def heard(sig: int, frame: FrameType | None) -> None:
+        if server.leash is not None:
+            return
+        if has_terminal:
+            server.handle_exit(sig, frame)
+        elif server.loop is not None:
+            server.loop.call_soon_threadsafe(server.hang_up)
+
+    before = signal.signal(signal.SIGHUP, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _allow_open_files(wanted: int) -> None:

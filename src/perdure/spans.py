@@ -25,6 +25,8 @@ from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, get_current_span, get_tracer
 from opentelemetry.trace import set_span_in_context as within
 
+from perdure._core.printable import printable
+
 if TYPE_CHECKING:
     from perdure.hub import Reader
     from perdure.observe import Histogram
@@ -195,5 +197,4 @@ def _failed(span: Span, error: Exception) -> None:
 
 
 def _shown(header: bytes) -> str:
-    text = header[:_MOST_CHARS].decode("latin-1")
-    return "".join(c if c.isprintable() else "�" for c in text)
+    return printable(header[:_MOST_CHARS].decode("latin-1"))

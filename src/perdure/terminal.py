@@ -6,15 +6,14 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from perdure._core.printable import printable as clean
+
+__all__ = ["clean", "clock", "cut", "moment", "span", "table", "width"]
+
 _GAP = "  "
 _DAY = 86_400
 #: The smallest is said in its own unit; a larger one as soon as there are two of it.
 _UNITS = ((_DAY, "d"), (3_600, "h"), (60, "m"), (1, "s"))
-
-
-def clean(text: str) -> str:
-    """Without what could move the cursor, change colours or turn the direction of writing."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def width(text: str) -> int:

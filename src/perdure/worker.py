@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from perdure.leash import FAILED, MAX_REASON, READY, VARIABLE
+from perdure.leash import FAILED, MAX_REASON, READY, VARIABLE, WAITS
 
 _WORD = len(FAILED) + MAX_REASON + 1
 
@@ -17,10 +17,12 @@ _WORD = len(FAILED) + MAX_REASON + 1
 class NotReady(Exception):
     """A worker ended, or said why it cannot serve, before it was ready."""
 
-    def __init__(self, reason: str, *, told: bool) -> None:
+    def __init__(self, reason: str, *, told: bool, passes: bool = False) -> None:
         super().__init__(reason)
         self.told = told
-        """The reason is the worker's own, about what it was asked to serve; trying again would not help."""
+        """The reason is the worker's own, about what it was asked to serve."""
+        self.passes = passes
+        """The reason may pass by itself: the store fails. Otherwise the program is broken, or is killed."""
 
 
 class Worker:
@@ -70,8 +72,9 @@ class Worker:
             said = word.result() if word.done() else b""
         finally:
             word.cancel()
-        if said.startswith(FAILED):
-            raise NotReady(said.removeprefix(FAILED).decode(errors="replace").strip(), told=True)
+        if said.startswith((FAILED, WAITS)):
+            reason = said[len(FAILED) :].decode(errors="replace").strip()
+            raise NotReady(reason, told=True, passes=said.startswith(WAITS))
         if said != READY:
             raise NotReady(f"it ended with {say_status(await asyncio.shield(self.ended))}", told=False)
         self.is_ready = True

@@ -8,6 +8,7 @@ what is wrong with the target or the store is found, and told, once.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import signal
 import socket
@@ -23,12 +24,13 @@ QUICK_SECONDS = 10.0
 #: The first pause, doubled with each quick death in a row, and the longest one.
 PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 10.0
-#: So many starts in a row that come to nothing are no accident.
+#: So many starts in a row that come to nothing, while no worker serves, are no accident.
 TRIES = 5
 #: After a second signal workers end by themselves within two seconds; one whose event loop is blocked is killed.
 KILL_SECONDS = 2.0
-#: A worker that was replaced has its drain time and this, for the target's own shutdown.
-RETIRE_SECONDS = 60.0
+#: A worker that was replaced has its drain time, the time of an idle connection (65 s) and this, for the target's own
+#: shutdown.
+RETIRE_SECONDS = 125.0
 
 
 class _GaveUp(Exception):
@@ -52,7 +54,7 @@ def run_workers(
     """Serve with so many workers until a signal; returns the exit status. Raises `Misuse` if they do not start."""
 
     async def run() -> int:
-        patience = drain_timeout + RETIRE_SECONDS
+        patience = drain_timeout + RETIRE_SECONDS  # the longest a worker takes that leaves
         return await Crew(command, environment, listener, count=count, patience=patience).run(ready)
 
     return asyncio.run(run())
@@ -135,19 +137,31 @@ class Crew:
         return worker
 
     async def _hire(self) -> Worker:
-        """A worker that is ready, after some tries if need be. Before the first line is out, what a worker has to say
-        against its start is final (`NotReady`)."""
-        reason = ""
-        for deaths in range(TRIES):
+        """A worker that is ready, after some tries if need be.
+
+        What the very first one has to say against its start is final (`NotReady`): the target or the store is wrong.
+        Later on a start that fails costs nothing but itself: it is tried again, with pauses, for as long as another
+        worker serves or the store fails, which passes.
+        """
+        broken = 0
+        for deaths in itertools.count():
             await asyncio.sleep(pause_after(deaths))
             try:
                 return await self._start()
             except NotReady as failure:
-                if failure.told and not self._begun:
+                if failure.told and not (self._begun or (failure.passes and self._is_serving)):
                     raise
-                reason = str(failure)
-                note(logging.WARNING, "worker.failed", f"a worker did not start: {reason}")
-        raise _GaveUp(f"{TRIES} workers in a row did not start; the last one: {reason}")
+                broken = 0 if failure.passes or (self._begun and self._is_serving) else broken + 1
+                if broken == TRIES:
+                    raise _GaveUp(f"{TRIES} workers in a row did not start; the last one: {failure}") from None
+                again = f"the next try is in {pause_after(deaths + 1):g} s"
+                note(logging.WARNING, "worker.failed", f"a worker did not start, {again}: {failure}")
+        raise AssertionError("counting does not end")
+
+    @property
+    def _is_serving(self) -> bool:
+        """There is a worker that was ready and has not ended."""
+        return any(worker.is_ready for worker in self._alive)
 
     async def _keep(self, place: int) -> None:
         """Start the worker of a place again whenever it ends."""

@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support import raw
 from tests.support.site import Site, serve
 from tests.support.wire import EVENTS, JSON, Peer, text_of
 from tests.support.workshop import Workshop
@@ -111,6 +112,19 @@ async def test_a_foreign_host_is_refused(peer: Peer) -> None:
         refused(await peer.send(PING, host=host), 421, -32600)
     for host in ("localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:8000"):
         assert (await peer.send(PING, host=host)).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["host", "origin"])
+@pytest.mark.parametrize("order", [1, -1], ids=["evil first", "evil last"])
+async def test_two_hosts_or_origins_are_refused_whichever_comes_first(site: Site, name: str, order: int) -> None:
+    """RFC 9112, 3.2: a proxy in front may have judged the other one."""
+    lines = "".join(f"{name}: {value}\r\n" for value in ["evil.example", "localhost"][::order]).encode()
+    plain = raw.Peer(port=site.port)
+    request = plain.request("POST", raw.message("ping", id=1), headers={name: ""})  # without a line of its own
+    async with await plain.open(request.replace(b"\r\n", b"\r\n" + lines, 1)) as exchange:
+        answer = await exchange.answer()
+    assert (answer.status, answer.error["code"]) == (400, -32600)
+    assert answer.error["message"] == f"This request has 2 {name.capitalize()} headers; it may have one"
 
 
 async def test_a_body_of_another_type_is_refused(peer: Peer) -> None:

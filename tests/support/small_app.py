@@ -34,6 +34,11 @@ class SmallApp:
     def begin_stop(self) -> None:
         self.stopping.set()
 
+    is_busy = False
+
+    def end_idle_readers(self) -> None:
+        pass
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.lifespan(receive, send)

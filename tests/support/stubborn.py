@@ -16,6 +16,7 @@ if (_folder / "broken").exists():
 
 import anyio  # noqa: E402
 from mcp.server.mcpserver import Context, MCPServer  # noqa: E402
+from mcp_types import ToolAnnotations  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from starlette.requests import Request  # noqa: E402
 from starlette.responses import PlainTextResponse, Response  # noqa: E402
@@ -36,6 +37,12 @@ async def until_there(name: str, ctx: Context) -> str:
     while not (_folder / name).exists():  # noqa: ASYNC110 - what is waited for is made by another process
         await anyio.sleep(0.01)
     return f"{name} is there"
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+async def look_for(name: str, ctx: Context) -> str:
+    """Wait as `until_there` does; may run again elsewhere."""
+    return await until_there(name, ctx)
 
 
 @server.tool()

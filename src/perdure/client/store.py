@@ -6,13 +6,18 @@ what was there, whole or not at all; `close` lets go, and keeps what is there.
 
 from __future__ import annotations
 
-import fcntl
 import os
+import sqlite3
 import stat
 from pathlib import Path
 from typing import Protocol
 
 from perdure.errors import StateInUse, StateUnusable
+from perdure.file_locks import HAS_FLOCK, SoleHolder, flock, unlock
+
+# Windows has none of these, and would change line ends without its own.
+_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 
 
 class StateStore(Protocol):
@@ -59,6 +64,11 @@ class StateFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._lock: int | None = None
+        self._sole = SoleHolder(os.fspath(self._beside("lock")))
+        """In place of the lock, where the system has no `flock`."""
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{suffix}")
 
     def open(self) -> bytes | None:
         try:
@@ -66,7 +76,7 @@ class StateFile:
             return self._read()
         except StateInUse:
             raise
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             self.close()
             raise StateUnusable(f"the state {self.path} cannot be used: {error}") from error
         except StateUnusable:
@@ -74,10 +84,11 @@ class StateFile:
             raise
 
     def save(self, data: bytes) -> None:
-        made = self.path.with_name(f"{self.path.name}.new")
-        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        made = self._beside("new")
+        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOFOLLOW, 0o600)
         try:
-            os.fchmod(file, 0o600)
+            if hasattr(os, "fchmod"):  # not on Windows, whose folders say who may read
+                os.fchmod(file, 0o600)
             left = memoryview(data)
             while left:
                 left = left[os.write(file, left) :]
@@ -86,42 +97,48 @@ class StateFile:
         made.replace(self.path)
 
     def set_aside(self) -> str:
-        aside = self.path.with_name(f"{self.path.name}.unreadable")
+        aside = self._beside("unreadable")
         self.path.replace(aside)
         return str(aside)
 
     def close(self) -> None:
+        self._sole.release()
         if self._lock is not None:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a fork of this process may hold the file open
+            unlock(self._lock)  # a fork of this process may hold the file open
             os.close(self._lock)
             self._lock = None
 
-    def _take_lock(self) -> int:
-        name = self.path.with_name(f"{self.path.name}.lock")
-        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    def _take_lock(self) -> int | None:
+        in_use = StateInUse(f"another client uses the state {self.path}")
+        if not HAS_FLOCK:
+            if not self._sole.take(patience=0):
+                raise in_use
+            return None
+        lock = os.open(self._beside("lock"), os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            if flock(lock):
+                return lock
+        except OSError:
             os.close(lock)
-            if isinstance(error, BlockingIOError):
-                raise StateInUse(f"another client uses the state {self.path}") from error
             raise
-        return lock
+        os.close(lock)
+        raise in_use
 
     def _read(self) -> bytes | None:
         """What is there, if it is ours alone: it names a session, and who may write it could make us use another."""
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            file = os.open(self.path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK)
         except FileNotFoundError:
             return None
         with os.fdopen(file, "rb") as opened:
             about = os.fstat(opened.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise StateUnusable(f"the state {self.path} is not a plain file")
-            if about.st_uid != os.geteuid():
-                raise StateUnusable(f"the state {self.path} belongs to another user")
-            if about.st_mode & 0o022:
-                raise StateUnusable(f"others may write the state {self.path}")
+            if hasattr(os, "geteuid"):  # not on Windows, where the numbers mean nothing
+                if about.st_uid != os.geteuid():
+                    raise StateUnusable(f"the state {self.path} belongs to another user")
+                if about.st_mode & 0o022:
+                    raise StateUnusable(f"others may write the state {self.path}")
             return opened.read()
 
 

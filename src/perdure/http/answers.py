@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Send
 
+from perdure._core.printable import printable
 from perdure._core.revisions import UNSUPPORTED_VERSION
 from perdure.ledger import POSITION_LOST
 
@@ -25,6 +26,7 @@ REISSUE_FAILED = -31008
 class Refusal(enum.Enum):
     """Every way to say no: status, code, sentence. `{…}` is filled in with what was seen."""
 
+    REPEATED_HEADER = (400, INVALID_REQUEST, "This request has {count} {name} headers; it may have one")
     BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
     BAD_ORIGIN = (403, INVALID_REQUEST, "Origin {origin} is not allowed here; allow it with --allowed-origin")
     HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
@@ -129,6 +131,4 @@ class Answer:
 
 def _shown(value: object) -> str:
     """What was seen, safe and short enough for a sentence."""
-    text = value if isinstance(value, str) else str(value)
-    text = "".join(c if c.isprintable() else "�" for c in text)
-    return text if len(text) <= 80 else text[:80] + "…"
+    return printable(str(value), 80)

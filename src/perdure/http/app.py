@@ -6,6 +6,7 @@ custom routes and OAuth routes that the served server brings along keep working:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -71,6 +72,7 @@ class App:
         self._stopping = False
         self._draining = False
         self._told_sessionless = False
+        self._ending: asyncio.Future[None] | None = None
         self._entry = self._make_entry(auth)
         self._beside = self._make_beside(auth)
 
@@ -106,6 +108,7 @@ class App:
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
         """Open the store, enter the server's own lifespan once, and run until the end."""
         self._stopping = self._draining = False
+        self._ending = None
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
@@ -118,7 +121,7 @@ class App:
                     store=self._store,
                     settings=settings,
                     counters=self.counters,
-                    lapsed=self._stop,
+                    lapsed=self._lapsed,
                 )
             )
             self._sessionless = sessionless(
@@ -136,7 +139,7 @@ class App:
             try:
                 yield
             finally:
-                self._stop()
+                await asyncio.shield(self._stop())
 
     async def drain(self) -> None:
         """Take no new work, send idle clients elsewhere, and wait for running calls, for `drain_timeout` at most."""
@@ -147,17 +150,37 @@ class App:
             self._resume.draining = True
             await self._life.drain()
 
+    @property
+    def is_busy(self) -> bool:
+        """A call runs."""
+        return self._life is not None and bool(self._life.sessions.running_calls())
+
+    def end_idle_readers(self) -> None:
+        """Send clients that only listen elsewhere. Nothing is refused."""
+        if self._life is not None:
+            self._life.house.hub.end_idle()
+
     def begin_stop(self) -> None:
         """The process stops now: refuse what is new, end what runs. May be called from a signal handler."""
         if self._life is not None:
             self._life.loop.call_soon_threadsafe(self._stop)
 
-    def _stop(self) -> None:
-        if self._stopping:
-            return
+    def _stop(self) -> asyncio.Future[None]:
+        """Refuse what is new from now on. What runs ends as soon as it is known which calls the next process may run
+        again; the end of the lifespan waits for that."""
+        assert self._life is not None
         self._stopping = True
-        if self._life is not None:
-            self._life.stop()
+        if self._ending is None:
+            self._ending = self._life.loop.create_task(self._life.stop())
+        return self._ending
+
+    def _lapsed(self) -> None:
+        """This node may write nothing more: end at once."""
+        self._stopping = True
+        if self._ending is None and self._life is not None:
+            self._ending = self._life.loop.create_future()
+            self._ending.set_result(None)
+            self._life.end()
 
     # Requests
 

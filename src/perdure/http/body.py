@@ -17,14 +17,20 @@ class ClientGone(Exception):
 async def read_body(receive: Receive, headers: dict[bytes, bytes], settings: Settings) -> bytes:
     """The whole body, or `Refused` as soon as it is known to be too large or too slow."""
     limit = settings.max_body
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > limit:
+    if _exceeds(headers.get(b"content-length", b""), limit):
         raise Refused(Refusal.BODY_TOO_LARGE, limit=limit)
     try:
         async with asyncio.timeout(settings.stream_timeout):
             return await _collect(receive, limit)
     except TimeoutError:
         raise Refused(Refusal.BODY_TOO_SLOW, limit=f"{settings.stream_timeout:g}") from None
+
+
+def _exceeds(declared: bytes, limit: int) -> bool:
+    """Whether a Content-Length is above a limit. Python refuses to read a number of more than 4,300 digits, so one that
+    has more digits than the limit is not read at all."""
+    digits = declared.lstrip(b"0")
+    return declared.isdigit() and (len(digits) > len(str(limit)) or int(digits or b"0") > limit)
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:

@@ -23,6 +23,7 @@ class Gate:
         """Raise `Refused` unless the request may come in."""
         if sum(len(name) + len(value) for name, value in raw) > self._most:
             raise Refused(Refusal.HEADERS_TOO_LARGE, limit=self._most)
+        _refuse_repeated(raw)
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not self._host_allowed(host):
             raise Refused(Refusal.BAD_HOST, host=host or "(none)")
@@ -44,6 +45,14 @@ class Gate:
         except ValueError:
             return False  # no address at all
         return parts.scheme in ("http", "https") and _without_port(parts.netloc) in _THIS_MACHINE
+
+
+def _refuse_repeated(raw: list[tuple[bytes, bytes]]) -> None:
+    """A proxy in front may have judged another of two lines than this gate would (RFC 9112, 3.2)."""
+    names = [name for name, _ in raw if name in (b"host", b"origin")]
+    for name in names:
+        if (count := names.count(name)) > 1:
+            raise Refused(Refusal.REPEATED_HEADER, count=count, name=name.decode().capitalize())
 
 
 def _without_port(value: str) -> str:

@@ -14,6 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
+from perdure._core.printable import printable
+
 #: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
 ROOM = 1_000
 #: Seconds for the last records at the end of the process.
@@ -24,8 +26,7 @@ class OneLine(logging.Formatter):
     """A record is one line, whatever a server has put into a sentence."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        return text if text.isprintable() else "".join(mark if mark.isprintable() else " " for mark in text)
+        return printable(super().format(record))
 
 
 class Unblocked(logging.Handler):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
+import sqlite3
 import stat
 import threading
 import time
@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.file_locks import HAS_FLOCK, NO_FLOCK, SoleHolder, flock
 
 PATIENCE = 1.0
 """Seconds for which a node that joins waits for somebody who takes its new file for one that was left behind."""
@@ -40,7 +41,8 @@ def _let_go_in_child() -> None:
         locks.let_go()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class Locks:
@@ -129,7 +131,7 @@ class Locks:
         try:
             file = self._open(path)
             try:
-                if _lock_at_once(file) and _is_still(file, path):
+                if flock(file) and _is_still(file, path):
                     return file
             except BaseException:
                 os.close(file)
@@ -157,19 +159,57 @@ class Locks:
         os.close(held)
 
 
+class SoleLocks(Locks):
+    """Locks of a system without `flock`: one process has the log for itself, so all other nodes are dead."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._nodes: set[NodeId] = set()
+        self._sole = SoleHolder(os.path.realpath(path) + "-process")
+
+    def holds(self, node: NodeId) -> bool:
+        return node in self._nodes
+
+    def join(self, node: NodeId) -> None:
+        with self._turn:
+            try:
+                taken = self._sole.take(patience=PATIENCE)
+            except sqlite3.Error as error:
+                raise StoreUnavailable(f"the log cannot be locked: {error}") from error
+            if not taken:
+                raise StoreUnavailable(f"another process serves this log, and {NO_FLOCK}: one at a time may")
+            self._nodes.add(node)
+
+    def leave(self, node: NodeId) -> None:
+        self._nodes.discard(node)
+
+    def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
+        """Who has not joined itself does not know who lives."""
+        nodes = list(nodes)
+        dead = [node for node in nodes if self._nodes and node not in self._nodes]
+        return dead, [node for node in nodes if node not in dead]
+
+    def bury(self, node: NodeId) -> None:
+        pass
+
+    def names(self) -> list[NodeId]:
+        return []
+
+    def close(self) -> None:
+        self._nodes.clear()
+        self._sole.release()
+
+
+def locks_of(path: str) -> Locks:
+    """The locks of a log, of the best kind that there is."""
+    return Locks(path) if HAS_FLOCK else SoleLocks(path)
+
+
 def _refuse_foreign(folder: str) -> None:
     """Whoever may write into the folder decides who is alive."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(errno.EACCES, "the folder is not this user's alone")
-
-
-def _lock_at_once(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_still(file: int, path: str) -> bool:

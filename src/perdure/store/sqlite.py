@@ -8,8 +8,8 @@ Small commits are made in the event loop's own thread (tens of microseconds); wh
 to the one writer thread, which groups. Reading has connections and threads of its own.
 
 Dead (11) means: the operating system has freed the lock that the node held on a file of its own, in the folder
-`<path>-nodes`. Wake-ups (8) are datagrams to sockets in the same folder, with a look at the file now and then as the
-net.
+`<path>-nodes`. Where the system has no such locks, one process has the file for itself. Wake-ups (8) are datagrams to
+sockets in the same folder, with a look at the file now and then as the net.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perdure.store import _sql
 from perdure.store import _sqlite_nodes as nodes
 from perdure.store._sqlite_file import Sync
 from perdure.store._sqlite_hints import Hints
-from perdure.store._sqlite_locks import Locks
+from perdure.store._sqlite_locks import locks_of
 from perdure.store._sqlite_readers import ReaderPool
 from perdure.store._sqlite_reads import Reads
 from perdure.store._sqlite_sweep import sweep
@@ -52,7 +52,7 @@ class SqliteStore(Reads):
         self._path = os.path.abspath(path)
         self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout)
         self._readers = ReaderPool(self._path, busy_timeout=busy_timeout, check=self._writer.check)
-        self._locks = Locks(self._path)
+        self._locks = locks_of(self._path)
         self._hints = Hints(self._locks, look=self._writer.look)
         self._open = False
         self._turning = asyncio.Lock()
