@@ -146,7 +146,15 @@ class Settings:
     max_answers: int = _count(LIMITS, 10_000, "final answers kept of one session")
     max_sessions: int = _count(LIMITS, 10_000, "sessions open at once; 503 beyond")
     max_principal_sessions: int = _count(LIMITS, 1_000, "sessions open at once for one principal; 429 beyond")
-    max_calls: int = _count(LIMITS, 100, "requests running at once in one session; 429 beyond")
+    max_address_sessions: int = _count(
+        LIMITS,
+        1_000,
+        "sessions open at once that one address opened without a principal; 429 beyond. Behind a proxy all callers have"
+        " its address: give the number of all its clients",
+    )
+    max_calls: int = _count(
+        LIMITS, 100, "requests running at once in one session, in all processes together; 429 beyond"
+    )
     max_readers: int = _count(LIMITS, 20_000, "event streams open at once; 503 beyond")
     max_body: int = _bytes(LIMITS, 4 << 20, "size of a POST body; 413 beyond")
     max_headers: int = _bytes(LIMITS, 32 << 10, "size of all headers; 431 beyond")

@@ -9,6 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perdure._core.ids import StreamId
+from perdure._core.states import SessionStep
+
+MAX_ENDED = 10_000
+"""Records of ended sessions that a store keeps: as many as sessions may be open by default. Such a record says why its
+id is unknown, so losing the oldest costs a client the reason and nothing else."""
+
+MAX_ENDED_OF_CALLER = 1_000
+"""The same of one owner, or of one address without an owner: a caller in a loop pushes out its own records only."""
+
+MAX_ENDED_PARAMS = 4 << 10
+"""Bytes of an expired session's client params that are kept. Handshakes have a few hundred bytes; of a larger one a
+reissued session gets the protocol version only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +52,12 @@ class Kept:
     answers: int
     idle: bool
     """Sealed, and nobody reads: may go altogether."""
+
+
+def keeps_params(reason: str, size: int) -> bool:
+    """Whether an ended session's record keeps what the client said of itself: only a session that expired is ever
+    replaced by a new one (`recover="reissue"`)."""
+    return reason == SessionStep.WINDOW_PASSED.value and size <= MAX_ENDED_PARAMS
 
 
 def cutoffs(*, now: float, event_ttl: float, replay_window: float) -> Cutoffs:

@@ -51,6 +51,11 @@ class Refusal(enum.Enum):
     REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
     TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
     TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You hold {limit} sessions, as many as you may (max_principal_sessions)")
+    TOO_MANY_FROM_THERE = (
+        429,
+        LIMIT_REACHED,
+        "Your address holds {limit} sessions, as many as it may (max_address_sessions)",
+    )
     TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} requests running, as many as it may (max_calls)")
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")

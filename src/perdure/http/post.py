@@ -13,14 +13,16 @@ from perdure import spans
 from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, parse_body
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import IdTaken, SessionEnded, StoreError
+from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
 from perdure.hearing import hear
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import accepts, read_body, replayed
+from perdure.http.caller import caller_of
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
 from perdure.ledger import Call
 from perdure.session import Session
+from perdure.sessions import Caller
 from perdure.streams import Stream
 
 MAX_HANDSHAKE = 64 << 10
@@ -112,9 +114,13 @@ class Post:
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:
             await self._bring_home(session, requests, incarnation)
-            return await session.accept(requests, bodies, incarnation=incarnation)
+            # What runs here was counted above; what runs in other processes only the store can count.
+            most = self._settings.max_calls if self._house.store.shared else None
+            return await session.accept(requests, bodies, incarnation=incarnation, most_calls=most)
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
+        except TooManyCalls:
+            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls) from None
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=first) from None
         except SessionEnded:
@@ -182,25 +188,21 @@ class Post:
                 return await self._as_json(session, call.stream)
             return self._desk.read(session, call.stream, cursor=0)
 
-    async def _check_full(self, request_id: int | str, owner: str) -> None:
-        sessions = self._desk.sessions
-        try:
-            if await sessions.full():
-                raise Refused(Refusal.TOO_MANY_SESSIONS, id=request_id, limit=self._settings.max_sessions)
-            if await sessions.full_for(owner):
-                limit = self._settings.max_principal_sessions
-                raise Refused(Refusal.TOO_MANY_OF_YOURS, id=request_id, limit=limit)
-        except StoreError:
-            # Then what is held in memory counts.
-            if len(sessions) >= self._settings.max_sessions:
-                raise Refused(Refusal.STORE_FAILS, id=request_id) from None
+    def _full(self, request_id: int | str, caller: Caller, full: TooManySessions) -> Refused:
+        settings = self._settings
+        if not full.of_caller:
+            return Refused(Refusal.TOO_MANY_SESSIONS, id=request_id, limit=settings.max_sessions)
+        if caller.owner:
+            return Refused(Refusal.TOO_MANY_OF_YOURS, id=request_id, limit=settings.max_principal_sessions)
+        return Refused(Refusal.TOO_MANY_FROM_THERE, id=request_id, limit=settings.max_address_sessions)
 
     async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | Streamed:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
-        sessions = self._desk.sessions
-        await self._check_full(request.id, owner)
+        sessions, caller = self._desk.sessions, caller_of(owner, http.scope)
         try:
-            session, call = await sessions.open(owner, request, body)
+            session, call = await sessions.open(caller, request, body)
+        except TooManySessions as full:
+            raise self._full(request.id, caller, full) from None
         except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
         with call.stream.kept_whole():

@@ -20,12 +20,13 @@ from perdure._core.ids import parse_session_id
 from perdure._core.jsonrpc import Notification, Request
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import SessionEnded, StoreError
+from perdure.errors import SessionEnded, StoreError, TooManySessions
 from perdure.house import House
 from perdure.http.answers import Refusal, Refused
+from perdure.http.caller import caller_of
 from perdure.observe import note
 from perdure.session import Session
-from perdure.sessions import Sessions
+from perdure.sessions import Caller, Sessions
 from perdure.store.base import SessionRecord
 
 Headers = dict[bytes, bytes]
@@ -62,9 +63,11 @@ class Recovery:
         why = None if record is None else record.ended
         deleted = why == SessionStep.CLIENT_DELETED.value or self._sessions.is_ending(text)
         wanted = self._reissues and scope["method"] != "DELETE" and not deleted
-        if not wanted or not self._may(owner) or await self._full(owner):
+        session = None
+        if wanted and self._may(owner):
+            session = await self._reissue(headers, caller_of(owner, scope), record, scope)
+        if session is None:
             return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
-        session = await self._reissue(headers, owner, record, scope)
         header = (b"mcp-session-id", session.id.encode())
         return Refused(Refusal.SESSION_GONE, data=_recovery("continue", why), headers=(header,))
 
@@ -92,19 +95,18 @@ class Recovery:
             note(logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one")
         return may
 
-    async def _full(self, owner: str) -> bool:
-        try:
-            return await self._sessions.full() or await self._sessions.full_for(owner)
-        except StoreError:
-            return True
-
-    async def _reissue(self, headers: Headers, owner: str, record: SessionRecord | None, scope: Scope) -> Session:
+    async def _reissue(
+        self, headers: Headers, caller: Caller, record: SessionRecord | None, scope: Scope
+    ) -> Session | None:
+        """A new session in place of a lost one; `None` where there is no room for it."""
         counters = self._house.counters
         counters.recoveries_tried += 1
         session: Session | None = None
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                session = await self._open(owner, _params(headers, record), HttpRequest(scope))
+                session = await self._open(caller, _params(headers, record), HttpRequest(scope))
+        except TooManySessions:
+            return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
             note(logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}")
         if session is None:
@@ -114,10 +116,10 @@ class Recovery:
         note(logging.INFO, "session.reissued", "a lost session was replaced by a new one", session=session.name)
         return session
 
-    async def _open(self, owner: str, params: dict[str, Any], http: HttpRequest) -> Session | None:
+    async def _open(self, caller: Caller, params: dict[str, Any], http: HttpRequest) -> Session | None:
         raw = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
         request = Request(id=0, method="initialize", params=params, raw=raw)
-        session, call = await self._sessions.open(owner, request, json.dumps(raw).encode())
+        session, call = await self._sessions.open(caller, request, json.dumps(raw).encode())
         try:
             with call.stream.kept_whole():
                 session.exchange.start(call, http)
@@ -133,7 +135,7 @@ class Recovery:
 
 def _params(headers: Headers, record: SessionRecord | None) -> dict[str, Any]:
     """What the client said in its handshake, as far as it is known: at least its version."""
-    if record is not None:
+    if record is not None and record.client_params:
         params: dict[str, Any] = json.loads(record.client_params)
         return params
     version = headers.get(b"mcp-protocol-version", b"").decode("latin-1")

@@ -43,6 +43,7 @@ def session_row(record: SessionRecord) -> Row:
         record.created,
         record.active,
         record.ended,
+        record.address,
     )
 
 
@@ -80,6 +81,7 @@ def session_record(row: Row) -> SessionRecord:
         created=rest[0],
         active=rest[1],
         ended=rest[2],
+        address=rest[3],
     )
 
 

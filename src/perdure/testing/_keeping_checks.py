@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 from perdure._core.ids import Kind, StreamId
 from perdure._core.retention import Cutoffs
-from perdure._core.states import SessionState
 from perdure.errors import StoreError
 from perdure.store.base import (
     ChangeSession,
@@ -34,6 +32,7 @@ from perdure.testing._values import (
     all_sessions,
     an_append,
     an_ask,
+    an_ended_session,
     messages,
     numbers,
     picture,
@@ -66,7 +65,7 @@ async def promise_7_dropping_and_ending_take_everything(case: Case) -> None:
     same("calls", {call.stream for call in await case.store.calls(SESSION)}, {STREAM})
     same("events of the dropped stream", await numbers(case.store, "dropped"), [])
     await put(case.store, EndSession(session=SESSION, time=9.0, reason="why"))
-    ended = replace(a_session(active=9.0, state=SessionState.ENDED), ended="why")
+    ended = an_ended_session(active=9.0, ended="why")
     nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in ("streams", "calls", "asks", "kept")}
     nothing[f"{SESSION}: chain"] = None
     same("all that is there", await picture(case.store), {"sessions": [ended]} | nothing)
