@@ -19,6 +19,7 @@ from perdure.observe import Counters
 from perdure.settings import Settings
 from perdure.store.base import Store, StreamRecord
 from perdure.streams import Stream
+from perdure.work import Work
 
 
 class Neighbours(Protocol):
@@ -71,6 +72,7 @@ class House:
     context: contextvars.Context
     """The context of the start, in which runtimes run: not that of whichever request loads them."""
     limits: Limits
+    work: Work
 
     def stream(self, record: StreamRecord, *, writes: bool, owed: int = 0) -> Stream:
         limit = self.settings.max_stream_events

@@ -351,6 +351,8 @@ class Hub:
         self._keepalive = settings.keepalive_interval
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
+        self.foreign = 0
+        """Event streams that the SDK's own handler serves, to clients without a session."""
         self.registry: Registry = _NoRegistry()
         self._arrivals = itertools.count(1)
 
@@ -360,7 +362,7 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        return len(self.readers) >= self._most
+        return len(self.readers) + self.foreign >= self._most
 
     def attach(self, reader: Reader) -> None:
         """Put a reader on its stream; whoever was there is ended (take-over).

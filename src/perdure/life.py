@@ -33,6 +33,7 @@ from perdure.settings import Settings
 from perdure.settling import Settler
 from perdure.store.base import Liveness, Store
 from perdure.tending import Tending
+from perdure.work import Work
 
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
@@ -146,6 +147,7 @@ async def _furnish(
             session_events=settings.max_session_events,
             answers=settings.max_answers,
         ),
+        work=Work(settings.max_work),
     )
     return house, neighbours, liveness
 

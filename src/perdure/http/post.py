@@ -11,12 +11,12 @@ from starlette.types import Receive, Scope
 
 from perdure import spans
 from perdure._core import sticky
-from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, parse_body
+from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
 from perdure.hearing import hear
 from perdure.http.answers import Answer, Refusal, Refused
-from perdure.http.body import accepts, read_body, replayed
+from perdure.http.body import accepts, replayed
 from perdure.http.caller import caller_of
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
@@ -24,9 +24,14 @@ from perdure.ledger import Call
 from perdure.session import Session
 from perdure.sessions import Caller
 from perdure.streams import Stream
+from perdure.work import weigh
 
 MAX_HANDSHAKE = 64 << 10
 """Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
+
+MAX_HANDSHAKE_MEMORY = 512 << 10
+"""Bytes of memory that an `initialize` request may take once parsed, estimated: the SDK keeps it as long as its runtime.
+Enough for some thousand values; clients send a dozen."""
 
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 
@@ -41,7 +46,7 @@ class Post:
 
     async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer | Streamed:
         self._check(headers)
-        body = await read_body(receive, headers, self._settings)
+        body = await self._desk.bodies.read(receive, headers)
         try:
             parsed = parse_body(body)
         except InvalidMessage as error:
@@ -52,13 +57,15 @@ class Post:
         # A word that is no request may be that a call shall not run again.
         session = await self._desk.session(headers, owner, scope, resume=isinstance(parsed, Request | Batch))
         messages = self._messages(parsed, session)
+        size = weigh(body)
+        self._check_work(session, messages, size)
         requests = [message for message in messages if isinstance(message, Request)]
         if not requests:
-            await self._pass_on(session, messages, (), http)
+            await self._pass_on(session, messages, (), http, size)
             return Answer(status=202, headers=_session_header(session))
-        calls = await self._accept(session, requests, body)
+        calls = await self._accept(session, requests, body, size)
         spans.tell(stream=calls[0].stream.id)
-        await self._pass_on(session, messages, calls, http)
+        await self._pass_on(session, messages, calls, http, 0)
         if self._settings.json_response:
             return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
         return self._desk.read(session, calls[0].stream, cursor=0)
@@ -83,23 +90,38 @@ class Post:
             raise Refused(Refusal.BATCH, version=session.record.version)
         return parsed.messages
 
+    def _check_work(self, session: Session, messages: Sequence[Envelope], size: int) -> None:
+        """Refuse what would have more handled at once than may be. What ends work is always heard: a cancellation, or
+        the answer to an ask."""
+        first = next((message.id for message in messages if isinstance(message, Request)), None)
+        heard = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
+        if first is None and not heard:
+            return
+        exchange, settings = session.exchange, self._settings
+        if heard and exchange.notifications + heard > settings.max_notifications:
+            raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, id=first, limit=settings.max_notifications)
+        if exchange.work and exchange.work + size > settings.max_session_work:
+            raise Refused(Refusal.TOO_MUCH_OF_SESSION, id=first, limit=settings.max_session_work)
+        if not self._house.work.has_room(size):
+            raise Refused(Refusal.TOO_MUCH_WORK, id=first, limit=settings.max_work)
+
     async def _pass_on(
-        self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest
+        self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest, size: int
     ) -> None:
-        """Hand messages to the runtime in their order."""
+        """Hand messages to the runtime in their order. `size`: the bytes of memory that are not counted yet."""
         waiting = iter(calls)
         for message in messages:
             if isinstance(message, Request):
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                await hear(session, message, http)
+                await hear(session, message, http, size=size // len(messages) or 1)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 
     # Requests
 
-    async def _accept(self, session: Session, requests: Sequence[Request], body: bytes) -> list[Call]:
+    async def _accept(self, session: Session, requests: Sequence[Request], body: bytes, size: int) -> list[Call]:
         first = requests[0].id
         self._check_room(first)
         if session.exchange.calls.load + len(requests) > self._settings.max_calls:
@@ -108,7 +130,7 @@ class Post:
             full = Refusal.TOO_MANY_SUBSCRIPTIONS
             raise Refused(full, id=first, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         incarnation = session.record.incarnation
-        taken = session.exchange.calls.reserve(requests, incarnation=incarnation)
+        taken = session.exchange.calls.reserve(requests, incarnation=incarnation, size=size)
         if taken is not None:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.id, seen=taken.id)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
@@ -157,6 +179,8 @@ class Post:
         """Go on with the session that the client names, or open one."""
         if len(body) > MAX_HANDSHAKE:
             raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
+        if weigh(body) > MAX_HANDSHAKE_MEMORY:
+            raise Refused(Refusal.HANDSHAKE_TOO_RICH, id=request.id, limit=MAX_HANDSHAKE_MEMORY)
         self._check_room(request.id)
         reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
