@@ -146,6 +146,7 @@ async def _furnish(
             streams=settings.max_streams,
             session_events=settings.max_session_events,
             answers=settings.max_answers,
+            size=settings.max_session_bytes,
         ),
         work=Work(settings.max_work),
     )

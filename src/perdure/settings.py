@@ -144,6 +144,13 @@ class Settings:
     max_streams: int = _count(LIMITS, 100, "streams of one session that keep events beside their answers")
     max_session_events: int = _count(LIMITS, 10_000, "events kept of one session, answers aside")
     max_answers: int = _count(LIMITS, 10_000, "final answers kept of one session")
+    max_session_bytes: int = _bytes(
+        LIMITS,
+        64 << 20,
+        "bytes kept of one session, events and answers together; the oldest go first, answers after all events, the"
+        " newest answer never",
+        high=1 << 40,
+    )
     max_sessions: int = _count(LIMITS, 10_000, "sessions open at once; 503 beyond")
     max_principal_sessions: int = _count(LIMITS, 1_000, "sessions open at once for one principal; 429 beyond")
     max_address_sessions: int = _count(

@@ -30,7 +30,7 @@ MAX_HANDSHAKE = 64 << 10
 """Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
 
 MAX_HANDSHAKE_MEMORY = 512 << 10
-"""Bytes of memory that an `initialize` request may take once parsed, estimated: the SDK keeps it as long as its runtime.
+"""Bytes of memory that an `initialize` request may take once parsed, estimated: the SDK keeps it with its runtime.
 Enough for some thousand values; clients send a dozen."""
 
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")

@@ -128,8 +128,15 @@ def stream_record(row: Row) -> StreamRecord:
 
 
 def kept_record(row: Row) -> KeptRecord:
-    stream, opened, events, answers = row
-    return KeptRecord(stream=stream, opened=opened, events=events, answers=answers)
+    stream, opened, events, answers, event_bytes, answer_bytes = row
+    return KeptRecord(
+        stream=stream,
+        opened=opened,
+        events=events,
+        answers=answers,
+        event_bytes=event_bytes,
+        answer_bytes=answer_bytes,
+    )
 
 
 def generation(row: Row) -> Generation:

@@ -167,6 +167,8 @@ class KeptRecord:
     events: int
     """Retained, answers aside."""
     answers: int
+    event_bytes: int = 0
+    answer_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

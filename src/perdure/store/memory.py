@@ -415,9 +415,17 @@ def _name(call: CallRecord) -> tuple[SessionId, int, int | str]:
 
 
 def _kept(stream: StreamRow) -> KeptRecord:
-    answers = sum(event.final for event in stream.events)
-    record = stream.record
-    return KeptRecord(stream=record.id, opened=record.opened, events=len(stream.events) - answers, answers=answers)
+    sizes: dict[bool, list[int]] = {False: [], True: []}
+    for event in stream.events:
+        sizes[event.final].append(len(event.payload))
+    return KeptRecord(
+        stream=stream.record.id,
+        opened=stream.record.opened,
+        events=len(sizes[False]),
+        answers=len(sizes[True]),
+        event_bytes=sum(sizes[False]),
+        answer_bytes=sum(sizes[True]),
+    )
 
 
 def _stale(step: Append | PutCall | Release) -> StaleFence:

@@ -146,8 +146,8 @@ async def what_is_retained_of_sealed_streams_is_known_in_numbers(case: Case) -> 
         await put(case.store, an_append(case.fence, answers, stream=name, seal=name != "running"))
     await put(case.store, Trim(stream=StreamId("a"), through=2))
     wanted = [
-        KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2),
-        KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2),
+        KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2, event_bytes=21, answer_bytes=14),
+        KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2, event_bytes=7, answer_bytes=14),
     ]
     same("what is kept", list(await case.store.kept(SESSION)), wanted)
 

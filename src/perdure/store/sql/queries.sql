@@ -146,7 +146,9 @@ UPDATE stream SET listed = 1 WHERE key = :stream AND NOT EXISTS (
     SELECT 1 FROM call WHERE stream = :stream AND state IN ('running', 'waiting'));
 
 -- kept_of_session: what is retained of a session's sealed streams, the oldest first
-SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END)
+SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END),
+       coalesce(sum(CASE e.final WHEN 0 THEN length(e.payload) END), 0),
+       coalesce(sum(CASE e.final WHEN 1 THEN length(e.payload) END), 0)
 FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
 WHERE s.session = ? AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
