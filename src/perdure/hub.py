@@ -21,7 +21,7 @@ from perdure._core import sse
 from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
-from perdure.observe import Counters, note
+from perdure.observe import Counters, PeerLog
 from perdure.settings import Settings
 from perdure.spans import Replay
 from perdure.store.base import Event
@@ -214,7 +214,8 @@ class Reader:
                 self._again = False
         except StoreUnavailable as failure:
             self.failure = failure
-            note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
+            peers = self._hub.peers
+            peers.note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
             self._pump = None
             self.end()
         except OSError:
@@ -284,8 +285,8 @@ class Reader:
         """Tell that events are no longer there (promise 4)."""
         self._gapped = True
         self._hub.counters.gaps += 1
-        stream = self.stream
-        note(logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone", stream=stream.id)
+        stream, peers = self.stream, self._hub.peers
+        peers.note(logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone", stream=stream.id)
         return gap_frames(
             stream, first, last, reason="trimmed", behind=last, random=self._hub.random, log=self._tells_by_log
         )
@@ -308,7 +309,9 @@ class Reader:
         if self._writing_since is not None and self._writing_since <= before:
             self._hub.counters.slow_readers_ended += 1
             self.failure = TimeoutError("the reader made no progress")
-            note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
+            self._hub.peers.note(
+                logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id
+            )
             if self._connection is not None:
                 self._connection.abort()
             self._finish()
@@ -338,12 +341,14 @@ class Hub:
         self,
         settings: Settings,
         counters: Counters,
+        peers: PeerLog,
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         random: RandomBytes,
     ) -> None:
         self.counters = counters
+        self.peers = peers
         self.clock = clock
         self.monotonic = monotonic
         self.random = random

@@ -27,7 +27,7 @@ from perdure.journal import Journal
 from perdure.letters import Letters
 from perdure.neighbours import Neighbours
 from perdure.node import Node
-from perdure.observe import Counters, note
+from perdure.observe import Counters, PeerLog, note
 from perdure.sessions import Sessions
 from perdure.settings import Settings
 from perdure.settling import Settler
@@ -124,7 +124,8 @@ async def _furnish(
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
-    hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
+    peers = PeerLog()
+    hub = Hub(settings, counters, peers, clock=time.time, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
     house = House(
@@ -149,6 +150,7 @@ async def _furnish(
             size=settings.max_session_bytes,
         ),
         work=Work(settings.max_work),
+        peers=peers,
     )
     return house, neighbours, liveness
 

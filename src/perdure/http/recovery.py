@@ -92,7 +92,9 @@ class Recovery:
             del self._tried[next(iter(self._tried))]
         if not may:
             self._house.counters.recoveries_refused += 1
-            note(logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one")
+            self._house.peers.note(
+                logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one"
+            )
         return may
 
     async def _reissue(
@@ -108,7 +110,9 @@ class Recovery:
         except TooManySessions:
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
-            note(logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}")
+            self._house.peers.note(
+                logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}"
+            )
         if session is None:
             counters.recoveries_failed += 1
             raise Refused(Refusal.REISSUE_FAILED)
