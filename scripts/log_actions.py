@@ -1,6 +1,7 @@
 """Every log record that the package can write, read from its source: the table of actions is made from this.
 
-A record is written by `note(level, action, sentence, **facts)` of `perdure.observe`, or, where the package must not be
+A record is written by `note(level, action, sentence, **facts)` of `perdure.observe` (the function, or the method that
+limits what peers cause), or, where the package must not be
 imported or an exception goes along, by a logger with `extra={"action": …}`.
 """
 
@@ -49,7 +50,9 @@ def records(package: Path = PACKAGE) -> Iterator[Record]:
 def _record(call: ast.Call, name: str) -> Record | None:
     where = f"{name}:{call.lineno}"
     match call:
-        case ast.Call(func=ast.Name("note"), args=[level, action, sentence], keywords=keywords):
+        case ast.Call(
+            func=ast.Name("note") | ast.Attribute(attr="note"), args=[level, action, sentence], keywords=keywords
+        ):
             names = tuple(fact.arg for fact in keywords if fact.arg)
             spoken = ast.unparse(level).rpartition(".")[2].lower()
             return Record(where=where, level=spoken, action=_text(action), sentence=_said(sentence), facts=names)

@@ -42,7 +42,8 @@ def test_nothing_that_writes_records_is_overlooked() -> None:
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call)
             and re.fullmatch(
-                r"note|.*\b_?log(ger)?\.(log|debug|info|warning|error|exception|critical)", ast.unparse(node.func)
+                r"note|.*peers\.note|.*\b_?log(ger)?\.(log|debug|info|warning|error|exception|critical)",
+                ast.unparse(node.func),
             )
         ]
         assert found == (0 if name == "observe.py" else len(calls)), name
@@ -60,12 +61,14 @@ def test_the_facts_of_a_record_are_attributes(caplog: pytest.LogCaptureFixture) 
 def test_the_reader_of_the_source_reads_every_way_to_write_a_record(tmp_path: Path) -> None:
     (tmp_path / "sample.py").write_text(
         'note(logging.INFO, "a.b", f"{x} rows of {y}", rows=x)\n'
+        'house.peers.note(logging.WARNING, "e.f", "again", rows=x)\n'
         '_log.exception("it %s", what, extra={"action": "c.d", "stream": s})\n'
         'logging.getLogger("perdure").warning("naked")\n'
         "checkpoints.note(7)\n"
     )
     assert list(records(tmp_path)) == [
         Record(where="sample.py:1", level="info", action="a.b", sentence="… rows of …", facts=("rows",)),
-        Record(where="sample.py:2", level="error", action="c.d", sentence="it …", facts=("stream",)),
-        Record(where="sample.py:3", level="warning", action="", sentence="naked"),
+        Record(where="sample.py:2", level="warning", action="e.f", sentence="again", facts=("rows",)),
+        Record(where="sample.py:3", level="error", action="c.d", sentence="it …", facts=("stream",)),
+        Record(where="sample.py:4", level="warning", action="", sentence="naked"),
     ]

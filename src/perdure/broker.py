@@ -135,7 +135,7 @@ class Broker:
         """A token was used twice. Whoever is attached keeps the session, and hears that it needs a new chain."""
         self._house.counters.resume_chains_revoked += 1
         name = chain.session[:8]
-        note(
+        self._house.peers.note(
             logging.WARNING,
             "resume.revoked",
             f"a resume token that had been retired was used again ({action.value}): its chain is revoked",
@@ -147,11 +147,13 @@ class Broker:
                 session.home.say(REVOKED)
                 await session.home.forwarded()
         except (StoreError, SessionEnded) as failure:
-            note(logging.WARNING, "resume.untold", f"nobody could be told of a revoked chain: {failure}", session=name)
+            self._house.peers.note(
+                logging.WARNING, "resume.untold", f"nobody could be told of a revoked chain: {failure}", session=name
+            )
 
     def _rejected(self, why: str) -> Rejected:
         self._house.counters.resume_tokens_rejected += 1
-        note(logging.INFO, "resume.rejected", f"a resume token was rejected: {why}")
+        self._house.peers.note(logging.INFO, "resume.rejected", f"a resume token was rejected: {why}")
         return Rejected(why)
 
     def _refuse_while_failing(self) -> None:

@@ -9,6 +9,8 @@
     │   ├── StoreTooNew           the file was written by a newer release
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
+    │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may
+    │   ├── TooManyCalls          the session has as many running calls as it may
     │   ├── NodeGone              there is no such node (any more)
     │   └── MailFull              a node has not dealt with its mail for too long
     ├── SessionEnded              the session ended while a request for it was on its way
@@ -74,6 +76,19 @@ class StaleFence(StoreError):
 
 class IdTaken(StoreError):
     """A running request of this session has this id already."""
+
+
+class TooManySessions(StoreError):
+    """There are as many open sessions as there may be."""
+
+    def __init__(self, message: str | None = None, *, of_caller: bool) -> None:
+        super().__init__(message)
+        self.of_caller = of_caller
+        """The caller has all that it may have; otherwise the store has."""
+
+
+class TooManyCalls(StoreError):
+    """This session has as many running calls as it may."""
 
 
 class NodeGone(StoreError):

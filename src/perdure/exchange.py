@@ -51,14 +51,14 @@ class Exchange(RuntimeHolder):
         message = JSONRPCRequest(jsonrpc="2.0", id=call.number, method=call.request.method, params=params)
         self.feed(message, self._call_metadata(call, http))
 
-    def notify(self, notification: Notification, http: HttpRequest | None) -> None:
-        """Pass on a notification of the client's."""
+    def notify(self, notification: Notification, http: HttpRequest | None, *, size: int = 0) -> None:
+        """Pass on a notification of the client's, which takes so many bytes of memory."""
         if notification.method == "notifications/initialized":
             if self.session.record.initialized:
                 return  # of a reattach: the server has seen it
             self.session.update(initialized=True)
         message = JSONRPCNotification(jsonrpc="2.0", method=notification.method, params=notification.params)
-        self.feed(message, self.metadata(http))
+        self.feed(message, self.metadata(http), size=size)
 
     def cancel(self, request_id: int | str, *, incarnation: int, params: dict[str, Any]) -> bool:
         """Answer the call that is cancelled, and tell the runtime. Tells whether it is one of this node's."""

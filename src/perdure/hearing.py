@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from perdure.session import Session
 
 
-async def hear(session: Session, message: Notification | Response, http: HttpRequest | None) -> None:
+async def hear(session: Session, message: Notification | Response, http: HttpRequest | None, *, size: int) -> None:
     """What the client says beside its requests, wherever it is to be heard.
 
-    Late and unknown answers and cancellations are dropped: the race is the client's right.
+    Late and unknown answers and cancellations are dropped: the race is the client's right. `size`: the bytes of memory
+    that the message takes.
     """
     if isinstance(message, Response):
         if not session.exchange.asks.answer(message, http) and not await _answer_elsewhere(session, message):
@@ -30,7 +31,7 @@ async def hear(session: Session, message: Notification | Response, http: HttpReq
     elif message.method == "notifications/cancelled":
         await _hear_cancelled(session, message.params or {})
     elif (node := _waiting_node(message)) in (None, session.house.node):
-        session.exchange.notify(message, http)
+        session.exchange.notify(message, http, size=size)
     elif await _is_asked(session, (message.params or {})["progressToken"]):
         assert node is not None
         await _tell(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))

@@ -15,10 +15,11 @@ from perdure._core.ids import Fence, NodeId, RandomBytes, StreamId
 from perdure._core.retention import Limits
 from perdure.hub import Hub
 from perdure.journal import Journal
-from perdure.observe import Counters
+from perdure.observe import Counters, PeerLog
 from perdure.settings import Settings
 from perdure.store.base import Store, StreamRecord
 from perdure.streams import Stream
+from perdure.work import Work
 
 
 class Neighbours(Protocol):
@@ -71,6 +72,9 @@ class House:
     context: contextvars.Context
     """The context of the start, in which runtimes run: not that of whichever request loads them."""
     limits: Limits
+    work: Work
+    peers: PeerLog
+    """Where what peers cause is logged."""
 
     def stream(self, record: StreamRecord, *, writes: bool, owed: int = 0) -> Stream:
         limit = self.settings.max_stream_events

@@ -21,7 +21,7 @@ from perdure._core import sse
 from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
-from perdure.observe import Counters, note
+from perdure.observe import Counters, PeerLog
 from perdure.settings import Settings
 from perdure.spans import Replay
 from perdure.store.base import READ_BYTES, Event
@@ -212,7 +212,8 @@ class Reader:
                 self._again = False
         except StoreUnavailable as failure:
             self.failure = failure
-            note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
+            peers = self._hub.peers
+            peers.note(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
             self._pump = None
             self.end()
         except OSError:
@@ -282,8 +283,8 @@ class Reader:
         """Tell that events are no longer there (promise 4)."""
         self._gapped = True
         self._hub.counters.gaps += 1
-        stream = self.stream
-        note(logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone", stream=stream.id)
+        stream, peers = self.stream, self._hub.peers
+        peers.note(logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone", stream=stream.id)
         return gap_frames(
             stream, first, last, reason="trimmed", behind=last, random=self._hub.random, log=self._tells_by_log
         )
@@ -306,7 +307,9 @@ class Reader:
         if self._writing_since is not None and self._writing_since <= before:
             self._hub.counters.slow_readers_ended += 1
             self.failure = TimeoutError("the reader made no progress")
-            note(logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id)
+            self._hub.peers.note(
+                logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id
+            )
             if self._connection is not None:
                 self._connection.abort()
             self._finish()
@@ -336,12 +339,14 @@ class Hub:
         self,
         settings: Settings,
         counters: Counters,
+        peers: PeerLog,
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         random: RandomBytes,
     ) -> None:
         self.counters = counters
+        self.peers = peers
         self.clock = clock
         self.monotonic = monotonic
         self.random = random
@@ -349,6 +354,8 @@ class Hub:
         self._keepalive = settings.keepalive_interval
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
+        self.foreign = 0
+        """Event streams that the SDK's own handler serves, to clients without a session."""
         self.registry: Registry = _NoRegistry()
         self._arrivals = itertools.count(1)
 
@@ -358,7 +365,7 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        return len(self.readers) >= self._most
+        return len(self.readers) + self.foreign >= self._most
 
     def attach(self, reader: Reader) -> None:
         """Put a reader on its stream; whoever was there is ended (take-over).

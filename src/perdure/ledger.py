@@ -25,6 +25,7 @@ from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.states import CALL, CallState, CallStep, advance
 from perdure.store.base import CallEnd, CallRecord, SessionRecord, Step
 from perdure.streams import Stream
+from perdure.work import Work
 
 REQUEST_CANCELLED = -32800
 """The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the
@@ -47,6 +48,8 @@ class Call:
     """The progress token that the client gave."""
     incarnation: int
     stream: Stream
+    size: int = 0
+    """Bytes of memory that it takes while the runtime has it, estimated."""
     state: CallState = CallState.RUNNING
     attempt: int = 1
     progress: float | None = None
@@ -78,11 +81,15 @@ class Call:
 class Calls:
     """A session's calls in this process."""
 
-    __slots__ = ("_by_id", "_by_number", "_cancelled", "_numbers")
+    __slots__ = ("_by_id", "_by_number", "_cancelled", "_numbers", "_work", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
+        self.size = 0
+        """Bytes of memory that they take while the runtime has them, and those that are being written."""
+        self._work = work
         self._by_number: dict[int, Call] = {}
-        self._by_id: dict[Key, Call | None] = {}
+        self._by_id: dict[Key, Call | int] = {}
+        """Of one that is being written only its size is known."""
         self._numbers = itertools.count(1)
         self._cancelled: frozenset[Key] = frozenset()
 
@@ -93,27 +100,33 @@ class Calls:
     @property
     def load(self) -> int:
         """How many keep the runtime busy, or will: also those that were cancelled and do not stop."""
-        return len(self._by_number) + sum(call is None for call in self._by_id.values())
+        return len(self._by_number) + sum(isinstance(call, int) for call in self._by_id.values())
 
     @property
     def runtime_is_idle(self) -> bool:
         """The runtime is through with everything it was given."""
         return not self._by_number
 
-    def reserve(self, requests: Sequence[Request], *, incarnation: int) -> Request | None:
-        """Keep the ids of new requests, before anything else happens. Gives the first one that is taken already."""
+    def reserve(self, requests: Sequence[Request], *, incarnation: int, size: int = 0) -> Request | None:
+        """Keep the ids of new requests, before anything else happens. Gives the first one that is taken already.
+
+        `size`: the bytes of memory that they take together.
+        """
         for place, request in enumerate(requests):
             key = (incarnation, coerce_id(request.id))
             if key in self._by_id:
                 self.release(requests[:place], incarnation=incarnation)
                 return request
-            self._by_id[key] = None
+            self._by_id[key] = 0
+        self._by_id[incarnation, coerce_id(requests[0].id)] = size
+        self._take(size)
         return None
 
     def release(self, requests: Iterable[Request], *, incarnation: int) -> None:
         for request in requests:
             key = (incarnation, coerce_id(request.id))
-            self._by_id.pop(key, None)
+            if isinstance(size := self._by_id.pop(key, None), int):
+                self._take(-size)  # it does not come to the runtime
             if self._cancelled:
                 self._cancelled -= {key}
         self._by_id = self._by_id or {}  # a dictionary does not shrink, and there are thousands of sessions at rest
@@ -139,6 +152,7 @@ class Calls:
                 token=progress_token(request),
                 incarnation=incarnation,
                 stream=stream,
+                size=self._reserved(request, incarnation),
             )
             for request in requests
         ]
@@ -147,16 +161,25 @@ class Calls:
             self._by_id[call.key] = call
         return calls
 
+    def _reserved(self, request: Request, incarnation: int) -> int:
+        size = self._by_id.get((incarnation, coerce_id(request.id)))
+        return size if isinstance(size, int) else 0
+
+    def _take(self, size: int) -> None:
+        self.size += size
+        self._work.take(size)
+
     def numbered(self, number: object) -> Call | None:
         """The call that the runtime knows under this number."""
         return self._by_number.get(number) if isinstance(number, int) else None
 
     def running(self, request_id: int | str, *, incarnation: int) -> Call | None:
         """The running call that the client knows under this id."""
-        return self._by_id.get((incarnation, coerce_id(request_id)))
+        call = self._by_id.get((incarnation, coerce_id(request_id)))
+        return call if isinstance(call, Call) else None
 
     def all_running(self) -> list[Call]:
-        return [call for call in self._by_id.values() if call is not None]
+        return [call for call in self._by_id.values() if isinstance(call, Call)]
 
     def answer(self, call: Call, step: CallStep, payload: bytes, also: Step | None = None) -> bool:
         """Give a call its final answer, unless it has one. Tells whether this was it."""
@@ -174,11 +197,13 @@ class Calls:
         return lost
 
     def runtime_done(self, number: int) -> None:
-        self._by_number.pop(number, None)
+        if (call := self._by_number.pop(number, None)) is not None:
+            self._take(-call.size)
         self._by_number = self._by_number or {}
 
     def runtime_gone(self) -> None:
-        self._by_number.clear()
+        for number in list(self._by_number):
+            self.runtime_done(number)
 
 
 def rows(

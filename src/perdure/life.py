@@ -27,12 +27,13 @@ from perdure.journal import Journal
 from perdure.letters import Letters
 from perdure.neighbours import Neighbours
 from perdure.node import Node
-from perdure.observe import Counters, note
+from perdure.observe import Counters, PeerLog, note
 from perdure.sessions import Sessions
 from perdure.settings import Settings
 from perdure.settling import Settler
 from perdure.store.base import Liveness, Store
 from perdure.tending import Tending
+from perdure.work import Work
 
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
@@ -133,7 +134,8 @@ async def _furnish(
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
-    hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
+    peers = PeerLog()
+    hub = Hub(settings, counters, peers, clock=time.time, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
     house = House(
@@ -155,7 +157,10 @@ async def _furnish(
             streams=settings.max_streams,
             session_events=settings.max_session_events,
             answers=settings.max_answers,
+            size=settings.max_session_bytes,
         ),
+        work=Work(settings.max_work),
+        peers=peers,
     )
     return house, neighbours, liveness
 

@@ -5,6 +5,7 @@ They are plain numbers in one object; `metrics` exports them, and so may anybody
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from bisect import bisect_left
@@ -27,6 +28,36 @@ def note(level: int, action: str, sentence: str, /, **facts: object) -> None:
     if _logger.isEnabledFor(level):
         safe = {name: printable(fact, MAX_SENTENCE) if isinstance(fact, str) else fact for name, fact in facts.items()}
         _logger.log(level, printable(sentence, MAX_SENTENCE), extra={"action": action, **safe})
+
+
+PEER_RECORDS = 5
+PEER_SECONDS = 60.0
+"""Records of one action that peers can cause in so much time. The first few say what is wrong and where;
+thousands would fill the disk and hide everything else. The counters count them all."""
+
+
+class PeerLog:
+    """Logs what peers cause: of each action a few records in a minute, and then one that says how many there were more.
+
+    It belongs to one process's event loop, whose timer writes that last one.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[str, int] = {}
+
+    def note(self, level: int, action: str, sentence: str, /, **facts: object) -> None:
+        """As `note` does, unless there were too many of that action lately."""
+        if action not in self._written:
+            asyncio.get_running_loop().call_later(PEER_SECONDS, self._sum_up, level, action)
+        count = self._written[action] = self._written.get(action, 0) + 1
+        if count <= PEER_RECORDS:
+            note(level, action, sentence, **facts)
+
+    def _sum_up(self, level: int, action: str) -> None:
+        more = self._written.pop(action) - PEER_RECORDS
+        if more > 0:
+            sentence = f"{more} more records of {action} within {PEER_SECONDS:g} s were not written"
+            note(level, action, sentence, suppressed=more)
 
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0)

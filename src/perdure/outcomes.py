@@ -45,7 +45,9 @@ class Outcomes:
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
             stream.append(payload, end=end_of(row, CallStep.SETTLE))
         self._house.counters.calls_settled += 1
-        note(logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream)
+        self._house.peers.note(
+            logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream
+        )
 
     def cancelled(self, call: Left, stream: Stream) -> None:
         row = call.row

@@ -17,24 +17,33 @@ _ALL = (1 << 62) - 1
 class Retained:
     """The streams of one session that are over, the oldest first."""
 
-    __slots__ = ("_answers", "_limits", "_streams", "_with_events")
+    __slots__ = ("_answer_bytes", "_answers", "_limits", "_streams", "_with_events")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._streams: dict[StreamId, tuple[Kept, float]] = {}
         self._with_events: dict[StreamId, Kept] = {}
         self._answers = 0
+        self._answer_bytes = 0
 
     def load(self, records: Sequence[KeptRecord]) -> None:
         """Begin with what the store has."""
         for record in records:
-            kept = Kept(stream=record.stream, events=record.events, answers=record.answers, idle=True)
+            kept = Kept(
+                stream=record.stream,
+                events=record.events,
+                answers=record.answers,
+                idle=True,
+                event_bytes=record.event_bytes,
+                answer_bytes=record.answer_bytes,
+            )
             self.add(kept, time=record.opened)
 
     def add(self, kept: Kept, *, time: float) -> None:
         self._forget(kept.stream)
         self._streams[kept.stream] = kept, time
         self._answers += kept.answers
+        self._answer_bytes += kept.answer_bytes
         if kept.events:
             self._with_events[kept.stream] = kept
 
@@ -50,7 +59,9 @@ class Retained:
     def _drop_oldest(self, kept: Sequence[Kept], resumed: set[StreamId]) -> list[Step]:
         total = self._answers + sum(stream.answers for stream in kept)
         oldest = (stream for stream, _ in self._streams.values() if stream.stream not in resumed)
-        dropped = answers_to_drop(oldest, total=total, limit=self._limits.answers)
+        # The newest answer stays, whatever its size: its client may have lost the connection just now.
+        newest = next(reversed(self._streams.values()))[0].answer_bytes if self._streams else 0
+        dropped = answers_to_drop(oldest, total=total, size=self._answer_bytes - newest, limits=self._limits)
         for stream_id in dropped:
             self._forget(stream_id)
         return [DropStream(stream=stream_id) for stream_id in dropped]
@@ -59,7 +70,8 @@ class Retained:
         over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
         running_by_id = {stream.id: stream for stream in running}
         steps: list[Step] = []
-        for stream_id in events_to_trim([*over, *kept], self._limits):
+        answer_bytes = self._answer_bytes + sum(stream.answer_bytes for stream in kept)
+        for stream_id in events_to_trim([*over, *kept], self._limits, answer_bytes=answer_bytes):
             if stream_id in running_by_id:
                 steps.append(running_by_id[stream_id].forget_events())
             else:
@@ -81,3 +93,4 @@ class Retained:
         self._with_events.pop(stream_id, None)
         if (found := self._streams.pop(stream_id, None)) is not None:
             self._answers -= found[0].answers
+            self._answer_bytes -= found[0].answer_bytes

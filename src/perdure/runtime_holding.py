@@ -21,7 +21,7 @@ from perdure._core import sticky
 from perdure.ledger import Calls
 from perdure.messages import stand_in
 from perdure.observe import note
-from perdure.runtime.sdk import Runtime
+from perdure.runtime.sdk import Heard, Runtime
 from perdure.streams import Flow
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RuntimeHolder:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.calls = Calls()
+        self.calls = Calls(session.house.work)
         """What the runtime is running."""
         self.closed = False
         """The session has ended."""
@@ -62,13 +62,29 @@ class RuntimeHolder:
         """Nobody will answer the running calls any more."""
         raise NotImplementedError
 
-    def feed(self, message: JSONRPCMessage, metadata: ServerMessageMetadata) -> None:
-        """Hand a message to the runtime, which is loaded if it is not there."""
+    @property
+    def work(self) -> int:
+        """Bytes of memory that messages take which are being handled, estimated."""
+        return self.calls.size + (0 if self._runtime is None else self._runtime.heard.size)
+
+    @property
+    def notifications(self) -> int:
+        """How many wait for their handler, or are being handled."""
+        return 0 if self._runtime is None else self._runtime.heard.count
+
+    def feed(self, message: JSONRPCMessage, metadata: ServerMessageMetadata, *, size: int = 0) -> None:
+        """Hand a message to the runtime, which is loaded if it is not there.
+
+        `size`: the bytes of memory that a notification takes until its handler is through.
+        """
         if self.closed:
             return  # a runtime that is loaded now would never be dropped
         self._fed = self.session.house.clock()
         runtime = self._runtime or self._load()
-        runtime.inbox.feed(contextvars.copy_context(), SessionMessage(message, metadata))
+        context = contextvars.copy_context()
+        if size:
+            runtime.heard.add(size, context)
+        runtime.inbox.feed(context, SessionMessage(message, metadata))
 
     def metadata(self, http: HttpRequest | None) -> ServerMessageMetadata:
         """What goes with a message to the runtime."""
@@ -85,6 +101,7 @@ class RuntimeHolder:
             ask_ids=house.ask_ids,
             node=house.node,
             context=house.context.copy(),
+            heard=Heard(house.work),
         )
         runtime.task.add_done_callback(lambda _: self._runtime_ended(runtime))
         self._runtime = runtime
@@ -162,6 +179,7 @@ class RuntimeHolder:
         if self._runtime is not runtime:
             return
         self._runtime = None
+        runtime.heard.close()
         failure = None if runtime.task.cancelled() else runtime.task.exception()
         name = self.session.name
         note(logging.ERROR, "runtime.failed", f"a session's runtime ended: {failure!r}", session=name)
@@ -179,6 +197,7 @@ class RuntimeHolder:
             runtime is not None
             and self.session.house.clock() - self._fed >= idle
             and self.calls.runtime_is_idle
+            and not runtime.heard.count
             and not self._private
             and not runtime.keeps_state
             and not (self.session.home.here and sticky.subscriptions(self.session.record.sticky))
@@ -189,4 +208,5 @@ class RuntimeHolder:
         runtime, self._runtime = self._runtime, None
         if runtime is not None:
             self.calls.runtime_gone()
+            runtime.heard.close()
             await runtime.aclose()

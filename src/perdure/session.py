@@ -108,7 +108,12 @@ class Session(RecordKeeper):
     # Accepting requests
 
     async def accept(
-        self, requests: Sequence[Request], bodies: Sequence[bytes], *steps: Step, incarnation: int
+        self,
+        requests: Sequence[Request],
+        bodies: Sequence[bytes],
+        *steps: Step,
+        incarnation: int,
+        most_calls: int | None = None,
     ) -> list[Call]:
         """Write the ledger rows and the stream that will carry the answers; their ids are reserved already, in that
         incarnation (the session may have come further since).
@@ -126,7 +131,7 @@ class Session(RecordKeeper):
         )
         try:
             ledger = rows(requests, bodies, session=self.record, incarnation=incarnation, stream=record.id)
-            await house.journal.write(*steps, OpenStream(record=record, calls=ledger))
+            await house.journal.write(*steps, OpenStream(record=record, calls=ledger, most_calls=most_calls))
             if self.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
@@ -19,7 +19,7 @@ from perdure import spans
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
-from perdure.errors import SessionEnded, StoreUnavailable
+from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.families import Snapshot
 from perdure.house import House
 from perdure.incarnations import tell_attached
@@ -27,7 +27,17 @@ from perdure.ledger import Call
 from perdure.observe import note
 from perdure.session import Session
 from perdure.session_info import SessionInfo, numbers, session_info
-from perdure.store.base import EndSession, OpenStream, PutSession, SessionRecord, StreamRecord
+from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, StreamRecord
+
+_MAKE_ROOM_MOST = 8
+"""Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
+
+
+class Caller(NamedTuple):
+    """Who opens a session: a name or, where nobody authenticates, an address. One of them is empty."""
+
+    owner: str
+    address: str = ""
 
 
 class Sessions:
@@ -40,6 +50,7 @@ class Sessions:
         self._ending: dict[SessionId, bool] = {}
         """Sessions that are being ended here (`True`: have been), of which the store may not know yet."""
         self._resting: dict[SessionId, asyncio.Task[None]] = {}
+        self._making_room = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -48,27 +59,16 @@ class Sessions:
         """Those held at this moment."""
         return iter(list(self._by_id.values()))
 
-    async def full(self) -> bool:
-        """There is no room for another session, not even by ending one that is dormant."""
-        store, most = self._house.store, self._house.settings.max_sessions
-        within = self._house.journal.within_time
-        if await within(store.count_sessions()) < most:
-            return False
-        await self._make_room()
-        return await within(store.count_sessions()) >= most
-
-    async def full_for(self, owner: str) -> bool:
-        """One principal has all it may have. Callers without a name share nothing but the limit for all."""
-        if not owner:
-            return False
-        count = await self._house.journal.within_time(self._house.store.count_sessions(owner))
-        return count >= self._house.settings.max_principal_sessions
-
-    async def _make_room(self) -> None:
+    async def _make_room(self, caller: Caller, full: TooManySessions) -> None:
         """End the session that has been dormant for longest: many clients leave without a word, and must not lock
-        others out for as long as answers are kept."""
-        record = await self._house.journal.within_time(self._house.store.longest_dormant())
-        session = None if record is None else await self.load(record.id)
+        others out for as long as answers are kept. A caller that has all it may have gives up one of its own, never
+        that of another. Raises what was told if no session is dormant."""
+        store, owner, address = self._house.store, caller.owner, caller.address
+        found = store.longest_dormant(owner, address) if full.of_caller else store.longest_dormant()
+        record = await self._house.journal.within_time(found)
+        if record is None:
+            raise full
+        session = await self.load(record.id)
         if session is not None and session.state is SessionState.DORMANT:
             await self.end(session, SessionStep.WINDOW_PASSED, "The session made room for others")
 
@@ -196,9 +196,34 @@ class Sessions:
         """The session, if it is in memory."""
         return self._by_id.get(session_id)
 
-    async def open(self, owner: str, request: Request, body: bytes) -> tuple[Session, Call]:
-        """Begin a session with its `initialize` request."""
+    async def open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
+        """Begin a session with its `initialize` request. Raises `TooManySessions` beyond the limits, which the store
+        keeps: of several that come at once, in whatever process, no more get in than there is room for."""
+        try:
+            return await self._open(caller, request, body)
+        except TooManySessions:
+            pass
+        async with self._making_room:  # one after the other, or all would give up the same session
+            for _ in range(_MAKE_ROOM_MOST):
+                try:
+                    return await self._open(caller, request, body)
+                except TooManySessions as full:
+                    await self._make_room(caller, full)
+            return await self._open(caller, request, body)
+
+    def _limits(self, caller: Caller) -> SessionLimits | None:
+        settings = self._house.settings
+        if self._house.journal.state is LogState.DEGRADED:
+            # Nobody can count at the moment, and what is held must not be refused later: memory counts.
+            if len(self) >= settings.max_sessions:
+                raise StoreUnavailable("the store fails, and there are as many sessions in memory as there may be")
+            return None
+        most = settings.max_principal_sessions if caller.owner else settings.max_address_sessions
+        return SessionLimits(total=settings.max_sessions, caller=most)
+
+    async def _open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
         house = self._house
+        limits = self._limits(caller)
         now = house.clock()
         standalone = StreamRecord(
             id=new_stream_id(house.random),
@@ -210,7 +235,8 @@ class Sessions:
         )
         record = SessionRecord(
             id=standalone.session,
-            owner=owner,
+            owner=caller.owner,
+            address=caller.address,
             state=SessionState.OPENING,
             version="",
             client_params=to_json(request.params or {}),
@@ -227,7 +253,7 @@ class Sessions:
         self._by_id[session.id] = session
         try:
             session.exchange.calls.reserve((request,), incarnation=record.incarnation)
-            steps = PutSession(record=record), OpenStream(record=standalone)
+            steps = PutSession(record=record, limits=limits), OpenStream(record=standalone)
             [call] = await session.accept((request,), (body,), *steps, incarnation=record.incarnation)
         except BaseException:
             self._by_id.pop(session.id, None)

@@ -144,10 +144,41 @@ class Settings:
     max_streams: int = _count(LIMITS, 100, "streams of one session that keep events beside their answers")
     max_session_events: int = _count(LIMITS, 10_000, "events kept of one session, answers aside")
     max_answers: int = _count(LIMITS, 10_000, "final answers kept of one session")
+    max_session_bytes: int = _bytes(
+        LIMITS,
+        64 << 20,
+        "bytes kept of one session, events and answers together; the oldest go first, answers after all events, the"
+        " newest answer never",
+        high=1 << 40,
+    )
     max_sessions: int = _count(LIMITS, 10_000, "sessions open at once; 503 beyond")
     max_principal_sessions: int = _count(LIMITS, 1_000, "sessions open at once for one principal; 429 beyond")
-    max_calls: int = _count(LIMITS, 100, "requests running at once in one session; 429 beyond")
+    max_address_sessions: int = _count(
+        LIMITS,
+        1_000,
+        "sessions open at once that one address opened without a principal; 429 beyond. Behind a proxy all callers have"
+        " its address: give the number of all its clients",
+    )
+    max_calls: int = _count(
+        LIMITS, 100, "requests running at once in one session, in all processes together; 429 beyond"
+    )
     max_readers: int = _count(LIMITS, 20_000, "event streams open at once; 503 beyond")
+    max_sessionless: int = _count(LIMITS, 1_000, "requests of 2026-07-28 running at once; 503 beyond")
+    max_notifications: int = _count(
+        LIMITS, 1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"
+    )
+    max_session_work: int = _bytes(
+        LIMITS, 64 << 20, "memory for the messages of one session that are being handled, estimated; 429 beyond"
+    )
+    max_work: int = _bytes(
+        LIMITS,
+        512 << 20,
+        "memory for all messages that are being handled, estimated; 503 beyond",
+        high=1 << 40,
+    )
+    max_bodies: int = _bytes(
+        LIMITS, 64 << 20, "bytes of all POST bodies that are not complete yet; 503 beyond, `max_body` at least"
+    )
     max_body: int = _bytes(LIMITS, 4 << 20, "size of a POST body; 413 beyond")
     max_headers: int = _bytes(LIMITS, 32 << 10, "size of all headers; 431 beyond")
 

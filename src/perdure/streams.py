@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -59,7 +60,9 @@ class Stream:
         "_blocked",
         "_clock",
         "_ends",
+        "_event_bytes",
         "_fenced",
+        "_final_bytes",
         "_finals",
         "_journal",
         "_limit",
@@ -67,6 +70,8 @@ class Stream:
         "_pending",
         "_queued",
         "_seal",
+        "_sized_from",
+        "_sizes",
         "_tail",
         "_tail_bytes",
         "_trimmed",
@@ -141,6 +146,8 @@ class Stream:
         self._whole = False
         self._unlogged = False
         self._trimmed = 0
+        self._final_bytes = 0
+        self._forget_sizes()
         self._tail: list[Event] = []
         self._tail_bytes = 0
         self._pace()
@@ -187,6 +194,7 @@ class Stream:
         self._ahead_bytes = 0
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
+        self._forget_sizes()
         self.delivered = min(self.delivered, record.last)
         self.owed = owed
         self._pace()
@@ -246,6 +254,7 @@ class Stream:
         size = len(payload)
         self._ahead_bytes += size
         self._tail_bytes += size
+        self._count(size, final=end is not None)
         if end is not None:
             self._finals += (self.last,)
             self._ends += (end,)
@@ -350,7 +359,7 @@ class Stream:
         self._pending, self._ends, self._also = [], (), ()
         through = self._overflow()
         if through > self._trimmed:
-            self._trimmed = through
+            self._trim(through)
             steps.append(Trim(stream=self.id, through=through))
         return steps
 
@@ -393,6 +402,7 @@ class Stream:
         self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
         self._ahead_bytes = 0
         self.last = self.visible = self.durable
+        self._forget_sizes()
         self.writes = False
         self.delivered = min(self.delivered, self.durable)
         if self.reader is not None and self.reader.cursor > self.durable:
@@ -446,12 +456,47 @@ class Stream:
         floor = self._floor()
         events = floor - self._trimmed - sum(1 for seq in self._finals if self._trimmed < seq <= floor)
         return Kept(
-            stream=self.id, events=max(0, events), answers=len(self._finals), idle=self.over and not self.is_read
+            stream=self.id,
+            events=max(0, events),
+            answers=len(self._finals),
+            idle=self.over and not self.is_read,
+            event_bytes=self._bytes_through(floor),
+            answer_bytes=self._final_bytes,
         )
+
+    def _forget_sizes(self) -> None:
+        """Begin to count bytes here. What another node, or this one before, has appended is known to the store only."""
+        self._sizes: array[int] | None = None
+        self._sized_from = self.last
+        self._event_bytes = 0
+
+    def _count(self, size: int, *, final: bool) -> None:
+        if final:
+            self._final_bytes += size
+            size = 0
+        self._event_bytes += size
+        if self._sizes is None:
+            self._sizes = array("Q")
+        self._sizes.append(size)
+
+    def _trim(self, through: int) -> None:
+        """Events up to a number are forgotten, final answers excepted."""
+        self._trimmed = through
+        gone = through - self._sized_from
+        if self._sizes is not None and gone > 0:
+            self._event_bytes -= sum(self._sizes[:gone])
+            del self._sizes[:gone]
+            self._sized_from = through
+
+    def _bytes_through(self, seq: int) -> int:
+        """Bytes of the events up to a number, final answers excepted."""
+        if seq >= self.last or self._sizes is None:
+            return self._event_bytes
+        return sum(self._sizes[: max(0, seq - self._sized_from)])
 
     def forget_events(self) -> Trim:
         """Trim everything that may go, final answers excepted."""
-        self._trimmed = self._floor()
+        self._trim(self._floor())
         return Trim(stream=self.id, through=self._trimmed)
 
     def _floor(self) -> int:

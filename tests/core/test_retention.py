@@ -6,18 +6,27 @@ from hypothesis import strategies as st
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Kept, Limits, answers_to_drop, cutoffs, events_to_trim
 
-LIMITS = Limits(streams=3, session_events=10, answers=4)
+LIMITS = Limits(streams=3, session_events=10, answers=4, size=1_000)
 
 
-def kept(name: str, *, events: int = 0, answers: int = 1, idle: bool = True) -> Kept:
-    return Kept(stream=StreamId(name), events=events, answers=answers, idle=idle)
+def kept(
+    name: str, *, events: int = 0, answers: int = 1, idle: bool = True, event_bytes: int = 0, answer_bytes: int = 0
+) -> Kept:
+    return Kept(
+        stream=StreamId(name),
+        events=events,
+        answers=answers,
+        idle=idle,
+        event_bytes=event_bytes,
+        answer_bytes=answer_bytes,
+    )
 
 
 def test_within_its_limits_a_session_forgets_nothing() -> None:
     """R7"""
     streams = [kept("a", events=5), kept("b", events=5), kept("c"), kept("d")]
     assert events_to_trim(streams, LIMITS) == []
-    assert answers_to_drop(streams, total=4, limit=4) == []
+    assert answers_to_drop(streams, total=4, size=1_000, limits=LIMITS) == []
 
 
 def test_over_its_events_it_forgets_those_of_the_oldest_stream() -> None:
@@ -36,13 +45,22 @@ def test_a_stream_in_use_gives_its_events_last() -> None:
 
 
 def test_over_its_answers_it_forgets_the_oldest_streams_altogether() -> None:
-    assert answers_to_drop([kept(name) for name in "abcdef"], total=6, limit=4) == ["a", "b"]
+    assert answers_to_drop([kept(name) for name in "abcdef"], total=6, size=0, limits=LIMITS) == ["a", "b"]
+
+
+def test_over_its_bytes_it_forgets_events_first_and_the_oldest_answers_last() -> None:
+    streams = [kept(name, events=1, event_bytes=200, answer_bytes=300) for name in "abc"]
+    assert events_to_trim(streams[:2], LIMITS, answer_bytes=600) == []
+    assert events_to_trim(streams[:2], LIMITS, answer_bytes=601) == ["a"]
+    assert events_to_trim(streams, LIMITS, answer_bytes=900) == ["a", "b", "c"]
+    assert answers_to_drop(streams, total=3, size=1_000, limits=LIMITS) == []
+    assert answers_to_drop(streams, total=3, size=1_001, limits=LIMITS) == ["a"]
 
 
 def test_no_more_streams_are_looked_at_than_have_to_go() -> None:
     """Or each answer of a session that has reached its limit would cost as much as all those before it."""
     looked_at = iter([kept(name) for name in "abcdef"])
-    assert answers_to_drop(looked_at, total=5, limit=4) == ["a"]
+    assert answers_to_drop(looked_at, total=5, size=0, limits=LIMITS) == ["a"]
     assert [stream.stream for stream in looked_at] == ["c", "d", "e", "f"]
 
 
@@ -52,14 +70,27 @@ def test_times_before_which_things_have_expired() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3), st.booleans()), max_size=12),
-    st.builds(Limits, streams=st.integers(1, 6), session_events=st.integers(1, 20), answers=st.integers(1, 8)),
+    st.builds(
+        Limits,
+        streams=st.integers(1, 6),
+        session_events=st.integers(1, 20),
+        answers=st.integers(1, 8),
+        size=st.integers(1, 100),
+    ),
 )
 def test_afterwards_it_is_within_its_limits(drawn: list[tuple[int, int, bool]], limits: Limits) -> None:
-    streams = [kept(str(place), events=e, answers=a, idle=i) for place, (e, a, i) in enumerate(drawn)]
-    trimmed = events_to_trim(streams, limits)
+    streams = [
+        kept(str(place), events=e, answers=a, idle=i, event_bytes=7 * e, answer_bytes=11 * a)
+        for place, (e, a, i) in enumerate(drawn)
+    ]
+    size = sum(stream.answer_bytes for stream in streams)
+    trimmed = events_to_trim(streams, limits, answer_bytes=size)
     with_events = [stream for stream in streams if stream.events and stream.stream not in trimmed]
     assert sum(stream.events for stream in with_events) <= limits.session_events
     assert len(with_events) <= limits.streams
     total = sum(stream.answers for stream in streams)
-    dropped = answers_to_drop(streams, total=total, limit=limits.answers)
-    assert sum(stream.answers for stream in streams if stream.stream not in dropped) <= limits.answers
+    dropped = answers_to_drop(streams, total=total, size=size, limits=limits)
+    left = [stream for stream in streams if stream.stream not in dropped]
+    assert sum(stream.answers for stream in left) <= limits.answers
+    assert sum(stream.answer_bytes for stream in left) <= limits.size
+    assert not with_events or size + sum(stream.event_bytes for stream in with_events) <= limits.size

@@ -17,7 +17,7 @@ from perdure.errors import StoreUnavailable
 from perdure.hub import Hub
 from perdure.journal import Journal
 from perdure.neighbours import Neighbours
-from perdure.observe import Counters
+from perdure.observe import Counters, PeerLog
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import PutReader, ReaderRecord
@@ -172,7 +172,7 @@ async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
     await store.join(NodeId("left"))
     await store.leave(NodeId("left"))
     settings, counters = Settings(), Counters()
-    hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=os.urandom)
+    hub = Hub(settings, counters, PeerLog(), clock=time.time, monotonic=time.monotonic, random=os.urandom)
     neighbours = Neighbours(
         node=NodeId("here"),
         store=store,

@@ -13,6 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
+from perdure.errors import IdTaken, SessionEnded, TooManyCalls
 from perdure.store.base import (
     Append,
     DropStream,
@@ -22,6 +23,7 @@ from perdure.store.base import (
     OpenStream,
     Post,
     PutCall,
+    PutSession,
     Received,
     Refusals,
     Refused,
@@ -215,6 +217,28 @@ class ForgetsNoChain(MemoryStore):
         return put
 
 
+class CountsBeforehand(MemoryStore):
+    """Looks how many sessions there are, and puts another when others have looked as well."""
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        for step in steps:
+            if isinstance(step, PutSession) and step.limits is not None:
+                if await self.count_sessions() >= step.limits.total:
+                    return await super().commit(steps)
+                await asyncio.sleep(0)
+        return await super().commit([replace(s, limits=None) if isinstance(s, PutSession) else s for s in steps])
+
+
+class CountsNoCalls(MemoryStore):
+    def _open(self, step: OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+        return super()._open(replace(step, most_calls=None))
+
+
+class KeepsEveryEndedSession(MemoryStore):
+    def _forget_ended(self, caller: tuple[str, str]) -> None:
+        pass
+
+
 class KeepsTheStamp(MemoryStore):
     def stamp(self) -> object:
         return "always"
@@ -268,6 +292,9 @@ class FailsNamelessly(MemoryStore):
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
         (ForgetsWhoWaits, "promise 12 an id is free"),
         (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),
+        (CountsBeforehand, "promise 14 of many that come at once"),
+        (CountsNoCalls, "promise 14 calls beyond the limit"),
+        (KeepsEveryEndedSession, "promise 14 of a callers ended sessions"),
         (ChangesWhateverIsThere, "promise 13 of several"),
         (KeepsChainsOfEndedSessions, "promise 13 a chain ends"),
         (ForgetsNoChain, "promise 13 a session has one"),

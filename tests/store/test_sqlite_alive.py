@@ -11,6 +11,7 @@ import pytest
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.file_locks import flock
 from perdure.store import _sqlite_locks
 from perdure.store._sqlite_locks import Locks
 from perdure.store.base import Liveness, PutSession, Release
@@ -103,13 +104,12 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_says_nothing(path: Path, mo
     may be locked by now."""
     owner, observer = Locks(str(path)), Locks(str(path))
     owner.join(OTHER)
-    lock = _sqlite_locks._lock_at_once
 
     def lock_late(file: int) -> bool:
         owner.leave(OTHER)
-        return lock(file)
+        return flock(file)
 
-    monkeypatch.setattr(_sqlite_locks, "_lock_at_once", lock_late)
+    monkeypatch.setattr(_sqlite_locks, "flock", lock_late)
     assert observer.take([OTHER]) == ([], [OTHER])
 
 

@@ -151,9 +151,9 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.count_states()
 
-    async def longest_dormant(self) -> SessionRecord | None:
+    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
         await _fail(self.reads)
-        return await self._inner.longest_dormant()
+        return await self._inner.longest_dormant(owner, address)
 
     async def chain(self, name: str) -> Chain | None:
         await _fail(self.reads)

@@ -235,10 +235,12 @@ class Peer:
     port: int
     headers: dict[str, str] = field(default_factory=dict)
     """Sent with every request."""
+    address: str = "127.0.0.1"
+    """Where it calls from: one of this machine's own, 127.0.0.1 to 127.255.255.254."""
 
     async def open(self, data: bytes) -> Exchange:
         """A connection of its own, on which these bytes are sent."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(self.address, 0))
         exchange = Exchange(reader, writer)
         try:
             await exchange.send(data)
@@ -276,13 +278,14 @@ class Peer:
 
     async def session(self, version: str = VERSION, **headers: str) -> SessionPeer:
         """A session of one's own, initialized."""
-        stranger = Peer(port=self.port, headers={k: v for k, v in self.headers.items() if not k.startswith("mcp-")})
+        own = {name: value for name, value in self.headers.items() if not name.startswith("mcp-")}
+        stranger = Peer(port=self.port, headers=own, address=self.address)
         answer = await stranger.initialize(version, **headers)
         assert answer.status == 200, answer
         known = answer.header("mcp-session-id")
         assert known is not None
         fields = {**self.headers, **headers, "mcp-session-id": known, "mcp-protocol-version": version}
-        peer = SessionPeer(port=self.port, headers=fields, id=known)
+        peer = SessionPeer(port=self.port, headers=fields, address=self.address, id=known)
         done = await peer.ask("POST", message("notifications/initialized"))
         assert done.status == 202, done
         return peer

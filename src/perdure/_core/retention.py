@@ -9,6 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perdure._core.ids import StreamId
+from perdure._core.states import SessionStep
+
+MAX_ENDED = 10_000
+"""Records of ended sessions that a store keeps: as many as sessions may be open by default. Such a record says why its
+id is unknown, so losing the oldest costs a client the reason and nothing else."""
+
+MAX_ENDED_OF_CALLER = 1_000
+"""The same of one owner, or of one address without an owner: a caller in a loop pushes out its own records only."""
+
+MAX_ENDED_PARAMS = 4 << 10
+"""Bytes of an expired session's client params that are kept. Handshakes have a few hundred bytes; of a larger one a
+reissued session gets the protocol version only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +30,8 @@ class Limits:
     streams: int
     session_events: int
     answers: int
+    size: int
+    """Bytes, of events and answers together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,35 +54,48 @@ class Kept:
     answers: int
     idle: bool
     """Sealed, and nobody reads: may go altogether."""
+    event_bytes: int = 0
+    """Of those events."""
+    answer_bytes: int = 0
+
+
+def keeps_params(reason: str, size: int) -> bool:
+    """Whether an ended session's record keeps what the client said of itself: only a session that expired is ever
+    replaced by a new one (`recover="reissue"`)."""
+    return reason == SessionStep.WINDOW_PASSED.value and size <= MAX_ENDED_PARAMS
 
 
 def cutoffs(*, now: float, event_ttl: float, replay_window: float) -> Cutoffs:
     return Cutoffs(events=now - event_ttl, answers=now - replay_window)
 
 
-def answers_to_drop(kept: Iterable[Kept], *, total: int, limit: int) -> Sequence[StreamId]:
-    """The streams that go altogether so that no more than `limit` of `total` answers are kept: the oldest (`kept` comes
-    in that order, and is looked at no further than needed)."""
+def answers_to_drop(kept: Iterable[Kept], *, total: int, size: int, limits: Limits) -> Sequence[StreamId]:
+    """The streams that go altogether so that no more than the limits allow of `total` answers with `size` bytes are
+    kept: the oldest (`kept` comes in that order, and is looked at no further than needed)."""
     dropped: list[StreamId] = []
     for stream in kept:
-        if total <= limit:
+        if total <= limits.answers and size <= limits.size:
             break
         dropped.append(stream.stream)
         total -= stream.answers
+        size -= stream.answer_bytes
     return dropped
 
 
-def events_to_trim(kept: Iterable[Kept], limits: Limits) -> Sequence[StreamId]:
-    """The streams that lose their events, answers excepted: idle ones before busy ones, and the oldest first."""
+def events_to_trim(kept: Iterable[Kept], limits: Limits, *, answer_bytes: int = 0) -> Sequence[StreamId]:
+    """The streams that lose their events, answers excepted: idle ones before busy ones, and the oldest first. Answers
+    take their part of the bytes, so events go before them."""
     streams = sorted(kept, key=lambda stream: not stream.idle)
+    size = answer_bytes + sum(stream.event_bytes for stream in streams)
     events = sum(stream.events for stream in streams)
     with_events = sum(1 for stream in streams if stream.events)
     trimmed: list[StreamId] = []
     for stream in streams:
-        if events <= limits.session_events and with_events <= limits.streams:
+        if events <= limits.session_events and with_events <= limits.streams and size <= limits.size:
             break
         if stream.events:
             trimmed.append(stream.stream)
             events -= stream.events
+            size -= stream.event_bytes
             with_events -= 1
     return trimmed

@@ -36,7 +36,10 @@ class Refusal(enum.Enum):
     TOO_MANY_RESUMES = (429, LIMIT_REACHED, "More than {limit} requests to the resume broker came from you in a row")
     BODY_TOO_LARGE = (413, LIMIT_REACHED, "The body is larger than {limit} bytes")
     HANDSHAKE_TOO_LARGE = (413, LIMIT_REACHED, "An initialize request may not be larger than {limit} bytes")
+    HANDSHAKE_TOO_RICH = (413, LIMIT_REACHED, "An initialize request may not take more than {limit} bytes in memory")
     BODY_TOO_SLOW = (408, LIMIT_REACHED, "The body did not arrive within {limit} seconds (stream_timeout)")
+    BODY_STALLED = (408, LIMIT_REACHED, "The body brought less than {least} bytes in {seconds} seconds")
+    TOO_MANY_BODIES = (503, LIMIT_REACHED, "Bodies of {limit} bytes are on their way, as many as may be (max_bodies)")
     MEDIA_TYPE = (415, INVALID_REQUEST, "Content-Type must be application/json, not {seen}")
     NOT_ACCEPTABLE_POST = (406, INVALID_REQUEST, "Accept must allow application/json and text/event-stream")
     NOT_ACCEPTABLE_JSON = (406, INVALID_REQUEST, "Accept must allow application/json")
@@ -53,7 +56,32 @@ class Refusal(enum.Enum):
     REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
     TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
     TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You hold {limit} sessions, as many as you may (max_principal_sessions)")
+    TOO_MANY_FROM_THERE = (
+        429,
+        LIMIT_REACHED,
+        "Your address holds {limit} sessions, as many as it may (max_address_sessions)",
+    )
     TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} requests running, as many as it may (max_calls)")
+    TOO_MANY_NOTIFICATIONS = (
+        429,
+        LIMIT_REACHED,
+        "{limit} notifications of this session are being handled, as many as may be (max_notifications)",
+    )
+    TOO_MUCH_OF_SESSION = (
+        429,
+        LIMIT_REACHED,
+        "This session's messages that are being handled take {limit} bytes, as many as they may (max_session_work)",
+    )
+    TOO_MUCH_WORK = (
+        503,
+        LIMIT_REACHED,
+        "The messages that are being handled here take {limit} bytes, as many as they may (max_work)",
+    )
+    TOO_MANY_SESSIONLESS = (
+        503,
+        LIMIT_REACHED,
+        "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
+    )
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")

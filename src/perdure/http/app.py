@@ -16,7 +16,6 @@ from typing import Any
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
 from mcp.server.auth.provider import TokenVerifier, principal_components
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
@@ -29,11 +28,12 @@ from perdure._core.states import LogState
 from perdure.broker import Broker
 from perdure.errors import Misuse
 from perdure.http.answers import Answer, Refusal, Refused
-from perdure.http.body import ClientGone
+from perdure.http.body import Bodies, ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.metrics import SCRAPE, scrape
 from perdure.http.resume import ALLOW_POST, RESUME, ResumeDesk, resume_paths
 from perdure.http.security import Gate
+from perdure.http.sessionless import SessionlessDesk
 from perdure.http.streamed import Streamed
 from perdure.life import Life, living
 from perdure.listener import BREAK_OFF
@@ -68,7 +68,7 @@ class App:
         self._life: Life | None = None
         self._endpoint: Endpoint | None = None
         self._resume: ResumeDesk | None = None
-        self._sessionless: StreamableHTTPSessionManager | None = None
+        self._sessionless: SessionlessDesk | None = None
         self._stopping = False
         self._draining = False
         self._told_sessionless = False
@@ -124,18 +124,18 @@ class App:
                     lapsed=self._lapsed,
                 )
             )
-            self._sessionless = sessionless(
-                server, state, json_response=settings.json_response, max_body=settings.max_body
-            )
-            await stack.enter_async_context(self._sessionless.run())
+            manager = sessionless(server, state, json_response=settings.json_response, max_body=settings.max_body)
+            await stack.enter_async_context(manager.run())
             if self._hosted.web is not None:
                 own = endpoint_of(self._hosted.web)
                 # FastMCP looks at its own manager once more when it stops.
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _Stand(self._serve)
-            self._life, self._endpoint = life, Endpoint(life.house, life.sessions, life.settler)
+            bodies = Bodies(settings)
+            self._life, self._endpoint = life, Endpoint(life.house, life.sessions, life.settler, bodies)
+            self._sessionless = SessionlessDesk(manager, life.house, bodies)
             broker = Broker(life.house, life.sessions)
-            self._resume = ResumeDesk(broker, settings, monotonic=life.house.hub.monotonic)
+            self._resume = ResumeDesk(broker, bodies, monotonic=life.house.hub.monotonic)
             try:
                 yield
             finally:
@@ -256,7 +256,7 @@ class App:
             return await self._resume(scope, receive, headers, principal_of(scope))
         if self._is_sessionless(headers):
             assert self._sessionless is not None
-            await self._sessionless.handle_request(scope, receive, send)
+            await self._sessionless(scope, receive, send, headers)
             return None
         return await self._started()(scope, receive, headers, principal_of(scope))
 

@@ -14,6 +14,7 @@ from perdure._core.states import SessionState
 from perdure.errors import SessionEnded, StoreError
 from perdure.house import House
 from perdure.http.answers import RECOVERY, Refusal, Refused
+from perdure.http.body import Bodies
 from perdure.http.credentials import Credentials
 from perdure.http.recovery import Recovery
 from perdure.http.streamed import Streamed
@@ -30,8 +31,9 @@ Headers = dict[bytes, bytes]
 class Desk:
     """The endpoint's view of the house."""
 
-    def __init__(self, house: House, sessions: Sessions, settler: Settler) -> None:
+    def __init__(self, house: House, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
         self.house = house
+        self.bodies = bodies
         self.sessions = sessions
         self.settler = settler
         self.recovery = Recovery(house, sessions, monotonic=house.hub.monotonic)

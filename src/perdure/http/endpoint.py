@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope
 from perdure._core.states import SessionStep
 from perdure.house import House
 from perdure.http.answers import Answer, Refusal, Refused
+from perdure.http.body import Bodies
 from perdure.http.desk import Desk, Headers
 from perdure.http.get import Get
 from perdure.http.post import Post
@@ -20,8 +21,8 @@ ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 class Endpoint:
     """From a request to its response; `Refused` is raised for every no."""
 
-    def __init__(self, house: House, sessions: Sessions, settler: Settler) -> None:
-        self._desk = Desk(house, sessions, settler)
+    def __init__(self, house: House, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
+        self._desk = Desk(house, sessions, settler, bodies)
         self._post = Post(self._desk)
         self._get = Get(self._desk)
 

@@ -16,7 +16,6 @@ from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
 from perdure.hub import BATCH, gap_frames, warning_frames
 from perdure.incarnations import tell_attached
-from perdure.observe import note
 from perdure.replayed import catch_up, find_stream
 from perdure.session import Session
 from perdure.streams import Stream
@@ -109,7 +108,9 @@ class Get:
             raise self._desk.gone()
         if stream is None:
             self._house.counters.positions_lost += 1
-            note(logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name)
+            self._house.peers.note(
+                logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name
+            )
             raise Refused(Refusal.POSITION_UNKNOWN)
         try:
             return await self._place(session, stream, position)
@@ -119,7 +120,9 @@ class Get:
 
     async def _start_unreadable(self, session: Session) -> _Start:
         """The client names nothing that we could have sent: warn, then give it what there is."""
-        note(logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.name)
+        self._house.peers.note(
+            logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.name
+        )
         self._house.counters.positions_lost += 1
         stream = session.standalone
         cursor = await stream.before_oldest() if self._settings.enable_replay else stream.delivered
@@ -158,7 +161,7 @@ class Get:
 
     def _gap(self, session: Session, stream: Stream, first: int, last: int, *, reason: str, behind: int) -> bytes:
         self._house.counters.gaps += 1
-        note(
+        self._house.peers.note(
             logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone: {reason}", stream=stream.id
         )
         log, random = session.tells_by_log, self._house.random

@@ -11,20 +11,27 @@ from starlette.types import Receive, Scope
 
 from perdure import spans
 from perdure._core import sticky
-from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, parse_body
+from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import IdTaken, SessionEnded, StoreError
+from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
 from perdure.hearing import hear
 from perdure.http.answers import Answer, Refusal, Refused
-from perdure.http.body import accepts, read_body, replayed
+from perdure.http.body import accepts, replayed
+from perdure.http.caller import caller_of
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
 from perdure.ledger import Call
 from perdure.session import Session
+from perdure.sessions import Caller
 from perdure.streams import Stream
+from perdure.work import weigh
 
 MAX_HANDSHAKE = 64 << 10
 """Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
+
+MAX_HANDSHAKE_MEMORY = 512 << 10
+"""Bytes of memory that an `initialize` request may take once parsed, estimated: the SDK keeps it with its runtime.
+Enough for some thousand values; clients send a dozen."""
 
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 
@@ -39,7 +46,7 @@ class Post:
 
     async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer | Streamed:
         self._check(headers)
-        body = await read_body(receive, headers, self._settings)
+        body = await self._desk.bodies.read(receive, headers)
         try:
             parsed = parse_body(body)
         except InvalidMessage as error:
@@ -57,13 +64,15 @@ class Post:
         # A word that is no request may be that a call shall not run again.
         session = await self._desk.session(headers, owner, http.scope, resume=isinstance(parsed, Request | Batch))
         messages = self._messages(parsed, session)
+        size = weigh(body)
+        self._check_work(session, messages, size)
         requests = [message for message in messages if isinstance(message, Request)]
         if not requests:
-            await self._pass_on(session, messages, (), http)
+            await self._pass_on(session, messages, (), http, size)
             return Answer(status=202, headers=_session_header(session))
-        calls = await self._accept(session, requests, body)
+        calls = await self._accept(session, requests, body, size)
         spans.tell(stream=calls[0].stream.id)
-        await self._pass_on(session, messages, calls, http)
+        await self._pass_on(session, messages, calls, http, 0)
         if self._settings.json_response:
             return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
         return self._desk.read(session, calls[0].stream, cursor=0)
@@ -88,23 +97,38 @@ class Post:
             raise Refused(Refusal.BATCH, version=session.record.version)
         return parsed.messages
 
+    def _check_work(self, session: Session, messages: Sequence[Envelope], size: int) -> None:
+        """Refuse what would have more handled at once than may be. What ends work is always heard: a cancellation, or
+        the answer to an ask."""
+        first = next((message.id for message in messages if isinstance(message, Request)), None)
+        heard = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
+        if first is None and not heard:
+            return
+        exchange, settings = session.exchange, self._settings
+        if heard and exchange.notifications + heard > settings.max_notifications:
+            raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, id=first, limit=settings.max_notifications)
+        if exchange.work and exchange.work + size > settings.max_session_work:
+            raise Refused(Refusal.TOO_MUCH_OF_SESSION, id=first, limit=settings.max_session_work)
+        if not self._house.work.has_room(size):
+            raise Refused(Refusal.TOO_MUCH_WORK, id=first, limit=settings.max_work)
+
     async def _pass_on(
-        self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest
+        self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest, size: int
     ) -> None:
-        """Hand messages to the runtime in their order."""
+        """Hand messages to the runtime in their order. `size`: the bytes of memory that are not counted yet."""
         waiting = iter(calls)
         for message in messages:
             if isinstance(message, Request):
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                await hear(session, message, http)
+                await hear(session, message, http, size=size // len(messages) or 1)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 
     # Requests
 
-    async def _accept(self, session: Session, requests: Sequence[Request], body: bytes) -> list[Call]:
+    async def _accept(self, session: Session, requests: Sequence[Request], body: bytes, size: int) -> list[Call]:
         first = requests[0].id
         self._check_room(first)
         if session.exchange.calls.load + len(requests) > self._settings.max_calls:
@@ -113,15 +137,19 @@ class Post:
             full = Refusal.TOO_MANY_SUBSCRIPTIONS
             raise Refused(full, id=first, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         incarnation = session.record.incarnation
-        taken = session.exchange.calls.reserve(requests, incarnation=incarnation)
+        taken = session.exchange.calls.reserve(requests, incarnation=incarnation, size=size)
         if taken is not None:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.id, seen=taken.id)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:
             await self._bring_home(session, requests, incarnation)
-            return await session.accept(requests, bodies, incarnation=incarnation)
+            # What runs here was counted above; what runs in other processes only the store can count.
+            most = self._settings.max_calls if self._house.store.shared else None
+            return await session.accept(requests, bodies, incarnation=incarnation, most_calls=most)
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
+        except TooManyCalls:
+            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls) from None
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=first) from None
         except SessionEnded:
@@ -158,6 +186,8 @@ class Post:
         """Go on with the session that the client names, or open one."""
         if len(body) > MAX_HANDSHAKE:
             raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
+        if weigh(body) > MAX_HANDSHAKE_MEMORY:
+            raise Refused(Refusal.HANDSHAKE_TOO_RICH, id=request.id, limit=MAX_HANDSHAKE_MEMORY)
         self._check_room(request.id)
         reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
@@ -190,25 +220,21 @@ class Post:
                 return await self._as_json(session, call.stream)
             return self._desk.read(session, call.stream, cursor=0)
 
-    async def _check_full(self, request_id: int | str, owner: str) -> None:
-        sessions = self._desk.sessions
-        try:
-            if await sessions.full():
-                raise Refused(Refusal.TOO_MANY_SESSIONS, id=request_id, limit=self._settings.max_sessions)
-            if await sessions.full_for(owner):
-                limit = self._settings.max_principal_sessions
-                raise Refused(Refusal.TOO_MANY_OF_YOURS, id=request_id, limit=limit)
-        except StoreError:
-            # Then what is held in memory counts.
-            if len(sessions) >= self._settings.max_sessions:
-                raise Refused(Refusal.STORE_FAILS, id=request_id) from None
+    def _full(self, request_id: int | str, caller: Caller, full: TooManySessions) -> Refused:
+        settings = self._settings
+        if not full.of_caller:
+            return Refused(Refusal.TOO_MANY_SESSIONS, id=request_id, limit=settings.max_sessions)
+        if caller.owner:
+            return Refused(Refusal.TOO_MANY_OF_YOURS, id=request_id, limit=settings.max_principal_sessions)
+        return Refused(Refusal.TOO_MANY_FROM_THERE, id=request_id, limit=settings.max_address_sessions)
 
     async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | Streamed:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
-        sessions = self._desk.sessions
-        await self._check_full(request.id, owner)
+        sessions, caller = self._desk.sessions, caller_of(owner, http.scope)
         try:
-            session, call = await sessions.open(owner, request, body)
+            session, call = await sessions.open(caller, request, body)
+        except TooManySessions as full:
+            raise self._full(request.id, caller, full) from None
         except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
         with call.stream.kept_whole():

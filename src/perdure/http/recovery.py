@@ -21,12 +21,13 @@ from perdure._core.ids import SessionId, parse_session_id
 from perdure._core.jsonrpc import Notification, Request
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import SessionEnded, StoreError
+from perdure.errors import SessionEnded, StoreError, TooManySessions
 from perdure.house import House
 from perdure.http.answers import Refusal, Refused
+from perdure.http.caller import caller_of
 from perdure.observe import note
 from perdure.session import Session
-from perdure.sessions import Sessions
+from perdure.sessions import Caller, Sessions
 from perdure.store.base import SessionRecord
 
 Headers = dict[bytes, bytes]
@@ -51,8 +52,8 @@ _MOST_AGENT = 200
 
 _OLDEST = next(iter(REVISIONS))
 
-_Caller = tuple[str, str, bytes]
-"""Principal, address and User-Agent: whether a new session is taken depends on the program that asks."""
+_Program = tuple[Caller, bytes]
+"""Caller and User-Agent: whether a new session is taken depends on the program that asks."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -69,8 +70,8 @@ class Recovery:
         self._tried: dict[str, list[float]] = {}
         self._replaced: dict[tuple[str, str], None] = {}
         """Lost sessions that were replaced, by owner and id."""
-        self._given: dict[_Caller, tuple[SessionId, float]] = {}
-        """The last new session that each caller got, and when."""
+        self._given: dict[_Program, tuple[SessionId, float]] = {}
+        """The last new session that each program got, and when."""
 
     async def gone(self, headers: Headers, owner: str, scope: Scope) -> Refused:
         """The answer for a session that is not there, or is not the caller's: the two look alike (promise 5)."""
@@ -79,24 +80,28 @@ class Recovery:
         record = await self._ended(text, owner)
         why = None if record is None else record.ended
         deleted = why == SessionStep.CLIENT_DELETED.value or self._sessions.is_ending(text)
-        lost, caller = (owner, text), _caller(scope, headers, owner)
+        lost, caller = (owner, text), caller_of(owner, scope)
+        program = caller, headers.get(b"user-agent", b"")[:_MOST_AGENT]
         # Clients that take a new id take it from the answer to a POST. One that listens as well may do that first.
         wanted = self._reissues and scope["method"] == "POST" and not deleted and lost not in self._replaced
-        if not wanted or await self._left_unused(caller) or not self._may(owner) or await self._full(owner):
+        if not wanted or await self._left_unused(program) or not self._may(owner):
             return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
         _remember(self._replaced, lost, None)  # before the handshake, during which the same id may be asked for
+        session: Session | None = None
         try:
-            session = await self._reissue(headers, owner, record, scope)
-        except BaseException:
-            self._replaced.pop(lost, None)
-            raise
-        _remember(self._given, caller, (session.id, self._monotonic()))
+            session = await self._reissue(headers, caller, record, scope)
+        finally:
+            if session is None:
+                self._replaced.pop(lost, None)
+        if session is None:
+            return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
+        _remember(self._given, program, (session.id, self._monotonic()))
         header = (b"mcp-session-id", session.id.encode())
         return Refused(Refusal.SESSION_GONE, data=_recovery("continue", why), headers=(header,))
 
-    async def _left_unused(self, caller: _Caller) -> bool:
-        """Whether the caller got a new session before and made no request on it, at any process."""
-        session_id, at = self._given.get(caller, (None, 0.0))
+    async def _left_unused(self, program: _Program) -> bool:
+        """Whether the program got a new session before and made no request on it, at any process."""
+        session_id, at = self._given.get(program, (None, 0.0))
         if session_id is None or self._monotonic() - at < ADOPTION_SECONDS:
             return False
         within, store = self._house.journal.within_time, self._house.store
@@ -106,7 +111,7 @@ class Recovery:
         except StoreError:
             return True
         if record is None or record.ended or not handshake_only:
-            del self._given[caller]
+            del self._given[program]
             return False
         self._house.counters.recoveries_refused += 1
         return True
@@ -130,24 +135,27 @@ class Recovery:
         _remember(self._tried, owner, [*tried, now] if may else tried)
         if not may:
             self._house.counters.recoveries_refused += 1
-            note(logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one")
+            self._house.peers.note(
+                logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one"
+            )
         return may
 
-    async def _full(self, owner: str) -> bool:
-        try:
-            return await self._sessions.full() or await self._sessions.full_for(owner)
-        except StoreError:
-            return True
-
-    async def _reissue(self, headers: Headers, owner: str, record: SessionRecord | None, scope: Scope) -> Session:
+    async def _reissue(
+        self, headers: Headers, caller: Caller, record: SessionRecord | None, scope: Scope
+    ) -> Session | None:
+        """A new session in place of a lost one; `None` where there is no room for it."""
         counters = self._house.counters
         counters.recoveries_tried += 1
         session: Session | None = None
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                session = await self._open(owner, _params(headers, record), HttpRequest(scope))
+                session = await self._open(caller, _params(headers, record), HttpRequest(scope))
+        except TooManySessions:
+            return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
-            note(logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}")
+            self._house.peers.note(
+                logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}"
+            )
         if session is None:
             counters.recoveries_failed += 1
             raise Refused(Refusal.REISSUE_FAILED)
@@ -155,10 +163,10 @@ class Recovery:
         note(logging.INFO, "session.reissued", "a lost session was replaced by a new one", session=session.name)
         return session
 
-    async def _open(self, owner: str, params: dict[str, Any], http: HttpRequest) -> Session | None:
+    async def _open(self, caller: Caller, params: dict[str, Any], http: HttpRequest) -> Session | None:
         raw = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
         request = Request(id=0, method="initialize", params=params, raw=raw)
-        session, call = await self._sessions.open(owner, request, json.dumps(raw).encode())
+        session, call = await self._sessions.open(caller, request, json.dumps(raw).encode())
         try:
             with call.stream.kept_whole():
                 session.exchange.start(call, http)
@@ -172,11 +180,6 @@ class Recovery:
         return session
 
 
-def _caller(scope: Scope, headers: Headers, owner: str) -> _Caller:
-    host, _ = scope.get("client") or ("", 0)
-    return owner, host, headers.get(b"user-agent", b"")[:_MOST_AGENT]
-
-
 def _remember(table: dict[K, V], key: K, value: V) -> None:
     """Enter the newest; beyond the limit the oldest entry goes."""
     table.pop(key, None)
@@ -187,7 +190,7 @@ def _remember(table: dict[K, V], key: K, value: V) -> None:
 
 def _params(headers: Headers, record: SessionRecord | None) -> dict[str, Any]:
     """What the client said in its handshake, as far as it is known: at least its version."""
-    if record is not None:
+    if record is not None and record.client_params:
         params: dict[str, Any] = json.loads(record.client_params)
         return params
     version = headers.get(b"mcp-protocol-version", b"").decode("latin-1")

@@ -17,9 +17,8 @@ from perdure._core.chains import TOKEN_LENGTH
 from perdure.broker import Broker, Caller, Rejected
 from perdure.errors import StoreError
 from perdure.http.answers import Answer, Refusal, Refused
-from perdure.http.body import read_body
+from perdure.http.body import Bodies
 from perdure.http.desk import Headers
-from perdure.settings import Settings
 
 ACTIONS = ("open", "resume", "confirm", "revoke")
 
@@ -52,10 +51,10 @@ def resume_paths(endpoint: str) -> dict[str, str]:
 class ResumeDesk:
     """From a request to the broker to its answer; `Refused` is raised for every no but a rejection."""
 
-    def __init__(self, broker: Broker, settings: Settings, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, broker: Broker, bodies: Bodies, *, monotonic: Callable[[], float]) -> None:
         self.draining = False
         self._broker = broker
-        self._settings = settings
+        self._bodies = bodies
         self._pace = Pace(monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer:
@@ -67,7 +66,7 @@ class ResumeDesk:
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
-        fields = _fields(await read_body(receive, headers, self._settings))
+        fields = _fields(await self._bodies.read(receive, headers))
         try:
             return await self._answer(scope[RESUME], fields, headers, owner)
         except Rejected:

@@ -21,7 +21,7 @@ import anyio
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import ServerRunner, aclose_shielded
-from mcp.shared.dispatcher import CallOptions
+from mcp.shared.dispatcher import CallOptions, DispatchContext, OnNotify
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import SessionMessage
@@ -36,6 +36,7 @@ from mcp_types import (
 from perdure._core.ids import NodeId
 from perdure.store.base import SessionRecord
 from perdure.streams import Flow
+from perdure.work import Work
 
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself: neither
@@ -121,6 +122,50 @@ class Inbox:
         self.close()
 
 
+_size: contextvars.ContextVar[int] = contextvars.ContextVar("perdure_notification_size", default=0)
+"""In the context in which a notification is handled: what it was counted as."""
+
+
+class Heard:
+    """Counts the notifications that wait for their handler or are being handled: the SDK runs them all at once."""
+
+    __slots__ = ("_work", "count", "size")
+
+    def __init__(self, work: Work) -> None:
+        self._work: Work | None = work
+        self.count = 0
+        self.size = 0
+
+    def add(self, size: int, context: contextvars.Context) -> None:
+        """One that takes so many bytes of memory will be handled in that context."""
+        context.run(_size.set, size)
+        self._change(1, size)
+
+    def counted(self, on_notify: OnNotify) -> OnNotify:
+        """The handler of notifications, which tells when it is through with one."""
+
+        async def handle(dctx: DispatchContext[Any], method: str, params: Mapping[str, Any] | None) -> None:
+            size = _size.get()
+            try:
+                await on_notify(dctx, method, params)
+            finally:
+                if size:
+                    self._change(-1, -size)
+
+        return handle
+
+    def close(self) -> None:
+        """The runtime goes: whatever still runs is cancelled, and counts no longer."""
+        self._change(-self.count, -self.size)
+        self._work = None
+
+    def _change(self, count: int, size: int) -> None:
+        if self._work is not None:
+            self.count += count
+            self.size += size
+            self._work.take(size)
+
+
 class Outbox:
     """The dispatcher's write stream: the way to the log. Once closed it takes nothing more."""
 
@@ -199,7 +244,7 @@ class Outbound:
 class Runtime:
     """One session's server, running."""
 
-    __slots__ = ("_connection", "_outbound", "_outbox", "inbox", "task")
+    __slots__ = ("_connection", "_outbound", "_outbox", "heard", "inbox", "task")
 
     def __init__(
         self,
@@ -211,15 +256,17 @@ class Runtime:
         ask_ids: itertools.count[int],
         node: NodeId,
         context: contextvars.Context,
+        heard: Heard,
     ) -> None:
         self.inbox = Inbox()
+        self.heard = heard
         self._outbox = Outbox(answers)
         self._outbound = Outbound(answers)
         dispatcher = Dispatcher(self.inbox, self._outbox, ask_ids, node)
         self._outbound.dispatcher = dispatcher
         self._connection = _connection(self._outbound, record)
         self.task = asyncio.create_task(
-            _serve(ServerRunner(server, self._connection, lifespan_state), dispatcher),
+            _serve(ServerRunner(server, self._connection, lifespan_state), dispatcher, heard),
             name="perdure-runtime",
             context=context,
         )
@@ -249,11 +296,11 @@ def _is_farewell(message: JSONRPCError) -> bool:
     return message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0
 
 
-async def _serve(runner: ServerRunner[Any], dispatcher: Dispatcher) -> None:
+async def _serve(runner: ServerRunner[Any], dispatcher: Dispatcher, heard: Heard) -> None:
     """What the SDK's `serve_connection` does, with an end that leaves nothing for the garbage collector: the runner
     caches methods of its own on itself, and would keep the connection until a full collection."""
     try:
-        await dispatcher.run(runner.on_request, runner.on_notify)
+        await dispatcher.run(runner.on_request, heard.counted(runner.on_notify))
     finally:
         await aclose_shielded(runner.connection)
         del runner.on_request, runner.on_notify

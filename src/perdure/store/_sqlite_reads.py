@@ -92,8 +92,10 @@ class Reads:
     async def count_states(self) -> Mapping[SessionState, int]:
         return dict(await self._all("count_states", rows.state_count))
 
-    async def longest_dormant(self) -> SessionRecord | None:
-        return await self._one("longest_dormant", rows.session_record)
+    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
+        if owner is None:
+            return await self._one("longest_dormant", rows.session_record)
+        return await self._one("longest_dormant_of", rows.session_record, rows.loose(owner), address)
 
     # Chains
 

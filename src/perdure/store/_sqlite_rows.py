@@ -43,6 +43,7 @@ def session_row(record: SessionRecord) -> Row:
         record.created,
         record.active,
         record.ended,
+        record.address,
     )
 
 
@@ -80,6 +81,7 @@ def session_record(row: Row) -> SessionRecord:
         created=rest[0],
         active=rest[1],
         ended=rest[2],
+        address=rest[3],
     )
 
 
@@ -126,8 +128,15 @@ def stream_record(row: Row) -> StreamRecord:
 
 
 def kept_record(row: Row) -> KeptRecord:
-    stream, opened, events, answers = row
-    return KeptRecord(stream=stream, opened=opened, events=events, answers=answers)
+    stream, opened, events, answers, event_bytes, answer_bytes = row
+    return KeptRecord(
+        stream=stream,
+        opened=opened,
+        events=events,
+        answers=answers,
+        event_bytes=event_bytes,
+        answer_bytes=answer_bytes,
+    )
 
 
 def generation(row: Row) -> Generation:

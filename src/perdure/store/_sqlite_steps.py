@@ -12,11 +12,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perdure._core import sticky
+from perdure._core import retention, sticky
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence
+from perdure.errors import (
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    TooManyCalls,
+    TooManySessions,
+)
 from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
 from perdure.store.base import (
@@ -40,6 +48,7 @@ from perdure.store.base import (
     Refusals,
     Refused,
     Release,
+    SessionLimits,
     SessionRecord,
     Step,
     Stick,
@@ -122,7 +131,7 @@ class Steps:
 
     # Streams and events
 
-    def _open_stream(self, step: OpenStream) -> IdTaken | SessionEnded | None:
+    def _open_stream(self, step: OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed))
@@ -138,6 +147,11 @@ class Steps:
             if cursor.rowcount != 1:
                 cursor.execute(_SQL["close_stream"], (key,))
                 return IdTaken(f"request {call.request_id!r} of session {call.session[:8]} runs already")
+        if step.most_calls is not None:
+            (running,) = cursor.execute(_SQL["count_calls"], (record.session,)).fetchone()
+            if running > step.most_calls:
+                cursor.execute(_SQL["close_stream"], (key,))
+                return TooManyCalls(f"session {record.session[:8]} has {running - len(step.calls)} calls running")
         self._remember(record.id, key)
         return None
 
@@ -227,8 +241,25 @@ class Steps:
 
     # Sessions, asks, readers
 
-    def _put_session(self, step: PutSession) -> None:
-        self._cursor.execute(_SQL["put_session"], rows.session_row(step.record))
+    def _put_session(self, step: PutSession) -> TooManySessions | None:
+        cursor, record = self._cursor, step.record
+        cursor.execute(_SQL["put_session"], rows.session_row(record))
+        if cursor.rowcount != 1 or step.limits is None:
+            return None
+        refusal = self._beyond(record, step.limits)
+        if refusal is not None:
+            cursor.execute(_SQL["unput_session"], (record.id,))
+        return refusal
+
+    def _beyond(self, record: SessionRecord, limits: SessionLimits) -> TooManySessions | None:
+        """The session is there already; was it one too many?"""
+        caller = rows.loose(record.owner), record.address
+        if any(caller):
+            (count,) = self._cursor.execute(_SQL["count_sessions_at"], caller).fetchone()
+            if count > limits.caller:
+                return TooManySessions(f"the caller has {count - 1} sessions", of_caller=True)
+        (count,) = self._cursor.execute(_SQL["count_sessions"]).fetchone()
+        return TooManySessions(f"there are {count - 1} sessions", of_caller=False) if count > limits.total else None
 
     def _change_session(self, step: ChangeSession) -> None:
         self._cursor.execute(_SQL["change_session"], rows.change_values(step))
@@ -241,8 +272,17 @@ class Steps:
 
     def _end_session(self, step: EndSession) -> None:
         self.forget()
-        self._cursor.execute(_SQL["drop_streams"], (step.session,))
-        self._cursor.execute(_SQL["end_session"], (step.time, step.reason, step.session))
+        cursor = self._cursor
+        cursor.execute(_SQL["drop_streams"], (step.session,))
+        row = cursor.execute(_SQL["params_of"], (step.session,)).fetchone()
+        if row is None:
+            return
+        keeps = retention.keeps_params(step.reason, row[0])
+        values = {"session": step.session, "time": step.time, "reason": step.reason, "keeps": keeps}
+        cursor.execute(_SQL["end_session"], values)
+        of_caller = {"session": step.session, "most": retention.MAX_ENDED_OF_CALLER}
+        cursor.execute(_SQL["forget_ended_of"], of_caller)
+        cursor.execute(_SQL["forget_ended"], {"most": retention.MAX_ENDED})
 
     def _open_ask(self, step: OpenAsk) -> None:
         self._cursor.execute(_SQL["open_ask"], rows.ask_row(step.record))

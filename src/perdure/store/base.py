@@ -32,6 +32,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     opened (`SessionEnded`).
 13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several who change a
     chain from what they have all seen, one succeeds, in whatever process; what it wrote is durable (3).
+14. **Exact limits.** A `PutSession` or `OpenStream` that carries a limit is refused (`TooManySessions`, `TooManyCalls`)
+    where it would go beyond, however many processes commit at once. Of sessions that have ended the store keeps a
+    bounded number of small records: `_core.retention` has the numbers, and the oldest go first.
 """
 
 from __future__ import annotations
@@ -45,7 +48,15 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence
+from perdure.errors import (
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    TooManyCalls,
+    TooManySessions,
+)
 
 RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
@@ -88,6 +99,8 @@ class SessionRecord:
     """Last activity. Times serve retention only; no decision between processes depends on them."""
     ended: str = ""
     """Why, once it has: the value of a `SessionStep`."""
+    address: str = ""
+    """Where it was opened from, if nobody authenticates: callers without a name are told apart by this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +167,8 @@ class KeptRecord:
     events: int
     """Retained, answers aside."""
     answers: int
+    event_bytes: int = 0
+    answer_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,10 +209,23 @@ class Mail(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SessionLimits:
+    """How many sessions may be open at once, the new one among them."""
+
+    total: int
+    caller: int
+    """Of one owner; where there is none, of one address. Callers with neither share the limit for all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PutSession:
-    """A new session; nothing if it is there already."""
+    """A new session; nothing if it is there already.
+
+    Refused beyond its limits (`TooManySessions`): the caller's own is looked at first (14).
+    """
 
     record: SessionRecord
+    limits: SessionLimits | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,7 +255,8 @@ class Stick:
 class EndSession:
     """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept.
 
-    The first reason stays.
+    The first reason stays. The record loses what the server answered and what it repeats, and `client_params` too
+    unless `_core.retention.keeps_params`; beyond a number of ended records the oldest go (14).
     """
 
     session: SessionId
@@ -241,6 +270,8 @@ class OpenStream:
 
     record: StreamRecord
     calls: tuple[CallRecord, ...] = ()
+    most_calls: int | None = None
+    """How many calls of the session may be open at once, these among them; refused beyond (14)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -374,7 +405,7 @@ Step = (
     | Received
 )
 
-Refused = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded
+Refused = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
 Refusals = Sequence[Refused | None]
 """For each step of a commit: `None`, or why it was refused."""
 
@@ -453,7 +484,9 @@ class Sessions(Protocol):
         """How many are in each state; those without any may be missing."""
         ...
 
-    async def longest_dormant(self) -> SessionRecord | None: ...
+    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
+        """The session that has been dormant for longest, of one caller or of all."""
+        ...
 
 
 class Ledger(Protocol):

@@ -14,13 +14,13 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Self
 
-from perdure._core import sticky
+from perdure._core import retention, sticky
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, SessionEnded, StaleFence
+from perdure.errors import IdTaken, SessionEnded, StaleFence, TooManyCalls, TooManySessions
 from perdure.store._memory_nodes import MemoryNodes, StreamRow
 from perdure.store.base import (
     KEPT_GENERATIONS,
@@ -113,8 +113,8 @@ class MemoryStore(MemoryNodes):
                 return self._deliver(step)
             case Received():
                 self._take_away(step)
-            case PutSession(record=record):
-                self._sessions.setdefault(record.id, record)
+            case PutSession():
+                return self._put_session(step)
             case ChangeSession() | Stick() if session := self._going_on(step.session):
                 self._sessions[session.id] = _changed(session, step)
             case EndSession():
@@ -137,7 +137,21 @@ class MemoryStore(MemoryNodes):
                     found.reader = None
         return None
 
-    def _open(self, step: OpenStream) -> IdTaken | SessionEnded | None:
+    def _put_session(self, step: PutSession) -> TooManySessions | None:
+        record, limits = step.record, step.limits
+        if record.id in self._sessions:
+            return None
+        if limits is not None:
+            going_on = [s for s in self._sessions.values() if s.state is not SessionState.ENDED]
+            of_caller = sum(_caller(session) == _caller(record) for session in going_on)
+            if any(_caller(record)) and of_caller >= limits.caller:
+                return TooManySessions(f"the caller has {of_caller} sessions", of_caller=True)
+            if len(going_on) >= limits.total:
+                return TooManySessions(f"there are {len(going_on)} sessions", of_caller=False)
+        self._sessions[record.id] = record
+        return None
+
+    def _open(self, step: OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
         record = step.record
         if record.id in self._streams:
             return None
@@ -146,6 +160,10 @@ class MemoryStore(MemoryNodes):
         names = [_name(call) for call in step.calls]
         if len(set(names)) < len(names) or not self._open_calls.keys().isdisjoint(names):
             return IdTaken(f"a request of session {record.session[:8]} runs already under one of the ids {names}")
+        if step.most_calls is not None:
+            running = sum(session == record.session for session, _, _ in self._open_calls)
+            if running + len(names) > step.most_calls:
+                return TooManyCalls(f"session {record.session[:8]} has {running} calls running")
         stream = StreamRow(record, calls={(call.incarnation, call.request_id): call for call in step.calls})
         self._open_calls.update(dict.fromkeys(names, stream))
         self._streams[record.id] = stream
@@ -195,9 +213,29 @@ class MemoryStore(MemoryNodes):
         for stream in list(self._of_session.get(step.session, ())):
             self._drop(stream)
         if (record := self._going_on(step.session)) is not None:
-            ended = replace(record, state=SessionState.ENDED, active=step.time, ended=step.reason)
+            params = record.client_params
+            kept = params if retention.keeps_params(step.reason, len(params)) else b""
+            ended = replace(
+                record,
+                state=SessionState.ENDED,
+                client_params=kept,
+                result=b"",
+                sticky=(),
+                active=step.time,
+                ended=step.reason,
+            )
             self._sessions[step.session] = ended
             self._forget_chain(step.session)
+            self._forget_ended(_caller(ended))
+
+    def _forget_ended(self, caller: tuple[str, str]) -> None:
+        """Keep no more records of ended sessions than there may be, of the caller and in all."""
+        ended = [session for session in self._sessions.values() if session.state is SessionState.ENDED]
+        of_caller = [session for session in ended if _caller(session) == caller]
+        for sessions, most in ((of_caller, retention.MAX_ENDED_OF_CALLER), (ended, retention.MAX_ENDED)):
+            if len(sessions) > most:
+                del self._sessions[min(sessions, key=attrgetter("active")).id]
+                return  # one has ended, so one was too many
 
     def _drop(self, stream_id: StreamId) -> None:
         if (stream := self._streams.pop(stream_id, None)) is not None:
@@ -289,9 +327,10 @@ class MemoryStore(MemoryNodes):
     async def count_states(self) -> Mapping[SessionState, int]:
         return Counter(session.state for session in self._sessions.values())
 
-    async def longest_dormant(self) -> SessionRecord | None:
+    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
         dormant = (session for session in self._sessions.values() if session.state is SessionState.DORMANT)
-        return min(dormant, key=attrgetter("active"), default=None)
+        wanted = (session for session in dormant if owner is None or _caller(session) == (owner, address))
+        return min(wanted, key=attrgetter("active"), default=None)
 
     # Chains
 
@@ -370,14 +409,27 @@ def _changed(session: SessionRecord, step: ChangeSession | Stick) -> SessionReco
     )
 
 
+def _caller(session: SessionRecord) -> tuple[str, str]:
+    """Whose session it is: a name, or an address."""
+    return session.owner, session.address
+
+
 def _name(call: CallRecord) -> tuple[SessionId, int, int | str]:
     return call.session, call.incarnation, coerce_id(call.request_id)
 
 
 def _kept(stream: StreamRow) -> KeptRecord:
-    answers = sum(event.final for event in stream.events)
-    record = stream.record
-    return KeptRecord(stream=record.id, opened=record.opened, events=len(stream.events) - answers, answers=answers)
+    sizes: dict[bool, list[int]] = {False: [], True: []}
+    for event in stream.events:
+        sizes[event.final].append(len(event.payload))
+    return KeptRecord(
+        stream=stream.record.id,
+        opened=stream.record.opened,
+        events=len(sizes[False]),
+        answers=len(sizes[True]),
+        event_bytes=sum(sizes[False]),
+        answer_bytes=sum(sizes[True]),
+    )
 
 
 def _stale(step: Append | PutCall | Release) -> StaleFence:

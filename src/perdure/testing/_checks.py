@@ -12,6 +12,7 @@ from perdure.testing import (
     _chain_checks,
     _fence_checks,
     _keeping_checks,
+    _limit_checks,
     _log_checks,
     _node_checks,
     _session_checks,
@@ -31,7 +32,15 @@ def _checks(module: ModuleType) -> list[Check]:
 
 CHECKS: tuple[Check, ...] = tuple(
     check
-    for module in (_log_checks, _fence_checks, _keeping_checks, _node_checks, _session_checks, _chain_checks)
+    for module in (
+        _log_checks,
+        _fence_checks,
+        _keeping_checks,
+        _node_checks,
+        _session_checks,
+        _chain_checks,
+        _limit_checks,
+    )
     for check in _checks(module)
 )
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 from perdure._core.ids import Kind, StreamId
 from perdure._core.retention import Cutoffs
-from perdure._core.states import SessionState
 from perdure.errors import StoreError
 from perdure.store.base import (
     ChangeSession,
@@ -34,6 +32,7 @@ from perdure.testing._values import (
     all_sessions,
     an_append,
     an_ask,
+    an_ended_session,
     messages,
     numbers,
     picture,
@@ -66,7 +65,7 @@ async def promise_7_dropping_and_ending_take_everything(case: Case) -> None:
     same("calls", {call.stream for call in await case.store.calls(SESSION)}, {STREAM})
     same("events of the dropped stream", await numbers(case.store, "dropped"), [])
     await put(case.store, EndSession(session=SESSION, time=9.0, reason="why"))
-    ended = replace(a_session(active=9.0, state=SessionState.ENDED), ended="why")
+    ended = an_ended_session(active=9.0, ended="why")
     nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in ("streams", "calls", "asks", "kept")}
     nothing[f"{SESSION}: chain"] = None
     same("all that is there", await picture(case.store), {"sessions": [ended]} | nothing)
@@ -147,8 +146,8 @@ async def what_is_retained_of_sealed_streams_is_known_in_numbers(case: Case) -> 
         await put(case.store, an_append(case.fence, answers, stream=name, seal=name != "running"))
     await put(case.store, Trim(stream=StreamId("a"), through=2))
     wanted = [
-        KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2),
-        KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2),
+        KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2, event_bytes=21, answer_bytes=14),
+        KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2, event_bytes=7, answer_bytes=14),
     ]
     same("what is kept", list(await case.store.kept(SESSION)), wanted)
 

@@ -19,6 +19,7 @@ from perdure.testing._values import (
     a_stream,
     all_sessions,
     an_append,
+    an_ended_session,
     picture,
     put,
     some_events,
@@ -109,7 +110,7 @@ async def a_session_is_changed_where_something_is_said_and_nowhere_else(case: Ca
 async def nothing_changes_after_the_end_of_a_session(case: Case) -> None:
     await put(case.store, PutSession(record=a_session()))
     await put(case.store, EndSession(session=SESSION, time=4.0, reason="first"))
-    ended = replace(a_session(active=4.0, state=SessionState.ENDED), ended="first")
+    ended = an_ended_session(active=4.0, ended="first")
     for step in (
         EndSession(session=SESSION, time=9.0, reason="second"),
         ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),

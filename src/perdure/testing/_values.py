@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from perdure._core.chains import Chain
@@ -48,6 +49,12 @@ def a_session(
         created=0.0,
         active=active,
     )
+
+
+def an_ended_session(id_: str = SESSION, *, active: float, ended: str) -> SessionRecord:
+    """What is left of a session that has not expired."""
+    record = a_session(id_, active=active, state=SessionState.ENDED)
+    return replace(record, ended=ended, client_params=b"", result=b"", sticky=())
 
 
 def a_sticky(method: str, **params: str) -> bytes:

@@ -2,9 +2,12 @@
 
 -- put_session: a new session; nothing if it is there already
 INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active, ended)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                     standalone, created, active, ended, address)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO NOTHING;
+
+-- unput_session: a session was one too many
+DELETE FROM session WHERE id = ?;
 
 -- change_session: change what is given of a session that has not ended
 UPDATE session SET
@@ -22,8 +25,24 @@ UPDATE session SET record = ?, sticky = ? WHERE id = ?;
 -- next_incarnation: a client begins anew in a session that has not ended
 UPDATE session SET incarnation = incarnation + 1 WHERE id = ? AND state <> 'ended';
 
--- end_session: mark a session's record as ended; the first reason stays
-UPDATE session SET state = 'ended', active = ?, ended = ? WHERE id = ? AND state <> 'ended';
+-- params_of: how large a session's client params are, if it has not ended
+SELECT length(client_params) FROM session WHERE id = ? AND state <> 'ended';
+
+-- end_session: mark a session's record as ended, and keep little more than why; the first reason stays
+UPDATE session SET
+    state = 'ended', active = :time, ended = :reason, result = x'', sticky = '[]',
+    client_params = CASE WHEN :keeps THEN client_params ELSE x'' END
+WHERE id = :session AND state <> 'ended';
+
+-- forget_ended_of: of the ended sessions of one session's caller, all but the newest
+DELETE FROM session WHERE id IN (
+    SELECT e.id FROM session AS s JOIN session AS e ON e.owner = s.owner AND e.address = s.address
+    WHERE s.id = :session AND e.state = 'ended' ORDER BY e.active DESC LIMIT -1 OFFSET :most);
+
+-- forget_ended: the oldest of all ended sessions, where there are too many (and not many in one commit)
+DELETE FROM session WHERE id IN (
+    SELECT id FROM session WHERE state = 'ended'
+    ORDER BY active LIMIT (SELECT max(0, min(100, ended - :most)) FROM tally WHERE only = 1));
 
 -- drop_streams: forget a session's streams, and with them all that is in them
 DELETE FROM stream WHERE session = ?;
@@ -39,6 +58,9 @@ INSERT INTO call (stream, incarnation, request_id, session, id_key, place, recor
                   progress, state)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING;
+
+-- count_calls: how many calls of a session have not ended
+SELECT count(*) FROM call WHERE session = ? AND state IN ('running', 'waiting');
 
 -- close_stream: a stream that could not be opened goes again, with its calls
 DELETE FROM stream WHERE key = ?;
@@ -124,7 +146,9 @@ UPDATE stream SET listed = 1 WHERE key = :stream AND NOT EXISTS (
     SELECT 1 FROM call WHERE stream = :stream AND state IN ('running', 'waiting'));
 
 -- kept_of_session: what is retained of a session's sealed streams, the oldest first
-SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END)
+SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END),
+       coalesce(sum(CASE e.final WHEN 0 THEN length(e.payload) END), 0),
+       coalesce(sum(CASE e.final WHEN 1 THEN length(e.payload) END), 0)
 FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
 WHERE s.session = ? AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
@@ -135,27 +159,35 @@ WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended
+       active, ended, address
 FROM session WHERE id = ?;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended
+       active, ended, address
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- count_sessions: how many have not ended
-SELECT count(*) FROM session WHERE state <> 'ended';
+SELECT open FROM tally WHERE only = 1;
 
 -- count_sessions_of: how many of an owner's have not ended
 SELECT count(*) FROM session WHERE owner = ? AND state <> 'ended';
+
+-- count_sessions_at: how many that one caller has opened have not ended
+SELECT count(*) FROM session WHERE owner = ? AND address = ? AND state <> 'ended';
 
 -- count_states: how many sessions are in each state
 SELECT state, count(*) FROM session GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended
+       active, ended, address
 FROM session WHERE state = 'dormant' ORDER BY active LIMIT 1;
+
+-- longest_dormant_of: the same of one caller's
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address
+FROM session WHERE owner = ? AND address = ? AND state = 'dormant' ORDER BY active LIMIT 1;
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,

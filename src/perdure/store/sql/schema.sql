@@ -18,10 +18,16 @@ CREATE TABLE session (
     standalone    TEXT NOT NULL,
     created       REAL NOT NULL,
     active        REAL NOT NULL,
-    ended         TEXT NOT NULL DEFAULT ''
+    ended         TEXT NOT NULL DEFAULT '',
+    address       TEXT NOT NULL DEFAULT ''
 );
 
-CREATE INDEX session_of_owner ON session (owner) WHERE state <> 'ended';
+-- A caller is an owner or, where there is none, an address.
+CREATE INDEX session_of_caller ON session (owner, address) WHERE state <> 'ended';
+
+CREATE INDEX session_ended_of_caller ON session (owner, address, active) WHERE state = 'ended';
+
+CREATE INDEX session_ended ON session (active) WHERE state = 'ended';
 
 CREATE INDEX session_state ON session (state);
 
@@ -144,6 +150,15 @@ CREATE TABLE fence (
 
 INSERT INTO fence (only, last) VALUES (1, 0);
 
+-- One row: how many sessions are open, and how many have ended. Counting them would take longer the more there are.
+CREATE TABLE tally (
+    only  INTEGER PRIMARY KEY CHECK (only = 1),
+    open  INTEGER NOT NULL CHECK (open >= 0),
+    ended INTEGER NOT NULL CHECK (ended >= 0)
+);
+
+INSERT INTO tally (only, open, ended) VALUES (1, 0, 0);
+
 CREATE TRIGGER stream_gone AFTER DELETE ON stream
 BEGIN
     DELETE FROM event WHERE stream = OLD.key;
@@ -153,13 +168,20 @@ BEGIN
     DELETE FROM reader WHERE stream = OLD.key;
 END;
 
+CREATE TRIGGER session_new AFTER INSERT ON session
+BEGIN
+    UPDATE tally SET open = open + (NEW.state <> 'ended'), ended = ended + (NEW.state = 'ended');
+END;
+
 -- A session takes its chain along when it ends, however it does.
-CREATE TRIGGER session_over AFTER UPDATE OF state ON session WHEN NEW.state = 'ended'
+CREATE TRIGGER session_over AFTER UPDATE OF state ON session WHEN NEW.state = 'ended' AND OLD.state <> 'ended'
 BEGIN
     DELETE FROM chain WHERE session = NEW.id;
+    UPDATE tally SET open = open - 1, ended = ended + 1;
 END;
 
 CREATE TRIGGER session_gone AFTER DELETE ON session
 BEGIN
     DELETE FROM chain WHERE session = OLD.id;
+    UPDATE tally SET open = open - (OLD.state <> 'ended'), ended = ended - (OLD.state = 'ended');
 END;

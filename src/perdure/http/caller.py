@@ -1,0 +1,32 @@
+"""Names who calls: a principal or, where nobody authenticates, the address that a request came from."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from starlette.types import Scope
+
+from perdure.sessions import Caller
+
+_NETWORK = 64
+"""Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""
+
+
+def caller_of(owner: str, scope: Scope) -> Caller:
+    """Who counts as one caller. Behind a proxy the address is the proxy's, unless the ASGI server was told to believe
+    its headers; on a Unix socket there is none."""
+    return Caller(owner) if owner else Caller("", _address(scope))
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    text = str(client[0]) if client else ""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text[:64]
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), _NETWORK), strict=False))

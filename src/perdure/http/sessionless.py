@@ -1,0 +1,54 @@
+"""Bounds the requests of 2026-07-28, which the SDK's own handler answers."""
+
+from __future__ import annotations
+
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.types import Receive, Scope, Send
+
+from perdure.house import House
+from perdure.http.answers import Refusal, Refused
+from perdure.http.body import Bodies, replayed_first
+from perdure.http.desk import Headers
+from perdure.work import weigh
+
+
+class SessionlessDesk:
+    """Hands requests to the SDK's handler, no more at once than there may be. Each may hold an event stream and run a
+    call, and has no session whose limits would count it."""
+
+    def __init__(self, manager: StreamableHTTPSessionManager, house: House, bodies: Bodies) -> None:
+        self._manager = manager
+        self._house = house
+        self._settings = house.settings
+        self._bodies = bodies
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        hub, settings = self._house.hub, self._settings
+        if self._running >= settings.max_sessionless:
+            raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
+        if hub.full:
+            raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
+        self._running += 1
+        hub.foreign += 1
+        try:
+            if scope["method"] == "POST":
+                await self._post(scope, receive, send, headers)
+            else:
+                await self._manager.handle_request(scope, receive, send)
+        finally:
+            self._running -= 1
+            hub.foreign -= 1
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        body = await self._bodies.read(receive, headers)
+        size, work = weigh(body), self._house.work
+        if not work.has_room(size):
+            raise Refused(Refusal.TOO_MUCH_WORK, limit=self._settings.max_work)
+        work.take(size)
+        receive = replayed_first(body, receive)
+        del body  # it is the handler's now
+        try:
+            await self._manager.handle_request(scope, receive, send)
+        finally:
+            work.give(size)
