@@ -24,7 +24,7 @@ from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
-from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
+from perdure.store.base import Append, Event, OpenStream, Post, Refusals, Step, Store
 
 T = TypeVar("T")
 
@@ -66,7 +66,13 @@ class Journal:
     """Writes steps; knows whether the store is well."""
 
     def __init__(
-        self, store: Store, settings: Settings, counters: Counters, *, holds: Callable[[], bool] = lambda: True
+        self,
+        store: Store,
+        settings: Settings,
+        counters: Counters,
+        *,
+        holds: Callable[[], bool] = lambda: True,
+        on_holding: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self.state = LogState.HEALTHY
         self.has_room = True
@@ -75,6 +81,8 @@ class Journal:
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
         self._claims_hold = holds
+        self._on_holding = on_holding
+        """Told before the first event is shown that is not written, and when everything held is."""
         self._most_held = settings.max_held_events
         self.counters = counters
         self._queue: list[Source] = []
@@ -262,6 +270,8 @@ class Journal:
         self.state = advance(LOG, self.state, LogStep.STORE_FAILED)
 
     def _hold(self, group: _Group) -> None:
+        if self._holds:
+            self._on_holding(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
             if isinstance(source, _Waiter) and not self._holds:
                 source.refused(steps, StoreUnavailable("the store fails"))
@@ -288,6 +298,7 @@ class Journal:
                 delay = min(delay * 2, _RETRY_MOST)
             else:
                 self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
+                self._on_holding(False)
                 note(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
     async def _write_backlog(self) -> None:
@@ -366,6 +377,7 @@ def _events(steps: Sequence[Step]) -> int:
 def _size(steps: Sequence[Step]) -> int:
     """Bytes of other people's making in the steps, nearly."""
     events = sum(len(event.payload) for step in steps if isinstance(step, Append) for event in step.events)
+    events += sum(len(step.message) for step in steps if isinstance(step, Post))
     return events + sum(len(call.request) for step in steps if isinstance(step, OpenStream) for call in step.calls)
 
 

@@ -122,7 +122,7 @@ async def _furnish(
     node: NodeId = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
-    journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
+    journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
     hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)

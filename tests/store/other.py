@@ -71,6 +71,12 @@ class Other:
     async def leave(self) -> None:
         await self._store.leave(self._node)
 
+    async def hold(self, holding: bool) -> None:
+        self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic).hold(holding)
+
+    async def holders(self) -> list[NodeId]:
+        return list(await self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic).holders())
+
     async def dead(self) -> list[NodeId]:
         liveness = self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic)
         return list(await liveness.dead())

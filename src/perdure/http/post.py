@@ -15,7 +15,7 @@ from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Request, pars
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StoreError
 from perdure.hearing import hear
-from perdure.http.answers import Answer, Refusal, Refused
+from perdure.http.answers import Answer, Refusal, Refused, refusal_of
 from perdure.http.body import accepts, read_body, replayed
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
@@ -115,8 +115,8 @@ class Post:
             return await session.accept(requests, bodies, incarnation=incarnation)
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
-        except StoreError:
-            raise Refused(Refusal.STORE_FAILS, id=first) from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=first) from None
         except SessionEnded:
             raise self._desk.gone() from None
 
@@ -124,7 +124,7 @@ class Post:
         """Subscriptions live with the home: who changes them becomes it."""
         if any(request.method in _SUBSCRIBING for request in requests):
             try:
-                await session.home.come_here(take=True)
+                await session.home.take()
             except BaseException:
                 session.exchange.calls.release(requests, incarnation=incarnation)
                 raise
@@ -172,8 +172,8 @@ class Post:
                 await self._desk.settler.waiting.resume(session, http)
             session.exchange.calls.reserve([request], incarnation=incarnation)
             [call] = await session.accept([request], [body], incarnation=incarnation)
-        except StoreError:
-            raise Refused(Refusal.STORE_FAILS, id=request.id) from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=request.id) from None
         except SessionEnded:
             return None
         with call.stream.kept_whole():

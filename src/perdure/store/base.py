@@ -32,6 +32,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     opened (`SessionEnded`).
 13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several who change a
     chain from what they have all seen, one succeeds, in whatever process; what it wrote is durable (3).
+14. **Held is told.** A living node that has said that it holds steps is named by every other node's `Liveness.holders`,
+    from the moment that `hold` returns until it says that it holds nothing more. That needs no write: what is told is
+    that writing fails. A dead node is named until it is buried, at the longest.
 """
 
 from __future__ import annotations
@@ -531,6 +534,18 @@ class Liveness(Protocol):
 
     async def dead(self) -> Sequence[NodeId]:
         """Nodes that are dead for certain and not buried yet (11)."""
+        ...
+
+    def hold(self, holding: bool) -> None:
+        """Say that this node shows what is not in the store, or that all of it is written (14). Never waits or fails.
+
+        A store that machines share says it by its own means, as long as this node's claims hold: a word to its
+        neighbours, or a flag in a service beside the log.
+        """
+        ...
+
+    async def holders(self) -> Sequence[NodeId]:
+        """The other nodes that have said so and live (14). Asked before something is denied that the store lacks."""
         ...
 
     def ages(self) -> dict[NodeId, float]:
