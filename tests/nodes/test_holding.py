@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 
+from perdure._core.ids import parse_position
+from perdure.store import SqliteStore
+from perdure.store.base import Release
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.ghost import Ghost
 from tests.support.outages import Locked
 from tests.support.serving import TOOLBOX, Served, serving
-from tests.support.site import until
+from tests.support.site import Site, serve, until
 from tests.support.wire import Peer, Web, Wire, answer_of, gaps_of, notices_of, progress_of, text_of
+from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
@@ -231,3 +237,57 @@ async def test_an_answer_to_what_a_holding_process_asked_reaches_it(two: Two) ->
         assert (await twin.cancel(9)).status_code == 202
     assert text_of((await asking.rest())[-1]) == "this one"
     assert (await waiting.rest())[-1]["error"]["code"] == -32800
+
+
+# A home that begins to hold in the moment in which another node becomes the home
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_rest_arrives(
+    shown: bool, tmp_path: Path
+) -> None:
+    """What a client was sent does not come again under another number; what it was not sent does come."""
+    path = tmp_path / "log.db"
+    shop, store = Workshop(), FaultyStore(SqliteStore(str(path)))
+    async with serve(shop.server, store=store, store_timeout=0.5, complaint="the store fails") as site:
+        peer = await site.join()
+        standalone = await peer.get()
+        await peer.result("announce", n=1)
+        assert notices_of(await standalone.messages(1)) == [1]
+        written = standalone.last_id
+        ghost = await Ghost.on(path)
+        if not shown:
+            await standalone.drop()
+            await until(lambda: not is_read(site, peer))
+        store.writes = Fault.RAISES
+        await peer.result("announce", n=2, start=2)
+        if shown:
+            assert notices_of(await standalone.messages(2)) == [2, 3]
+        await become_home_and_release(ghost, written)
+        store.works()
+        await recovered(site)
+        if shown:
+            assert await standalone.rest() == []
+        reader = await peer.get(written)
+        await peer.result("announce", n=1, start=4)
+        seen = await reader.messages(2 if shown else 3)
+        assert gaps_of(seen) == ([(2, 3)] if shown else [])
+        assert sorted(notices_of(seen)) == ([4] if shown else [2, 3, 4])
+        await ghost.die()
+
+
+def is_read(site: Site, peer: Peer) -> bool:
+    info = site.app.session_info(peer.session)
+    assert info is not None
+    return any(stream.connected_since is not None for stream in info.streams)
+
+
+async def become_home_and_release(ghost: Ghost, standalone: str) -> None:
+    """Another node has taken the standalone stream, and has gone on to rest."""
+    position = parse_position(standalone)
+    assert position is not None
+    record = await ghost.store.stream(position.stream)
+    assert record is not None
+    claimed = await ghost.store.claim(record.id, node=ghost.node, held=record.fence)
+    assert claimed is not None
+    assert not any(await ghost.store.commit([Release(stream=claimed.id, fence=claimed.fence)]))
