@@ -83,6 +83,7 @@ class Journal:
         self._claims_hold = holds
         self._on_holding = on_holding
         """Told before the first event is shown that is not written, and when everything held is."""
+        self._told_holding = False
         self._most_held = settings.max_held_events
         self.counters = counters
         self._queue: list[Source] = []
@@ -271,7 +272,7 @@ class Journal:
 
     def _hold(self, group: _Group) -> None:
         if self._holds:
-            self._on_holding(True)  # other nodes must not deny what their clients are about to see here
+            self._tell_holding(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
             if isinstance(source, _Waiter) and not self._holds:
                 source.refused(steps, StoreUnavailable("the store fails"))
@@ -286,6 +287,11 @@ class Journal:
             self.has_room = False
             self._room.clear()
 
+    def _tell_holding(self, holding: bool) -> None:
+        if holding != self._told_holding:
+            self._told_holding = holding
+            self._on_holding(holding)
+
     async def _catch_up(self) -> None:
         """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
         delay = _RETRY_FIRST
@@ -298,7 +304,7 @@ class Journal:
                 delay = min(delay * 2, _RETRY_MOST)
             else:
                 self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
-                self._on_holding(False)
+                self._tell_holding(False)
                 note(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
     async def _write_backlog(self) -> None:
