@@ -384,13 +384,16 @@ class Stream:
         assert isinstance(append, Append)
         if append.fence != self.fence:
             return  # this node has claimed it anew meanwhile
-        lost = [*append.events, *self._pending]
-        if self._also:
-            self._journal.put(Steps(self._also))  # they are no less so because their events go elsewhere
+        also, self._also = self._also, ()
+        if also:
+            self._journal.put(Steps(also))  # they are no less so because their events go elsewhere
         if self.on_also is not None:
-            for step in (*steps[1:], *self._also):
+            for step in (*steps[1:], *also):
                 self.on_also(step)
-        self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        if not self.writes:
+            return  # more of what was held: it was lost with the first of it
+        lost = [event for event in self._tail if event.seq > self.durable]
+        self._tail, self._tail_bytes, self._pending, self._ends = [], 0, [], ()
         shown = self.visible if self.reader is not None and self.reader.is_writing else self.delivered
         self.last = self.visible = self.durable
         self.writes = False

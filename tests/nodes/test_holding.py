@@ -239,6 +239,34 @@ async def test_an_answer_to_what_a_holding_process_asked_reaches_it(two: Two) ->
     assert (await waiting.rest())[-1]["error"]["code"] == -32800
 
 
+async def test_what_is_said_to_another_process_is_refused_when_no_more_can_be_held(tmp_path: Path) -> None:
+    """Promise 6: a client that answers asks of another process cannot fill the memory of this one."""
+    path = str(tmp_path / "log.db")
+    full = FaultyStore(SqliteStore(path))
+    shops = [Workshop(), Workshop()]
+    async with (
+        serve(shops[0].server, store=SqliteStore(path), complaint="the store fails") as a,
+        serve(shops[1].server, store=full, store_timeout=0.5, max_held_events=10, complaint="the store fails") as b,
+    ):
+        peer = await a.join()
+        asking = await peer.call("ask", question="which?")
+        ask = await asking.message()
+        twin = peer.through(b)
+        assert await twin.result("count", n=1) == "counted to 1"
+        full.writes = Fault.RAISES
+        flooding = await twin.call("count", n=30, token=2)
+        await flooding.messages(10)
+        answer = {"action": "accept", "content": {"answer": "this one"}}
+        refused = await twin.answer(ask, answer)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["message"] == "The log cannot be written at the moment"
+        full.works()
+        assert progress_of(await flooding.rest()) == list(range(11, 31))
+        await recovered(b)
+        assert (await twin.answer(ask, answer)).status_code == 202
+        assert text_of((await asking.rest())[-1]) == "this one"
+
+
 # A home that begins to hold in the moment in which another node becomes the home
 
 
@@ -260,9 +288,10 @@ async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_
             await standalone.drop()
             await until(lambda: not is_read(site, peer))
         store.writes = Fault.RAISES
-        await peer.result("announce", n=2, start=2)
-        if shown:
-            assert notices_of(await standalone.messages(2)) == [2, 3]
+        for number in (2, 3):  # each held by itself
+            await peer.result("announce", n=1, start=number)
+            if shown:
+                assert notices_of(await standalone.messages(1)) == [number]
         await become_home_and_release(ghost, written)
         store.works()
         await recovered(site)
