@@ -14,13 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from perdure._core.ids import parse_position
 from perdure.store import MemoryStore, SqliteStore
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.gated import open_gate
 from tests.support.live import Live, live, readers
 from tests.support.outages import FAILS, TIMEOUT, Locked, Outage, Switched, begin_count, recovered, written
 from tests.support.raw import message, progress, text_of
-from tests.support.site import until
+from tests.support.site import serve, until
+from tests.support.wire import gaps_of, progress_of
+from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
@@ -127,6 +130,34 @@ async def test_a_cut_call_is_resumed_within_an_outage_from_memory(outage: Outage
             assert progress((await again.answer()).messages) == list(range(6, 41))
     await recovered(served)
     assert list(range(1, 41)) in written(outage.path)
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_an_answer_behind_a_gap_comes_once_wherever_it_is_kept(held: bool, tmp_path: Path) -> None:
+    """Promises 3 and 4: an answer that is only held is not taken for one that is gone."""
+    shop, store = Workshop(), FaultyStore(SqliteStore(str(tmp_path / "log.db")))
+    async with serve(shop.server, store=store, store_timeout=TIMEOUT, max_stream_events=10, complaint=FAILS) as site:
+        peer = await site.join()
+        wire = await peer.call("count", n=60, gate="g", pauses=[1, 60], token=1, id=7)
+        assert progress_of(await wire.messages(1)) == [1]
+        await wire.drop()
+        shop.open("g/1")
+        position = parse_position(wire.last_id)
+        assert position is not None
+
+        async def trimmed() -> bool:
+            kept = await store.read(position.stream, after=0, limit=100)
+            return [event.seq for event in kept] == list(range(51, 61))
+
+        await until(trimmed)
+        store.writes = Fault.RAISES if held else Fault.NONE
+        shop.open("g/60")
+        await until(lambda: "counted 60" in shop.seen)
+        messages = await (await peer.get(wire.last_id)).rest()
+        assert gaps_of(messages) == [(2, 50)]
+        assert progress_of(messages) == list(range(51, 61))
+        assert [message["result"]["content"][0]["text"] for message in messages if "id" in message] == ["counted to 60"]
+        store.works()
 
 
 async def test_a_session_that_is_deleted_while_its_request_waits_for_the_store_answers_404(tmp_path: Path) -> None:

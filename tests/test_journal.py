@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -219,4 +220,43 @@ async def test_a_store_that_hangs_is_told_and_caught_up_with(fault: Fault) -> No
     store.works()
     await until(lambda: journal.state is LogState.HEALTHY)
     assert await store.numbers() == [1]
+    await journal.aclose()
+
+
+class Witness(Steps):
+    """Writes down when its steps are shown and written."""
+
+    __slots__ = ("seen",)
+
+    def __init__(self, step: Append, seen: list[str]) -> None:
+        super().__init__((step,))
+        self.seen = seen
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        self.seen.append("shown")
+
+    def written(self, steps: Sequence[Step]) -> None:
+        self.seen.append("written")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("hold", ["holds True", "shown", "shown", "written", "holds False"]),
+        ("refuse", ["shown", "written"]),
+    ],
+)
+async def test_others_are_told_before_anything_is_shown_that_is_not_written(setting: Any, told: list[str]) -> None:
+    """And that nothing is held only when all of it is written. Who refuses shows nothing, and has nothing to tell."""
+    store, seen = FaultyStore(MemoryStore()), list[str]()
+    settings = Settings(on_store_failure=setting, store_timeout=0.2)
+    journal = Journal(store, settings, Counters(), on_holding=lambda holding: seen.append(f"holds {holding}"))
+    fence = await store.join(NodeId("n"))
+    await store.commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
+    store.writes = Fault.RAISES
+    journal.put(Witness(message("a", fence=fence, seq=1), seen))
+    await until(lambda: journal.state is LogState.DEGRADED)
+    store.works()
+    await until(lambda: journal.state is LogState.HEALTHY)
+    assert seen == told
     await journal.aclose()

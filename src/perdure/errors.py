@@ -6,6 +6,7 @@
     │   └── BadTarget             the object to serve is not an MCP server, or cannot be found
     ├── StoreError                the log
     │   ├── StoreUnavailable      it fails or does not answer; trying again may help
+    │   │   └── HeldElsewhere     another node holds what is not written yet; trying again helps
     │   ├── StoreTooNew           the file was written by a newer release
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
@@ -64,6 +65,10 @@ class StoreError(PerdureError):
 
 class StoreUnavailable(StoreError):
     """The store fails or does not answer."""
+
+
+class HeldElsewhere(StoreUnavailable):
+    """Another node holds what the store does not take at the moment."""
 
 
 class StoreTooNew(StoreError):

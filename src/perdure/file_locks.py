@@ -20,10 +20,10 @@ NO_FLOCK = "this system has no locks that tell which processes live (Python's fc
 """The reason for what does not work here, to be said wherever it is refused."""
 
 
-def flock(file: int) -> bool:
-    """Lock an open file, unless another process has it locked."""
+def flock(file: int, *, shared: bool = False) -> bool:
+    """Lock an open file, unless another process has it locked. Several may have it locked as shared."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

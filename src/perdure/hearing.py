@@ -11,9 +11,9 @@ from perdure._core import mail
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
 from perdure.asks import node_of_ask
-from perdure.errors import NodeGone
+from perdure.errors import NodeGone, StoreUnavailable
 from perdure.observe import note
-from perdure.store.base import Post
+from perdure.store.base import CallRecord, Post
 
 if TYPE_CHECKING:
     from perdure.session import Session
@@ -32,8 +32,7 @@ async def hear(session: Session, message: Notification | Response, http: HttpReq
         await _hear_cancelled(session, message.params or {})
     elif (node := _waiting_node(message)) in (None, session.house.node):
         session.exchange.notify(message, http, size=size)
-    elif await _is_asked(session, (message.params or {})["progressToken"]):
-        assert node is not None
+    elif node is not None and await _may_be_asked(session, (message.params or {})["progressToken"], node):
         await _tell(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))
 
 
@@ -42,9 +41,16 @@ async def _answer_elsewhere(session: Session, response: Response) -> bool:
     if node is None or node == session.house.node:
         return False
     assert isinstance(response.id, str)
-    if not await _is_asked(session, response.id):
+    if not await _may_be_asked(session, response.id, node):
         return False
     return await _tell(session, node, mail.AskAnswered(session=session.id, response=response.raw))
+
+
+async def _may_be_asked(session: Session, ask: str, node: NodeId) -> bool:
+    """Whether an ask waits at a node, or may: one that holds may have asked what is not in the store yet."""
+    if await _is_asked(session, ask) or node in await session.house.neighbours.holders():
+        return True
+    return await _is_asked(session, ask)  # it may have been written before nothing was held
 
 
 async def _is_asked(session: Session, ask: str) -> bool:
@@ -61,13 +67,20 @@ async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
     house = session.house
     if house.neighbours.alone and not session.waits:
         return
-    row = await house.journal.within_time(
-        house.store.open_call(session.id, incarnation=incarnation, request_id=request_id)
-    )
+    cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=request_id, params=params)
+
+    async def running() -> CallRecord | None:
+        asked = house.store.open_call(session.id, incarnation=incarnation, request_id=request_id)
+        return await house.journal.within_time(asked)
+
+    row = await running()
+    if row is None:
+        for node in (holders := await house.neighbours.holders()):
+            await _tell(session, node, cancelled)  # one of them may run it, and have its row in memory alone
+        row = None if holders else await running()
     stream = None if row is None else await house.journal.within_time(house.store.stream(row.stream))
     if stream is None or not stream.node:
         return
-    cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=request_id, params=params)
     if stream.node == house.node:
         await house.neighbours.cancel_waiting(cancelled)
     else:
@@ -76,6 +89,8 @@ async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
 
 async def _tell(session: Session, node: NodeId, message: mail.Message) -> bool:
     """Send mail; tells whether the node is still there."""
+    if session.house.journal.refuses:
+        raise StoreUnavailable  # as requests are refused, so that what clients say does not pile up
     try:
         await session.house.journal.write(Post(node=node, message=mail.encode(message)))
     except NodeGone:

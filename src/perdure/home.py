@@ -11,10 +11,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure._core import mail
+from perdure._core import gap, mail
 from perdure._core.ids import new_stream_id
 from perdure._core.states import SessionState
-from perdure.errors import NodeGone, PerdureError, SessionEnded, StoreError
+from perdure.errors import HeldElsewhere, NodeGone, PerdureError, SessionEnded, StoreError
 from perdure.observe import note
 from perdure.store.base import Event, Post, Step
 from perdure.streams import RUN_AHEAD, Flow, Stream
@@ -27,6 +27,13 @@ _FORWARD_AT_ONCE = 64
 
 _FORWARD_AGAIN = 0.2
 """Seconds until the home is looked for again while the store fails."""
+
+TAKE_PATIENCE = 2.0
+"""Seconds for which a request that moves the home waits for a home that holds what is not written. Most locks on a file
+are over by then, and its client sees nothing of them; a longer outage is told, so that the client decides."""
+
+_TAKE_AGAIN = 0.05
+"""Seconds between two looks whether the home still holds something."""
 
 
 class Home:
@@ -155,14 +162,33 @@ class Home:
                     return False
         return True
 
+    async def take(self) -> None:
+        """Become the session's home in any case, once the present one has written what it has shown.
+
+        Raises `HeldElsewhere` if that takes longer than `TAKE_PATIENCE`.
+        """
+        deadline = self._session.house.hub.monotonic() + TAKE_PATIENCE
+        while True:
+            try:
+                await self.come_here(take=True)
+                return
+            except HeldElsewhere:
+                if self._session.house.hub.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_TAKE_AGAIN)
+
     async def _claim(self, *, take: bool) -> bool:
         session, house = self._session, self._session.house
         record = await house.journal.within_time(house.store.stream(session.standalone.id))
         if record is None or session.state is SessionState.ENDED:
             raise SessionEnded
         session.standalone.follow(record)
-        if record.node and not take and not await house.neighbours.is_dead(record.node):
-            return False
+        if record.node and not await house.neighbours.is_dead(record.node):
+            if not take:
+                return False
+            if record.node in await house.neighbours.holders():
+                # What it has shown is not in the log, and would come again under other numbers.
+                raise HeldElsewhere(f"the session's home, node {record.node[:8]}, holds what is not written yet")
         claimed = await house.journal.within_time(house.store.claim(record.id, node=house.node, held=record.fence))
         if claimed is not None:
             session.standalone.claimed(claimed)
@@ -173,8 +199,13 @@ class Home:
             session.exchange.came_home()
         return True  # or another one was faster: look again
 
-    def _lost(self, _: Stream, unwritten: Sequence[Event]) -> None:
-        """Another node is the home now: it repeats the subscriptions, and what was not written goes there."""
+    def _lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
+        """Another node is the home now: it repeats the subscriptions, and what was not written goes there.
+
+        Not what was shown: it would come again under another number. A home that holds is not taken, but it may begin
+        to hold in the moment in which another node becomes the home. Then a gap is told, for a client that was not
+        reached; one that was knows the events already.
+        """
         session = self._session
         if session.state is SessionState.ENDED:
             return
@@ -182,7 +213,9 @@ class Home:
         if session.standalone.reader is not None:
             session.house.hub.registry.attached(session.standalone.reader)
         rest, self._outgoing = self._outgoing, None
-        for event in unwritten:
+        if seen := [event.seq for event in unwritten if event.seq <= shown]:
+            self.say(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
+        for event in unwritten[len(seen) :]:
             self.say(event.payload)
         if rest:
             self._outgoing = [*(self._outgoing or ()), *rest]

@@ -35,6 +35,14 @@ class Neighbours(Protocol):
 
     async def is_dead(self, node: NodeId) -> bool: ...
 
+    async def holders(self) -> Sequence[NodeId]:
+        """The others that live and show what is not in the store."""
+        ...
+
+    async def refuse_while_held(self) -> None:
+        """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
+        ...
+
     async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
         """How far streams have grown; those that are there."""
         ...

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from perdure._core import sse
+from perdure._core import gap, sse
 from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
@@ -160,6 +160,11 @@ class Reader:
         self._begun = True
         if self._again or self.stream.visible > self.cursor or self.stream.over:
             self.wake()
+
+    @property
+    def is_writing(self) -> bool:
+        """Events are on their way that `cursor` does not count yet."""
+        return self._writing_since is not None
 
     @property
     def is_through(self) -> bool:
@@ -455,20 +460,20 @@ def gap_frames(
     stream: Stream, first: int, last: int, *, reason: str, behind: int, random: RandomBytes, log: bool
 ) -> bytes:
     """A gap on the wire. `behind` is the sequence number after which the stream goes on."""
-    params = {"stream": stream.id, "from": first, "to": last, "reason": reason}
-    gap: dict[str, object] = {"jsonrpc": "2.0", "method": "notifications/perdure/gap", "params": params}
+    message = gap.notification(stream.id, first, last, reason=reason)
     sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
-    return warning_frames(stream, sentence, gap, behind=behind, random=random, log=log)
+    return warning_frames(stream, sentence, message, behind=behind, random=random, log=log)
 
 
 def warning_frames(
-    stream: Stream, sentence: str, *messages: dict[str, object], behind: int, random: RandomBytes, log: bool
+    stream: Stream, sentence: str, *messages: bytes, behind: int, random: RandomBytes, log: bool
 ) -> bytes:
     """A warning on the wire: a comment for people, messages for programs, a log message where that is declared."""
     if log:
         params = {"level": "warning", "logger": "perdure", "data": sentence}
-        messages += ({"jsonrpc": "2.0", "method": "notifications/message", "params": params},)
+        message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+        messages += (json.dumps(message).encode(),)
     name = stream.position(behind)
     frames = [sse.encode_comment(sentence)]
-    frames += [sse.encode_event(name.priming(random).encode(), json.dumps(m).encode()) for m in messages]
+    frames += [sse.encode_event(name.priming(random).encode(), message) for message in messages]
     return b"".join(frames)

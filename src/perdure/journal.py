@@ -24,7 +24,7 @@ from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
-from perdure.store.base import Append, Event, OpenStream, Refusals, Step, Store
+from perdure.store.base import Append, Event, OpenStream, Post, Refusals, Step, Store
 from perdure.store.time_limit import TimeLimit
 from perdure.store.weigh import weigh
 
@@ -72,7 +72,13 @@ class Journal:
     """Writes steps; knows whether the store is well."""
 
     def __init__(
-        self, store: Store, settings: Settings, counters: Counters, *, holds: Callable[[], bool] = lambda: True
+        self,
+        store: Store,
+        settings: Settings,
+        counters: Counters,
+        *,
+        holds: Callable[[], bool] = lambda: True,
+        on_holding: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self.state = LogState.HEALTHY
         self.has_room = True
@@ -82,6 +88,9 @@ class Journal:
         self._limit = TimeLimit(settings.store_timeout)
         self._holding = settings.on_store_failure == "hold"
         self._claims_hold = holds
+        self._on_holding = on_holding
+        """Told before the first event is shown that is not written, and when everything held is."""
+        self._told_holding = False
         self._most_held = settings.max_held_events
         self.counters = counters
         self._queue: deque[Source] = deque()
@@ -284,6 +293,8 @@ class Journal:
         self.state = advance(LOG, self.state, LogStep.STORE_FAILED)
 
     def _hold(self, group: _Group) -> None:
+        if self._holds:
+            self._tell_holding(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
             if isinstance(source, _Waiter) and not self._holds:
                 source.refused(steps, StoreUnavailable("the store fails"))
@@ -302,6 +313,11 @@ class Journal:
         while self._queue:
             self._hold(self._take())
 
+    def _tell_holding(self, holding: bool) -> None:
+        if holding != self._told_holding:
+            self._told_holding = holding
+            self._on_holding(holding)
+
     async def _catch_up(self) -> None:
         """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
         delay = _RETRY_FIRST
@@ -314,6 +330,7 @@ class Journal:
                 delay = min(delay * 2, _RETRY_MOST)
             else:
                 self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
+                self._tell_holding(False)
                 note(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
     async def _write_backlog(self) -> None:
@@ -406,6 +423,7 @@ def _events(steps: Sequence[Step]) -> int:
 def _size(steps: Sequence[Step]) -> int:
     """Bytes of other people's making in the steps, nearly."""
     events = sum(len(event.payload) for step in steps if isinstance(step, Append) for event in step.events)
+    events += sum(len(step.message) for step in steps if isinstance(step, Post))
     return events + sum(len(call.request) for step in steps if isinstance(step, OpenStream) for call in step.calls)
 
 

@@ -133,7 +133,7 @@ async def _furnish(
     node: NodeId = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
-    journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
+    journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
     peers = PeerLog()
     hub = Hub(settings, counters, peers, clock=time.time, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events

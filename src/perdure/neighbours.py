@@ -16,7 +16,7 @@ from typing import Protocol
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId
-from perdure.errors import PerdureError, StoreError
+from perdure.errors import HeldElsewhere, PerdureError, StoreError
 from perdure.hub import Hub, Reader
 from perdure.journal import Journal, Steps
 from perdure.mailbox import Addressee, Mailbox
@@ -73,6 +73,8 @@ class Neighbours:
         """Events after which a reader tells its writer how far it has got."""
         self._followed: dict[StreamId, Stream] = {}
         """Written elsewhere, read here."""
+        self._rest_beyond: dict[StreamId, Stream] = {}
+        """Of those, the ones whose readers were shown by their writer what is not in the store yet."""
         self._lent: dict[StreamId, Stream] = {}
         """Written here, read elsewhere."""
         self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
@@ -103,6 +105,15 @@ class Neighbours:
                 return False
             self._dead.append(node)
         return True
+
+    async def holders(self) -> Sequence[NodeId]:
+        """The others that live and show what is not in the store."""
+        return await self._journal.within_time(self._liveness.holders())
+
+    async def refuse_while_held(self) -> None:
+        """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
+        if holders := await self.holders():
+            raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
 
     async def meet(self) -> Sequence[NodeId]:
         """See who is there; gives the dead."""
@@ -187,6 +198,8 @@ class Neighbours:
                 self._put(leave, self._reading(foreign.node, stream))
             return
         self._followed[stream.id] = stream
+        if reader.cursor > stream.durable:
+            self._rest_beyond[stream.id] = stream
         reader.registered = reader.cursor
         told = (self._reading(stream.node, stream),) if stream.node else ()
         # Once its row is there, a look: what came before it was hinted to nobody.
@@ -237,7 +250,7 @@ class Neighbours:
 
     def look(self) -> None:
         """Look at everything, if there may be something to see."""
-        if self.news:
+        if self.news or self._rest_beyond:
             self._hinted(())
         else:
             self._mailbox.look_if_owing()
@@ -259,7 +272,10 @@ class Neighbours:
         everything, self._all = self._all, False
         named, self._named = self._named, set()
         stamp = self._store.stamp()
+        holders = await self.holders() if everything and self._rest_beyond else ()
         await self._look_at(self._followed if everything else self._followed.keys() & named)
+        if everything:
+            self._end_beyond(holders)
         for stream in list(self._lent.values()):
             if stream.over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to be told of
@@ -268,6 +284,17 @@ class Neighbours:
                 await self.look_who_reads(stream)
         if everything:
             self._looked = stamp
+
+    def _end_beyond(self, holders: Sequence[NodeId]) -> None:
+        """A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it goes
+        on; if it is not there then, it never will be: the reader is ended, and its client told when it comes again."""
+        for stream in list(self._rest_beyond.values()):
+            beyond = stream.reader is not None and not stream.writes and stream.reader.cursor > stream.durable
+            if beyond and stream.node in holders:
+                continue
+            del self._rest_beyond[stream.id]
+            if beyond and stream.reader is not None:
+                stream.reader.end()
 
     async def _look_at(self, streams: Iterable[StreamId]) -> None:
         for record in await self.ends(list(streams)):

@@ -19,7 +19,18 @@ _MARK = b'"ask-'
 
 
 async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
-    """A call's stream of this session, from memory or from the store."""
+    """A call's stream of this session, from memory or from the store.
+
+    Raises `HeldElsewhere` where another node may hold it.
+    """
+    stream = await _look_for(session, stream_id)
+    if stream is None:
+        await session.house.neighbours.refuse_while_held()
+        stream = await _look_for(session, stream_id)  # it may have been written before nothing was held
+    return stream
+
+
+async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
     if (stream := session.streams.get(stream_id)) is not None:
         return stream
     record = await session.house.journal.within_time(session.house.store.stream(stream_id))
@@ -47,7 +58,9 @@ async def catch_up(session: Session, stream: Stream) -> None:
 
 async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     """Error responses for the calls of a stream whose answers are no longer retained."""
-    answered = {json.loads(event.payload).get("id") for event in await _finals(session, stream)}
+    # What is held is in memory alone; it is looked at first, because from there it goes into the store.
+    finals = [*stream.finals_in_memory(), *await _finals(session, stream)]
+    answered = {json.loads(event.payload).get("id") for event in finals}
     asked = await session.house.journal.within_time(session.house.store.requests(stream.id))
     message = "The answer to this request is no longer retained"
     return [

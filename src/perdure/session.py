@@ -177,7 +177,7 @@ class Session(RecordKeeper):
         self.house.neighbours.now_written_here(stream)
         return stream
 
-    def _call_lost(self, stream: Stream, _: Sequence[Event]) -> None:
+    def _call_lost(self, stream: Stream, _: Sequence[Event], __: int) -> None:
         """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
         stream.on_settled = self.let_go  # it is retained by whoever writes it now
         self.exchange.stop_calls(stream)

@@ -75,10 +75,21 @@ class Sessions:
     # Finding and loading
 
     async def find(self, text: str, owner: str) -> Session | None:
-        """The session of that id, if it belongs to that principal and has not ended."""
+        """The session of that id, if it belongs to that principal and has not ended.
+
+        Raises `HeldElsewhere` where that is not certain: another node may serve it, and hold what tells of it. Only who
+        is about to be denied waits for that answer, and a foreign session is answered as one that is not there.
+        """
         session_id = parse_session_id(text)
         if session_id is None:
             return None
+        session = await self._find(session_id, owner)
+        if session is None:
+            await self._house.neighbours.refuse_while_held()
+            session = await self._find(session_id, owner)  # it may have been written before nothing was held
+        return session
+
+    async def _find(self, session_id: SessionId, owner: str) -> Session | None:
         held = self._by_id.get(session_id)
         try:
             if held is None and not await self._is_owned(session_id, owner):

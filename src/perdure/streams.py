@@ -126,8 +126,9 @@ class Stream:
         self.on_settled: Callable[[Stream], None] | None = None
         self.on_grown: Callable[[Stream], None] | None = None
         """Told when it has grown and a reader elsewhere should look."""
-        self.on_lost: Callable[[Stream, Sequence[Event]], None] | None = None
-        """Told that another node has become the writer, and what could not be appended because of that."""
+        self.on_lost: Callable[[Stream, Sequence[Event], int], None] | None = None
+        """Told that another node has become the writer, what could not be appended because of that, and up to which
+        number it may have been shown already."""
         self.on_also: Callable[[Step], None] | None = None
         """Told of each further step that was written together with events."""
         self._journal = journal
@@ -166,9 +167,11 @@ class Stream:
             # Read before this node became the writer; or what it still writes will be refused, and dealt with there.
             return
         lost, self.writes = self.writes, False
+        if record.generation != self.generation:
+            self._end_reader_beyond(self.durable)
         self._show(record)
         if lost:
-            self._lose(())
+            self._lose((), shown=self.durable)
         grown = record.last > self.visible
         self.last = self.visible = self.durable = max(self.visible, record.last)
         if record.sealed and not self.over:
@@ -177,13 +180,13 @@ class Stream:
             self.reader.wake()
         self.moved()
 
-    def _lose(self, unwritten: Sequence[Event]) -> None:
+    def _lose(self, unwritten: Sequence[Event], *, shown: int) -> None:
         if self.kind is Kind.CALL:
             self._fenced = True
             if self.reader is not None:
                 self.reader.end()  # its client may resume, wherever it is written now
         if self.on_lost is not None:
-            self.on_lost(self, unwritten)
+            self.on_lost(self, unwritten, shown)
 
     def claimed(self, record: StreamRecord, *, owed: int = 0) -> None:
         """This node has become the writer."""
@@ -198,8 +201,15 @@ class Stream:
         self.delivered = min(self.delivered, record.last)
         self.owed = owed
         self._pace()
+        self._end_reader_beyond(record.last)
         if self.reader is not None:
             self.reader.wake()
+
+    def _end_reader_beyond(self, end: int) -> None:
+        """End a reader that was shown what the log will not have: its writer held it, and has lost its claim or died.
+        Its position tells, when it comes again."""
+        if self.reader is not None and self.reader.cursor > end:
+            self.reader.end()
 
     def read_elsewhere(self, record: ReaderRecord | None, *, arrival: int) -> None:
         """What the store tells of a reader on another node, and an arrival number of the hub's for this moment."""
@@ -211,7 +221,7 @@ class Stream:
         if record is not None and self.reader is not None:
             self.reader.end()  # the newest wins
         if record is not None:
-            self.delivered = max(self.delivered, record.seq)
+            self.delivered = max(self.delivered, min(record.seq, self.last))  # it may name what never was
         if not self.over and self.reader is None and (before is None) != (record is None):
             self.advance(StreamStep.READER_LOST if record is None else StreamStep.READER_ATTACHED)
         self.moved()
@@ -393,22 +403,25 @@ class Stream:
         assert isinstance(append, Append)
         if append.fence != self.fence:
             return  # this node has claimed it anew meanwhile
-        lost = [*append.events, *self._pending]
-        if self._also:
-            self._journal.put(Steps(self._also))  # they are no less so because their events go elsewhere
+        also, self._also = self._also, ()
+        if also:
+            self._journal.put(Steps(also))  # they are no less so because their events go elsewhere
         if self.on_also is not None:
-            for step in (*steps[1:], *self._also):
+            for step in (*steps[1:], *also):
                 self.on_also(step)
-        self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        if not self.writes:
+            return  # more of what was held: it was lost with the first of it
+        lost = [event for event in self._tail if event.seq > self.durable]
+        self._tail, self._tail_bytes, self._pending, self._ends = [], 0, [], ()
         self._ahead_bytes = 0
+        shown = self.visible if self.reader is not None and self.reader.is_writing else self.delivered
         self.last = self.visible = self.durable
         self._forget_sizes()
         self.writes = False
         self.delivered = min(self.delivered, self.durable)
-        if self.reader is not None and self.reader.cursor > self.durable:
-            self.reader.end()  # it was shown what is not in the log; its position tells, when it comes again
+        self._end_reader_beyond(self.durable)
         note(logging.WARNING, "stream.refused", f"stream {self.id} is not written here any more: {reason}")
-        self._lose(lost)
+        self._lose(lost, shown=shown)
         self.moved()
 
     # Reading
@@ -426,6 +439,10 @@ class Stream:
             # Another node has become the writer, and this one does not know its generation yet.
             events = [event for event in events if event.seq <= self.durable]
         return events
+
+    def finals_in_memory(self) -> Sequence[Event]:
+        """Final answers that the store may not have yet."""
+        return [event for event in self._tail if event.final]
 
     async def before_oldest(self) -> int:
         """The sequence number before the oldest event that is retained."""

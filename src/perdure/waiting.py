@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.states import CallState
-from perdure.errors import StoreError
+from perdure.errors import HeldElsewhere, StoreError
 from perdure.house import House
 from perdure.journal import Steps
 from perdure.outcomes import DIED, Left, Outcomes
@@ -91,7 +91,9 @@ class Waiting:
 
     async def _is_free(self, record: StreamRecord) -> bool:
         """Whether calls still wait on a stream, seen after its fence: whoever claims it with that takes it from
-        nobody who runs them."""
+        nobody who runs them, and a node that holds may have answered them."""
+        if record.node in await self._house.neighbours.holders():
+            raise HeldElsewhere(f"node {record.node[:8]} holds what is not written yet")
         rows = await self._house.journal.within_time(self._house.store.calls_on(record.id))
         return not self._settler.has_begun(record.id) and any(row.state is CallState.WAITING for row in rows)
 

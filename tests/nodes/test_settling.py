@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -325,6 +326,31 @@ async def test_a_call_waits_on_where_the_node_that_had_it_wait_dies(house: House
     assert await finals(site, left) == []
     assert text_of((await read(peer, left))[-1]) == f"Bearer {TOKENS['ann']}"
     assert shop.seen == ["who"]
+
+
+async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house: House, tokens: FileTokens) -> None:
+    """Promise 3: that node may have answered it, and hold the answer."""
+    (one, _), (other, shop) = await house.node(auth=tokens), await house.node(auth=tokens)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"), state=CallState.WAITING)
+    alive = ghost.store.liveness(ghost.node, lease=15.0, monotonic=time.monotonic)
+    alive.hold(True)
+    twin = peer.through(other)
+    refused = await twin.try_get(left.position())
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["message"].startswith("Another process of this server holds")
+    record = await other.store.stream(left.stream)
+    assert record is not None
+    assert (record.node, record.generation) == (ghost.node, 1)
+    alive.hold(False)
+
+    async def is_served() -> bool:
+        await alive.dead()  # a round, as each node makes them
+        return (await twin.try_get(left.position())).status_code == 200
+
+    await until(is_served)
+    assert shop.seen == ["who"]
+    await ghost.die()
 
 
 async def test_nobody_else_wakes_a_call_that_waits(house: House, tokens: FileTokens) -> None:

@@ -74,6 +74,12 @@ class Other:
     async def bury(self, node: str) -> None:
         await self._store.bury(NodeId(node), heir=self._node)
 
+    async def hold(self, holding: bool) -> None:
+        self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic).hold(holding)
+
+    async def holders(self) -> list[NodeId]:
+        return list(await self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic).holders())
+
     async def dead(self) -> list[NodeId]:
         liveness = self._store.liveness(self._node, lease=1.0, monotonic=time.monotonic)
         return list(await liveness.dead())

@@ -158,6 +158,29 @@ class TakesTheLivingForDead(MemoryStore):
         await super().leave(node)
 
 
+class TellsOfNobodyWhoHolds(MemoryStore):
+    def _holders(self) -> list[NodeId]:
+        return []
+
+
+class HoldsForEver(MemoryStore):
+    """Who has held once is taken for a holder until it leaves."""
+
+    def _hold(self, node: NodeId, holding: bool) -> None:
+        super()._hold(node, True)
+
+
+class NamesHoldersWhoHaveLeft(MemoryStore):
+    held: set[NodeId]
+
+    def _hold(self, node: NodeId, holding: bool) -> None:
+        super()._hold(node, holding)
+        self.held = ({*getattr(self, "held", ()), node}) if holding else set()
+
+    def _holders(self) -> list[NodeId]:
+        return sorted(getattr(self, "held", ()))
+
+
 class ComparesIdsAsTheyAre(MemoryStore):
     """8 and "8" run side by side."""
 
@@ -289,6 +312,9 @@ class FailsNamelessly(MemoryStore):
         (InheritsUnderOldKeys, "promise 10 the heir"),
         (FailsTheWholeCommitForOneMessage, "promise 10 a message for nobody"),
         (TakesTheLivingForDead, "promise 11"),
+        (TellsOfNobodyWhoHolds, "promise 15 a node that holds"),
+        (HoldsForEver, "promise 15 a node that holds"),
+        (NamesHoldersWhoHaveLeft, "promise 15 a node that is gone"),
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
         (ForgetsWhoWaits, "promise 12 an id is free"),
         (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),

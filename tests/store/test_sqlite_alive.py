@@ -1,8 +1,11 @@
-"""Who lives, told by locks (promise 11), with real processes."""
+"""Who lives, and who holds what is not written, told by locks (promises 11 and 14), with real processes."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -18,6 +21,7 @@ from perdure.store.base import Liveness, PutSession, Release
 from perdure.store.sqlite import SqliteStore
 from perdure.testing._values import NODE, STREAM, a_session, put
 from tests.store.processes import process
+from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +66,7 @@ async def test_a_killed_process_is_dead_at_once_and_until_it_is_buried(store: Sq
     assert await store.claim(stream.id, node=NODE, held=stream.fence) is not None
     assert [read.id for read in await store.bury(OTHER, heir=NODE)] == [STREAM]
     assert (list(await view(store).dead()), await store.reader(stream.id)) == ([], None)
-    assert files(path) == {f"{NODE}.lock"}
+    assert files(path) == {f"{NODE}.lock", f"{NODE}.well"}
 
 
 async def test_a_process_that_stands_still_is_not_dead(store: SqliteStore, path: Path) -> None:
@@ -153,9 +157,9 @@ async def test_what_a_node_tells_of_itself_is_written_only_when_it_changes(store
 
 
 async def test_a_lock_that_was_left_before_its_node_had_joined_is_removed(store: SqliteStore, path: Path) -> None:
-    leave_behind(path, "never.lock", "never.sock")
+    leave_behind(path, "never.lock", "never.sock", "never.well")
     assert list(await view(store).dead()) == []
-    assert files(path) == {f"{NODE}.lock"}
+    assert files(path) == {f"{NODE}.lock", f"{NODE}.well"}
 
 
 async def test_a_row_without_a_lock_is_that_of_a_dead_node(store: SqliteStore, path: Path) -> None:
@@ -190,8 +194,76 @@ async def test_a_folder_for_the_locks_that_cannot_be_made_is_named(tmp_path: Pat
 
 
 async def test_a_program_that_is_started_does_not_keep_the_lock(store: SqliteStore, path: Path) -> None:
-    (held,) = (file for file in os.listdir("/proc/self/fd") if _names(file, f"{path}-nodes/{NODE}.lock"))
-    assert not os.get_inheritable(int(held))
+    for name in ("lock", "well"):
+        (held,) = (file for file in os.listdir("/proc/self/fd") if _names(file, f"{path}-nodes/{NODE}.{name}"))
+        assert not os.get_inheritable(int(held))
+
+
+# Who holds
+
+
+async def test_a_process_that_holds_is_named_by_others_and_also_while_it_stands_still(
+    store: SqliteStore, path: Path
+) -> None:
+    with process(path, OTHER) as other:
+        assert list(await view(store).holders()) == []
+        other.does("hold", True)
+        assert (list(await view(store).holders()), other.does("holders")) == ([OTHER], [])
+        with other.stopped():
+            assert list(await view(store).holders()) == [OTHER]
+        other.does("hold", False)
+        await until(lambda: _is_empty(store))
+
+
+async def test_a_killed_process_holds_nothing(store: SqliteStore, path: Path) -> None:
+    """Whoever settles it, also while that process does."""
+    with process(path, OTHER) as other:
+        other.does("hold", True)
+        other.kill()
+        assert list(await view(store).holders()) == []
+        assert list(await view(store).dead()) == [OTHER]
+        assert list(await view(store).holders()) == []
+
+
+async def test_holding_is_told_on_a_disk_that_takes_no_writes(store: SqliteStore, path: Path) -> None:
+    """The file may be locked, and the folder closed to writes."""
+    with process(path, OTHER) as other, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as backup:
+        backup.execute("BEGIN EXCLUSIVE")
+        os.chmod(f"{path}-nodes", 0o500)
+        try:
+            other.does("hold", True)
+            assert list(await view(store).holders()) == [OTHER]
+        finally:
+            os.chmod(f"{path}-nodes", 0o700)
+
+
+async def test_a_look_of_another_process_does_not_keep_one_from_holding_nor_for_long_from_being_well(
+    store: SqliteStore, path: Path
+) -> None:
+    """The lock that tells of being well is taken again by the next round, if a look was in the way."""
+    async with SqliteStore(str(path)) as second:
+        await second.join(OTHER)
+        theirs = view(second, OTHER)
+        theirs.hold(True)
+        assert list(await view(store).holders()) == [OTHER]
+        looking = os.open(f"{path}-nodes/{OTHER}.well", os.O_RDONLY)
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        theirs.hold(False)
+        assert list(await view(store).holders()) == [OTHER], "a process looks and does not end"
+        os.close(looking)
+        assert list(await theirs.dead()) == []
+        assert list(await view(store).holders()) == []
+
+
+async def test_a_node_of_a_release_without_that_file_holds_nothing(store: SqliteStore, path: Path) -> None:
+    with process(path, OTHER):
+        os.unlink(f"{path}-nodes/{OTHER}.well")
+        assert list(await view(store).holders()) == []
+        assert list(await view(store).dead()) == []
+
+
+async def _is_empty(store: SqliteStore) -> bool:
+    return not await view(store).holders()
 
 
 def _names(file: str, path: str) -> bool:

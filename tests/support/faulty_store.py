@@ -266,6 +266,12 @@ class FaultyLiveness:
     async def dead(self) -> Sequence[NodeId]:
         return await self._store.look(self._inner)
 
+    def hold(self, holding: bool) -> None:
+        self._inner.hold(holding)
+
+    async def holders(self) -> Sequence[NodeId]:
+        return await self._inner.holders()
+
     def ages(self) -> dict[NodeId, float]:
         return self._inner.ages()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ class Gap:
     reason: str
     tool: str | None = None
     """The tool whose call missed the events; None for the standalone stream."""
+
+
+def notification(stream: str, first: int, last: int, *, reason: str) -> bytes:
+    """The notification that tells of a gap."""
+    params = {"stream": stream, "from": first, "to": last, "reason": reason}
+    return json.dumps({"jsonrpc": "2.0", "method": METHOD, "params": params}).encode()
 
 
 def read_gap(params: Mapping[str, Any] | None, *, tool: str | None = None) -> Gap:

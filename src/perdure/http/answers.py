@@ -13,6 +13,7 @@ from starlette.types import Receive, Send
 
 from perdure._core.printable import printable
 from perdure._core.revisions import UNSUPPORTED_VERSION
+from perdure.errors import HeldElsewhere, StoreError
 from perdure.ledger import POSITION_LOST
 
 INVALID_REQUEST = -32600
@@ -86,6 +87,11 @@ class Refusal(enum.Enum):
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
     STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    HELD_ELSEWHERE = (
+        503,
+        STORE_UNAVAILABLE,
+        "Another process of this server holds what the log does not take at the moment",
+    )
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")
 
@@ -93,6 +99,11 @@ class Refusal(enum.Enum):
         self.status = status
         self.code = code
         self.sentence = sentence
+
+
+def refusal_of(failure: StoreError, otherwise: Refusal) -> Refusal:
+    """What a failing store is told as: that another node knows more, or what the caller was about to do."""
+    return Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise
 
 
 RECOVERY = {"recovery": {"action": "initialize", "detail": "Send initialize without Mcp-Session-Id, then go on."}}

@@ -13,7 +13,7 @@ from perdure._core.ids import Kind
 from perdure._core.states import SessionState
 from perdure.errors import SessionEnded, StoreError
 from perdure.house import House
-from perdure.http.answers import RECOVERY, Refusal, Refused
+from perdure.http.answers import RECOVERY, Refusal, Refused, refusal_of
 from perdure.http.body import Bodies
 from perdure.http.credentials import Credentials
 from perdure.http.recovery import Recovery
@@ -61,8 +61,8 @@ class Desk:
                 await self.settler.waiting.resume(session, HttpRequest(scope))
         except SessionEnded:
             raise self.gone() from None
-        except StoreError:
-            raise Refused(Refusal.STORE_UNREADABLE) from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
         return session
 
     def refuse_if_draining(self, request_id: int | str | None = None) -> None:

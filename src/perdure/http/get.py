@@ -10,7 +10,7 @@ from starlette.types import Scope
 from perdure._core.ids import Kind, Position, parse_position, place
 from perdure._core.states import SessionState, StreamState
 from perdure.errors import StoreError
-from perdure.http.answers import Refusal, Refused
+from perdure.http.answers import Refusal, Refused, refusal_of
 from perdure.http.body import accepts
 from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
@@ -49,8 +49,8 @@ class Get:
             while (response := await self._attach(session, text, arrival)) is None:
                 pass  # this node has claimed the stream meanwhile, and knows it by another object now
             return response
-        except StoreError:
-            raise Refused(Refusal.STORE_UNREADABLE) from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
 
     async def _attach(self, session: Session, text: str, arrival: int) -> Streamed | None:
         """A reader on the stream that a position names; `None` if it has to be looked for again."""
@@ -147,10 +147,15 @@ class Get:
         return await self._place(session, stream, position)
 
     async def _place(self, session: Session, stream: Stream, position: Position) -> _Start:
-        """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost."""
+        """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost,
+        unless another node, which lives, holds them; then the reader rests there until they are written."""
         await catch_up(session, stream)
-        same = position.generation == stream.generation
         house = self._house
+        if _is_beyond(stream, position):
+            if stream.node in await house.neighbours.holders():
+                return _Start(stream, position.seq)
+            await catch_up(session, stream)  # they may have been written before nothing was held
+        same = position.generation == stream.generation
         ended = () if same else await house.journal.within_time(house.store.generations(stream.id))
         cursor = place(position, generation=stream.generation, last=stream.last, ended=ended)
         if cursor == position.seq:
@@ -166,3 +171,9 @@ class Get:
         )
         log, random = session.tells_by_log, self._house.random
         return gap_frames(stream, first, last, reason=reason, behind=behind, random=random, log=log)
+
+
+def _is_beyond(stream: Stream, position: Position) -> bool:
+    """A position names what another node may have shown, and has not written."""
+    by_its_writer = position.generation == stream.generation and not (stream.writes or stream.over)
+    return by_its_writer and position.seq > stream.last

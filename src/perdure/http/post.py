@@ -15,7 +15,7 @@ from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification,
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
 from perdure.hearing import hear
-from perdure.http.answers import Answer, Refusal, Refused
+from perdure.http.answers import Answer, Refusal, Refused, refusal_of
 from perdure.http.body import accepts, replayed
 from perdure.http.caller import caller_of
 from perdure.http.desk import Desk, Headers
@@ -150,8 +150,8 @@ class Post:
             raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
         except TooManyCalls:
             raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls) from None
-        except StoreError:
-            raise Refused(Refusal.STORE_FAILS, id=first) from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=first) from None
         except SessionEnded:
             raise self._desk.gone() from None
 
@@ -159,7 +159,7 @@ class Post:
         """Subscriptions live with the home: who changes them becomes it."""
         if any(request.method in _SUBSCRIBING for request in requests):
             try:
-                await session.home.come_here(take=True)
+                await session.home.take()
             except BaseException:
                 session.exchange.calls.release(requests, incarnation=incarnation)
                 raise
@@ -210,8 +210,8 @@ class Post:
                 await self._desk.settler.waiting.resume(session, http)
             session.exchange.calls.reserve([request], incarnation=incarnation)
             [call] = await session.accept([request], [body], incarnation=incarnation)
-        except StoreError:
-            raise Refused(Refusal.STORE_FAILS, id=request.id) from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=request.id) from None
         except SessionEnded:
             return None
         with call.stream.kept_whole():

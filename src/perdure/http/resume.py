@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 from perdure._core.chains import TOKEN_LENGTH
 from perdure.broker import Broker, Caller, Rejected
 from perdure.errors import StoreError
-from perdure.http.answers import Answer, Refusal, Refused
+from perdure.http.answers import Answer, Refusal, Refused, refusal_of
 from perdure.http.body import Bodies
 from perdure.http.desk import Headers
 
@@ -71,8 +71,8 @@ class ResumeDesk:
             return await self._answer(scope[RESUME], fields, headers, owner)
         except Rejected:
             return REJECTED
-        except StoreError:
-            raise Refused(Refusal.STORE_FAILS) from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_FAILS)) from None
 
     async def _answer(self, action: str, fields: dict[str, object], headers: Headers, owner: str) -> Answer:
         caller = Caller(principal=owner, holder=_holder(fields))

@@ -40,6 +40,7 @@ class StreamRow:
 class NodeRow:
     record: NodeRecord
     left: bool = False
+    holding: bool = False
     mail: list[Mail] = field(default_factory=list)
 
 
@@ -148,6 +149,12 @@ class MemoryNodes:
         row = self._nodes[node]
         row.record = replace(row.record, beat=row.record.beat + 1, facts=facts)
 
+    def _hold(self, node: NodeId, holding: bool) -> None:
+        self._nodes[node].holding = holding
+
+    def _holders(self) -> list[NodeId]:
+        return [node for node, row in self._nodes.items() if row.holding and not row.left]
+
     def _beats(self) -> tuple[Mapping[NodeId, int], list[NodeId]]:
         """The counters, and who has left by itself."""
         return {n: row.record.beat for n, row in self._nodes.items()}, [n for n, row in self._nodes.items() if row.left]
@@ -184,6 +191,14 @@ class MemoryLiveness:
         beats, left = self._store._beats()
         silent = self._leases.observe(beats, asked=asked, now=self._monotonic())
         return [node for node in beats if (node in silent or node in left) and node != self._node]
+
+    def hold(self, holding: bool) -> None:
+        if self._store._has(self._node):
+            self._store._hold(self._node, holding)
+
+    async def holders(self) -> Sequence[NodeId]:
+        """A silent node is one of them until it is buried: it may still live."""
+        return [node for node in self._store._holders() if node != self._node]
 
     def ages(self) -> dict[NodeId, float]:
         return self._leases.ages(now=self._monotonic())

@@ -5,6 +5,11 @@ made before the node's row is committed, so a row without a locked file is that 
 it and keeps it so until the node is buried: one process settles what it left, and if that one dies, the next.
 
 A file may be removed only by who holds its lock, and a lock counts only if the file is still the one of that name.
+
+A second file of each node tells whether it holds steps that the store does not have. The node keeps that file locked
+while it holds nothing, and frees it before it shows the first event that is not stored: freeing a lock cannot fail,
+waits for no other process and needs neither room on the disk nor a file system that takes writes. Only locking it again
+may have to be repeated, if another process looks at that moment; until then the node is taken for one that still holds.
 """
 
 from __future__ import annotations
@@ -22,12 +27,13 @@ from urllib.parse import quote, unquote
 
 from perdure._core.ids import NodeId
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.file_locks import HAS_FLOCK, NO_FLOCK, SoleHolder, flock
+from perdure.file_locks import HAS_FLOCK, NO_FLOCK, SoleHolder, flock, unlock
 
 PATIENCE = 1.0
 """Seconds for which a node that joins waits for somebody who takes its new file for one that was left behind."""
 
 _LOCK = ".lock"
+_WELL = ".well"
 _SOCKET = ".sock"
 _TRIES = 100
 
@@ -53,12 +59,16 @@ class Locks:
         self.folder = os.path.realpath(path) + "-nodes"
         self._own: dict[NodeId, int] = {}
         self._settling: dict[NodeId, int] = {}
+        self._well: dict[NodeId, int] = {}
+        """The second files of this process's own nodes."""
+        self._holding: set[NodeId] = set()
+        """Own nodes that hold something."""
         self._turn = threading.RLock()
         _all.add(self)
 
     def let_go(self) -> None:
         """Close the files without freeing the locks, which another process has as well."""
-        for held in (self._own, self._settling):
+        for held in (self._own, self._settling, self._well):
             while held:
                 os.close(held.popitem()[1])
 
@@ -78,12 +88,47 @@ class Locks:
                 if time.monotonic() > deadline:
                     raise StoreError(f"node {node} has joined already")
                 time.sleep(0.001)
+            try:
+                self._well[node] = self._open(self._path(node, _WELL))
+            except OSError as error:
+                self._remove(node, held)
+                raise self._unusable(error) from error
             self._own[node] = held
+            self.hold(node, False)
 
     def leave(self, node: NodeId) -> None:
         with self._turn:
             if (held := self._own.pop(node, None)) is not None:
                 self._remove(node, held)
+
+    def hold(self, node: NodeId, holding: bool) -> None:
+        """Tell the other processes whether an own node holds what the store does not have."""
+        with self._turn:
+            if holding and node in self._well:
+                self._holding.add(node)
+                unlock(self._well[node])
+            else:
+                self._holding.discard(node)
+                self.lock_again()
+
+    def lock_again(self) -> None:
+        """Lock the second files of own nodes that hold nothing, where another process looked when it was tried."""
+        with self._turn:
+            for node in self._well.keys() - self._holding:
+                flock(self._well[node])
+
+    def holders(self) -> list[NodeId]:
+        """The nodes that live and hold something, this process's own included."""
+        with self._turn:
+            others = [node for node in self.names() if node not in self._settling]
+            return [*self._holding, *(node for node in others if self._is_holder(node))]
+
+    def _is_holder(self, node: NodeId) -> bool:
+        """One without the second file is of a release that has none, or is about to join or to leave."""
+        try:
+            return _is_free(self._path(node, _WELL)) is True and _is_free(self._path(node, _LOCK)) is False
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
         """Those of the nodes that are dead, and those that live."""
@@ -122,12 +167,13 @@ class Locks:
             for held in (self._own, self._settling):
                 while held:
                     self._remove(*held.popitem())
+            self._holding.clear()
             with contextlib.suppress(OSError):
                 os.rmdir(self.folder)
 
     def _lock(self, node: NodeId) -> int | None:
         """The node's file, made if need be, locked; `None` if somebody else has it."""
-        path = os.path.join(self.folder, _name(node) + _LOCK)
+        path = self._path(node, _LOCK)
         try:
             file = self._open(path)
             try:
@@ -138,8 +184,11 @@ class Locks:
                 raise
             os.close(file)
         except OSError as error:
-            raise StoreUnavailable(f"the locks in {self.folder} cannot be used: {error.strerror}") from error
+            raise self._unusable(error) from error
         return None
+
+    def _unusable(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"the locks in {self.folder} cannot be used: {error.strerror}")
 
     def _open(self, path: str) -> int:
         for _ in range(_TRIES):
@@ -152,11 +201,17 @@ class Locks:
         raise FileNotFoundError(errno.ENOENT, "the folder comes and goes")
 
     def _remove(self, node: NodeId, held: int) -> None:
-        """The socket first: where the lock's file is gone nobody looks for a socket."""
-        for suffix in (_SOCKET, _LOCK):
+        """The lock's file last: where it is gone nobody looks for the others."""
+        for suffix in (_SOCKET, _WELL, _LOCK):
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self.folder, _name(node) + suffix))
+                os.unlink(self._path(node, suffix))
         os.close(held)
+        self._holding.discard(node)
+        if (well := self._well.pop(node, None)) is not None:
+            os.close(well)
+
+    def _path(self, node: NodeId, suffix: str) -> str:
+        return os.path.join(self.folder, _name(node) + suffix)
 
 
 class SoleLocks(Locks):
@@ -210,6 +265,18 @@ def _refuse_foreign(folder: str) -> None:
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(errno.EACCES, "the folder is not this user's alone")
+
+
+def _is_free(path: str) -> bool | None:
+    """Whether no process has a file locked; `None` if there is no such file. Several may look at once."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return flock(file, shared=True)
+    finally:
+        os.close(file)
 
 
 def _is_still(file: int, path: str) -> bool:

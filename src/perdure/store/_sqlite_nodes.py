@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 
@@ -67,9 +68,18 @@ class SqliteLiveness:
     async def dead(self) -> Sequence[NodeId]:
         """Each stays here, and with this process, until it is buried."""
         dead, alive = await self._readers.run(self._look)
+        self._locks.lock_again()
         now = self._monotonic()
         self._alive = dict.fromkeys(alive, now) | {node: self._alive.get(node, now) for node in dead}
         return dead
+
+    def hold(self, holding: bool) -> None:
+        """By a second lock, which is freed in this very moment."""
+        self._locks.hold(self._node, holding)
+
+    async def holders(self) -> Sequence[NodeId]:
+        """By a look at the locks: the file is not asked, which may be what fails."""
+        return [node for node in await asyncio.to_thread(self._locks.holders) if node != self._node]
 
     def ages(self) -> dict[NodeId, float]:
         now = self._monotonic()

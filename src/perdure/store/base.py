@@ -35,6 +35,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 14. **Exact limits.** A `PutSession` or `OpenStream` that carries a limit is refused (`TooManySessions`, `TooManyCalls`)
     where it would go beyond, however many processes commit at once. Of sessions that have ended the store keeps a
     bounded number of small records: `_core.retention` has the numbers, and the oldest go first.
+15. **Held is told.** A living node that has said that it holds steps is named by every other node's `Liveness.holders`,
+    from the moment that `hold` returns until it says that it holds nothing more. That needs no write: what is told is
+    that writing fails. A dead node is named until it is buried, at the longest.
 """
 
 from __future__ import annotations
@@ -571,6 +574,18 @@ class Liveness(Protocol):
 
     async def dead(self) -> Sequence[NodeId]:
         """Nodes that are dead for certain and not buried yet (11)."""
+        ...
+
+    def hold(self, holding: bool) -> None:
+        """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.
+
+        A store that machines share says it by its own means, as long as this node's claims hold: a word to its
+        neighbours, or a flag in a service beside the log.
+        """
+        ...
+
+    async def holders(self) -> Sequence[NodeId]:
+        """The other nodes that have said so and live (15). Asked before something is denied that the store lacks."""
         ...
 
     def ages(self) -> dict[NodeId, float]:

@@ -1,4 +1,4 @@
-"""Promises 8, 10 and 11: hints, mail, and who is dead."""
+"""Promises 8, 10, 11 and 15: hints, mail, who is dead, and who holds what is not written."""
 
 from __future__ import annotations
 
@@ -230,6 +230,53 @@ async def promise_11_a_node_that_leaves_nothing_behind_is_gone(case: Case) -> No
     same("nodes", [node.id for node in await case.store.nodes()], [NODE])
     same("dead nodes", list(await _view(case.store, NODE, Clock()).dead()), [])
     await case.store.leave(OTHER)
+
+
+async def promise_15_a_node_that_holds_is_named_until_it_holds_nothing_more(case: Case) -> None:
+    clock = Clock()
+    mine = _view(case.store, NODE, clock)
+    async with case.elsewhere() as elsewhere:
+        await elsewhere.join(OTHER)
+        theirs = _view(elsewhere, OTHER, clock)
+        same("who holds, before any node does", [list(await view.holders()) for view in (mine, theirs)], [[], []])
+        for _ in range(2):
+            theirs.hold(True)
+            same("who holds, to another", list(await mine.holders()), [OTHER])
+            same("who else holds, to the one who does", list(await theirs.holders()), [])
+        mine.hold(True)
+        same("two who hold", [list(await mine.holders()), list(await theirs.holders())], [[OTHER], [NODE]])
+        for view in (mine, theirs):
+            view.hold(False)
+            view.hold(False)
+        await _wait_until_none_holds(mine, theirs)
+        same("dead nodes", list(await mine.dead()), [])
+        await elsewhere.leave(OTHER)
+
+
+async def promise_15_a_node_that_is_gone_holds_nothing(case: Case) -> None:
+    clock = Clock()
+    mine = _view(case.store, NODE, clock)
+    async with case.elsewhere() as elsewhere:
+        await elsewhere.join(OTHER)
+        theirs = _view(elsewhere, OTHER, clock)
+        theirs.hold(True)
+        same("who holds", list(await mine.holders()), [OTHER])
+        await elsewhere.leave(OTHER)
+        same("who holds, when it has left", list(await mine.holders()), [])
+        theirs.hold(True)
+        same("who holds, whatever one says who has left", list(await mine.holders()), [])
+
+
+async def _wait_until_none_holds(*views: Liveness) -> None:
+    """Wait until no node holds anything: a look of another process may be in the way for a moment."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while any([await view.holders() for view in views]):
+                for view in views:
+                    await view.dead()  # a round, as each node makes them
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError("a node that holds nothing is still named") from None
 
 
 def _view(store: Store, node: NodeId, clock: Clock) -> Liveness:
