@@ -64,7 +64,7 @@ class Session(RecordKeeper):
         super().__init__(house, record)
         self.seen = record.active
         self.standalone = house.stream(standalone, writes=standalone.node == house.node)
-        self.home = Home(self)
+        self.home = Home(self, is_new=record.state is SessionState.OPENING)
         self.streams: dict[StreamId, Stream] = {}
         self.retained = Retained(house.limits)
         self.exchange = Exchange(self)

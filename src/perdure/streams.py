@@ -64,6 +64,7 @@ class Stream:
         "_seal",
         "_tail",
         "_tail_bytes",
+        "_taken",
         "_trimmed",
         "_unlogged",
         "_whole",
@@ -127,6 +128,7 @@ class Stream:
         # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
         self._ends: tuple[CallEnd, ...] = ()
         self._also: tuple[Step, ...] = ()
+        self._taken = 0
         self._finals: tuple[int, ...] = ()
         self._blocked: tuple[asyncio.Future[None], ...] = ()
         self._seal = False
@@ -177,7 +179,7 @@ class Stream:
         self._show(record)
         self.writes, self._fenced, self._seal = True, False, False
         # What this node had under way under an earlier claim is refused.
-        self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._tail, self._tail_bytes, self._pending, self._ends, self._also, self._taken = [], 0, [], (), (), 0
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
         self.delivered = min(self.delivered, record.last)
@@ -230,8 +232,9 @@ class Stream:
 
     # Writing
 
-    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None) -> None:
-        """Add a message. `end` marks a final answer, `also` is committed together with it."""
+    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None, taken: int = 0) -> None:
+        """Add a message. `end` marks a final answer, `also` is committed together with it, `taken` is the key of a
+        message that another node forwarded."""
         self.last += 1
         event = Event(self.last, self._clock(), payload, end is not None)
         self._pending.append(event)
@@ -244,6 +247,8 @@ class Stream:
             self._seal = self.owed == 0
         if also is not None:
             self._also += (also,)
+        if taken:
+            self._taken = taken
         if self._unlogged:
             self._show_unlogged()
         elif not self._queued:
@@ -335,10 +340,17 @@ class Stream:
         self._queued = False
         if not self.writes:
             return ()  # lost since it was queued, and dealt with then
-        append = Append(stream=self.id, fence=self.fence, events=tuple(self._pending), ends=self._ends, seal=self._seal)
+        append = Append(
+            stream=self.id,
+            fence=self.fence,
+            events=tuple(self._pending),
+            ends=self._ends,
+            seal=self._seal,
+            taken=self._taken,
+        )
         self._journal.counters.events_appended += len(append.events)
         steps: list[Step] = [append, *self._also]
-        self._pending, self._ends, self._also = [], (), ()
+        self._pending, self._ends, self._also, self._taken = [], (), (), 0
         through = self._overflow()
         if through > self._trimmed:
             self._trimmed = through
@@ -380,7 +392,7 @@ class Stream:
         if self.on_also is not None:
             for step in (*steps[1:], *self._also):
                 self.on_also(step)
-        self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._tail, self._tail_bytes, self._pending, self._ends, self._also, self._taken = [], 0, [], (), (), 0
         self.last = self.visible = self.durable
         self.writes = False
         self.delivered = min(self.delivered, self.durable)
