@@ -279,7 +279,8 @@ class Session(RecordKeeper):
 
     def let_go(self, stream: Stream) -> None:
         """A call's stream that nobody needs in memory."""
-        self.streams.pop(stream.id, None)
+        if self.streams.get(stream.id) is stream:  # or it was overtaken, and another object follows its new writer
+            del self.streams[stream.id]
         self.streams = self.streams or {}
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:

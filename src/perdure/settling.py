@@ -139,8 +139,10 @@ class Settler:
                 await self.settle_stream(record, round_)
 
     async def _check_own(self) -> None:
-        """Somebody else may have claimed a call that runs here, and says nothing for a while."""
-        own = {call.stream.id: call.stream for _, call in self._sessions.running_calls()}
+        """Another node may have claimed a call that runs here, or that waits here for its principal, and says nothing
+        for a while."""
+        held = [stream for session in self._sessions for stream in session.streams.values()]
+        own = {stream.id: stream for stream in held if stream.writes and not stream.over}
         for record in await self._house.neighbours.ends(list(own)):
             own[record.id].follow(record)
 

@@ -223,6 +223,11 @@ class Stream:
         return self._seal or self.state is StreamState.SEALED
 
     @property
+    def is_overtaken(self) -> bool:
+        """Another node writes this call's stream, which this one wrote: what is known of it here is of no use."""
+        return self._fenced
+
+    @property
     def over(self) -> bool:
         """Nothing more will come."""
         return self.state in (StreamState.SEALED, StreamState.EXPIRED) or self._fenced
