@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import signal
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
-from perdure._core.ids import SessionId
+from perdure._core.ids import Kind, SessionId
+from perdure.store import SqliteStore
+from perdure.store.base import MAX_FORWARDED, Forward
+from perdure.streams import RUN_AHEAD
 from tests.nodes.conftest import Pair, Start
-from tests.support.site import until
-from tests.support.wire import Peer, notices_of
+from tests.support.cluster import cluster
+from tests.support.ghost import Ghost, Library, progress_of_call
+from tests.support.site import serve, until
+from tests.support.wire import Peer, Web, notices_of, progress_of
 from tests.support.workshop import Workshop
 
 pytestmark = pytest.mark.anyio
 
-EACH = 10_000
+EACH = 100_000
 """The first numbers of two tools lie so far apart: a number tells its tool."""
+
+SAID = "SELECT count(*) FROM event WHERE stream = (SELECT key FROM stream WHERE kind = 's')"
+MUCH = ("--max-stream-events", "100000", "--max-session-events", "100000")
+"""Nothing is trimmed, so the log tells everything."""
 
 
 def subscribing() -> Workshop:
@@ -70,3 +82,99 @@ async def test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_orde
 
     await until(said)
     assert by_tool(await log_of(pair, peers[0])) == {tool: list(range(1, each + 1)) for tool in range(tools)}
+
+
+async def test_a_home_that_dies_while_tools_speak_changes_nothing_in_their_order(tmp_path: Path) -> None:
+    """Promises 2 and 3, with real processes and SIGKILL: one home after the other is killed, and the tools live."""
+    async with cluster(
+        tmp_path / "log.db", "--max-stream-events", "100000", "--max-session-events", "100000", processes=2
+    ) as servers:
+        first, tools = (Web(served.url) for served in servers.servers)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(tools.aclose)
+            stack.push_async_callback(first.aclose)
+            peer = await first.join()
+            each, count = 5_000, 3
+            speaker = peer.through(tools)
+            calls = [
+                asyncio.create_task(speaker.result("announce", n=each, start=tool * EACH + 1)) for tool in range(count)
+            ]
+            home = servers.servers[0]
+            deaths = 0
+            while not all(call.done() for call in calls):
+                ((before,),) = servers.rows(SAID)
+                await until(lambda before=before: servers.rows(SAID) != [(before,)] or all(c.done() for c in calls))
+                await home.kill()
+                deaths += 1
+                home = await servers.start()
+                web = Web(home.url)
+                stack.push_async_callback(web.aclose)
+                await subscribe(peer.through(web), deaths)  # refused by the server, but the home is there now
+            await asyncio.gather(*calls)
+            await until(lambda: servers.rows("SELECT count(*) FROM forward") == [(0,)])
+            await until(lambda: servers.rows(SAID) == [(each * count,)])
+            assert deaths > 1
+            log = servers.rows(SAID.replace("count(*)", "payload") + " ORDER BY seq")
+            found = notices_of(json.loads(payload) for (payload,) in log if isinstance(payload, bytes))
+            assert by_tool(found) == {tool: list(range(1, each + 1)) for tool in range(count)}
+
+
+async def test_a_home_that_stands_still_makes_the_tools_wait_and_nothing_changes_its_order(tmp_path: Path) -> None:
+    """Promise 6: no more than the limit waits for one stream, whoever sends; what is refused comes in its turn."""
+    each, count = 2_000, 2
+    async with cluster(tmp_path / "log.db", *MUCH, processes=2) as servers, contextlib.AsyncExitStack() as stack:
+        home, tools = (Web(served.url) for served in servers.servers)
+        for web in (home, tools):
+            stack.push_async_callback(web.aclose)
+        peer = await home.join()
+        speaker = peer.through(tools)
+        assert await speaker.result("announce", n=0) == "announced 0"  # it holds the session
+        servers.servers[0].send(signal.SIGSTOP)
+        calls = [
+            asyncio.create_task(speaker.result("announce", n=each, start=tool * EACH + 1)) for tool in range(count)
+        ]
+        most = 0
+
+        def waiting() -> int:
+            nonlocal most
+            ((now,),) = servers.rows("SELECT count(*) FROM forward")
+            assert isinstance(now, int)
+            most = max(most, now)
+            return now
+
+        try:
+            await until(lambda: waiting() > MAX_FORWARDED - RUN_AHEAD)
+        finally:
+            servers.servers[0].send(signal.SIGCONT)
+        await until(lambda: waiting() == 0 and servers.rows(SAID) == [(each * count,)])
+        await asyncio.gather(*calls)
+        assert most <= MAX_FORWARDED
+        log = servers.rows(SAID.replace("count(*)", "payload") + " ORDER BY seq")
+        found = notices_of(json.loads(payload) for (payload,) in log if isinstance(payload, bytes))
+        assert by_tool(found) == {tool: list(range(1, each + 1)) for tool in range(count)}
+
+
+async def test_a_call_that_runs_again_says_nothing_below_what_its_dead_node_had_forwarded(tmp_path: Path) -> None:
+    """Progress never falls, also where it went to the standalone stream and still waits for the home (R5)."""
+    async with serve(Library().server, store=SqliteStore(str(tmp_path / "log.db"))) as site:
+        peer = await site.join()
+        for _ in range(5):
+            ghost = await Ghost.on(tmp_path / "log.db")
+            record = await site.store.session(SessionId(peer.session))
+            assert record is not None
+            request = peer.tool("look_up", n=9, token="t")
+            await ghost.take(peer.session, request)
+            said = tuple(json.dumps(progress_of_call("t", number)).encode() for number in range(1, 7))
+            forward = Forward(stream=record.standalone, node=ghost.node, sender="s", first=1, payloads=said)
+            assert not any(await ghost.store.commit([forward]))
+            peer = await peer.reattach()  # the call is an orphan: what it says goes to the standalone stream
+            before = site.app.counters.nodes_settled
+            await ghost.die()
+            await until(lambda before=before: site.app.counters.nodes_settled > before)
+        events = await site.store.read(record.standalone, after=0, limit=1_000)
+        seen = progress_of(json.loads(event.payload) for event in events)
+        assert seen == list(range(1, 7)) * 5
+        calls = [stream.id for stream in await site.store.streams(SessionId(peer.session)) if stream.kind is Kind.CALL]
+        for stream in calls[1:]:
+            progress = progress_of(json.loads(e.payload) for e in await site.store.read(stream, after=0, limit=100))
+            assert progress in ([], [7, 8, 9])
