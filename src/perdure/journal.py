@@ -24,7 +24,7 @@ from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
-from perdure.store.base import Append, Event, OpenStream, Post, Refusals, Step, Store
+from perdure.store.base import Append, Event, Forward, OpenStream, Post, Refusals, Step, Store
 from perdure.store.time_limit import TimeLimit
 from perdure.store.weigh import weigh
 
@@ -417,13 +417,18 @@ def _flat(group: _Group) -> list[Step]:
 
 
 def _events(steps: Sequence[Step]) -> int:
-    return sum(len(step.events) for step in steps if isinstance(step, Append))
+    return sum(
+        len(step.events) if isinstance(step, Append) else len(step.payloads)
+        for step in steps
+        if isinstance(step, Append | Forward)
+    )
 
 
 def _size(steps: Sequence[Step]) -> int:
     """Bytes of other people's making in the steps, nearly."""
     events = sum(len(event.payload) for step in steps if isinstance(step, Append) for event in step.events)
     events += sum(len(step.message) for step in steps if isinstance(step, Post))
+    events += sum(len(payload) for step in steps if isinstance(step, Forward) for payload in step.payloads)
     return events + sum(len(call.request) for step in steps if isinstance(step, OpenStream) for call in step.calls)
 
 

@@ -15,11 +15,8 @@ from perdure.observe import note
 from perdure.session import Session
 from perdure.sessions import Sessions
 from perdure.settling import Settler
-from perdure.store.base import Post, Received
+from perdure.store.base import Post, Received, StreamRecord
 from perdure.streams import Stream
-
-_MOST_KNOWN = 1_000
-"""Forwarded messages that are remembered: a second copy comes right behind the first."""
 
 
 class Letters:
@@ -30,13 +27,9 @@ class Letters:
         self._sessions = sessions
         self._settler = settler
         self._neighbours = neighbours
-        self._known: dict[str, None] = {}
 
     async def deal(self, message: mail.Message, received: Received) -> None:
         note(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
-        if isinstance(message, mail.Forward):
-            await self._forward(message, received)
-            return
         match message:
             case mail.Ended():
                 await self._sessions.was_ended(message.session, message.reason)
@@ -63,33 +56,18 @@ class Letters:
             except SessionEnded:
                 await self._sessions.load(stream.session)  # which lets go of it
 
+    async def forwarded(self, record: StreamRecord) -> None:
+        session = await self._sessions.load(record.session)
+        if session is not None and session.standalone.id == record.id:
+            try:
+                session.standalone.follow(record)
+                if await session.home.come_here():
+                    await session.home.caught_up()
+            except SessionEnded:
+                await self._sessions.load(record.session)  # which lets go of it
+
     async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
         await self._settler.waiting.cancel(cancelled)
-
-    async def _forward(self, message: mail.Forward, received: Received) -> None:
-        """Messages for the standalone stream: in one commit with their receipt, if this is the home."""
-        session = await self._sessions.load(message.session)
-        if session is None or self._is_known(message.id):
-            self._house.journal.put(Steps((received,)))
-            return
-        payloads = [payload.encode() for payload in message.payloads]
-        if session.home.here:
-            for payload in payloads[:-1]:
-                session.home.say(payload)
-            session.home.say(payloads[-1], received)
-            return
-        for payload in payloads:
-            session.home.say(payload)
-        await session.home.forwarded()
-        self._house.journal.put(Steps((received,)))
-
-    def _is_known(self, forward: str) -> bool:
-        """Whether a message has come before."""
-        known = forward in self._known
-        self._known[forward] = None
-        if len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
-        return known
 
     async def _attached(self, message: mail.Attached) -> None:
         session = self._sessions.held(message.session)

@@ -53,6 +53,10 @@ class Inside(Addressee, Protocol):
         """A standalone stream that is read here has no writer any more."""
         ...
 
+    async def forwarded(self, record: StreamRecord) -> None:
+        """Messages wait for a stream that this node writes, or no node does."""
+        ...
+
 
 class Neighbours:
     """The other nodes, as this one knows them."""
@@ -84,6 +88,7 @@ class Neighbours:
         self._looked: object = None
         """The store's stamp from before everything was last looked at."""
         self._looking: asyncio.Task[None] | None = None
+        self._undrawn = self._is_drawing = False
         self._mailbox = Mailbox(node=node, store=store, journal=journal)
         self._inside: Inside | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -250,6 +255,7 @@ class Neighbours:
 
     def look(self) -> None:
         """Look at everything, if there may be something to see."""
+        self._draw()  # also what this node itself has forwarded to one that died
         if self.news or self._rest_beyond:
             self._hinted(())
         else:
@@ -273,6 +279,8 @@ class Neighbours:
         named, self._named = self._named, set()
         stamp = self._store.stamp()
         holders = await self.holders() if everything and self._rest_beyond else ()
+        if named - self._followed.keys() or everything:
+            self._draw()
         await self._look_at(self._followed if everything else self._followed.keys() & named)
         if everything:
             self._end_beyond(holders)
@@ -295,6 +303,22 @@ class Neighbours:
             del self._rest_beyond[stream.id]
             if beyond and stream.reader is not None:
                 stream.reader.end()
+
+    def _draw(self) -> None:
+        """Have what was forwarded to this node's streams appended. On its own: readers must not wait for that."""
+        self._undrawn = True
+        if not self._is_drawing:
+            self._is_drawing = True
+            self._spawn(self._draw_all())
+
+    async def _draw_all(self) -> None:
+        try:
+            while self._undrawn and self._inside is not None:
+                self._undrawn = False
+                for record in await self._journal.within_time(self._store.forwarded_to(self._node)):
+                    await self._inside.forwarded(record)
+        finally:
+            self._is_drawing = False
 
     async def _look_at(self, streams: Iterable[StreamId]) -> None:
         for record in await self.ends(list(streams)):

@@ -60,6 +60,7 @@ class Outcomes:
     async def run_again(self, session: Session, call: Left, stream: Stream, http: HttpRequest | None) -> None:
         row = call.row
         assert call.request is not None
+        await session.home.caught_up()  # what the call said before it was left behind comes first
         progress = await self._progress(session, row, call.request)
         logged = await self._logged(row)
         again = PutCall(
@@ -80,14 +81,20 @@ class Outcomes:
         note(logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream)
 
     async def _progress(self, session: Session, row: CallRecord, request: Request) -> float | None:
-        """The highest progress that was sent for a call, on its own stream or, as an orphan's, on the standalone."""
+        """The highest progress that was sent for a call, on its own stream or, as an orphan's, on the standalone; also
+        where that still waits for the session's home."""
         token = progress_token(request)
         if token is None:
             return None
         tokens = (token, f"{row.incarnation}:{token}")
         highest = row.progress
-        for stream in (row.stream, session.record.standalone):
-            async for payload in self._payloads(stream):
+        # What waits is read first: the home may append it meanwhile.
+        for payloads in (
+            self._forwarded(session.record.standalone),
+            self._payloads(row.stream),
+            self._payloads(session.record.standalone),
+        ):
+            async for payload in payloads:
                 if b"notifications/progress" in payload:
                     params = json.loads(payload).get("params") or {}
                     sent = params.get("progress")
@@ -113,6 +120,13 @@ class Outcomes:
             for event in events:
                 yield event.payload
             after = events[-1].seq
+
+    async def _forwarded(self, stream: StreamId) -> AsyncIterator[bytes]:
+        after = 0
+        while page := await self._house.journal.within_time(self._house.store.forwarded(stream, after=after)):
+            for message in page:
+                yield message.payload
+            after = page[-1].key
 
     async def have_wait(self, call: Left, stream: Stream) -> None:
         row = call.row

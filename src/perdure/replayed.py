@@ -31,17 +31,28 @@ async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
 
 
 async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
-    if (stream := session.streams.get(stream_id)) is not None:
+    stream = session.streams.get(stream_id)
+    if stream is not None and not stream.is_overtaken and not _may_be_overtaken(session, stream):
         return stream
     record = await session.house.journal.within_time(session.house.store.stream(stream_id))
     if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
         return None
     if (stream := session.streams.get(stream_id)) is not None:
-        return stream  # another resume was faster
+        if stream.writes:
+            stream.follow(record)
+        if not stream.is_overtaken:
+            return stream  # it is still written here, or another resume was faster
     stream = session.house.stream(record, writes=False)
     stream.on_settled = session.let_go
     session.streams[stream_id] = stream
     return stream
+
+
+def _may_be_overtaken(session: Session, stream: Stream) -> bool:
+    """A stream that this node has claimed and on which no call of its own runs: the call waits for its principal, and
+    the node that the principal came to has claimed the stream since, without a word."""
+    running = session.exchange.calls.all_running()
+    return stream.writes and not stream.over and all(call.stream is not stream for call in running)
 
 
 async def catch_up(session: Session, stream: Stream) -> None:

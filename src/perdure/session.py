@@ -64,7 +64,7 @@ class Session(RecordKeeper):
         super().__init__(house, record)
         self.seen = record.active
         self.standalone = house.stream(standalone, writes=standalone.node == house.node)
-        self.home = Home(self)
+        self.home = Home(self, is_new=record.state is SessionState.OPENING)
         self.streams: dict[StreamId, Stream] = {}
         self.retained = Retained(house.limits)
         self.exchange = Exchange(self)
@@ -284,7 +284,8 @@ class Session(RecordKeeper):
 
     def let_go(self, stream: Stream) -> None:
         """A call's stream that nobody needs in memory."""
-        self.streams.pop(stream.id, None)
+        if self.streams.get(stream.id) is stream:  # or it was overtaken, and another object follows its new writer
+            del self.streams[stream.id]
         self.streams = self.streams or {}
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:

@@ -139,8 +139,10 @@ class Settler:
                 await self.settle_stream(record, round_)
 
     async def _check_own(self) -> None:
-        """Somebody else may have claimed a call that runs here, and says nothing for a while."""
-        own = {call.stream.id: call.stream for _, call in self._sessions.running_calls()}
+        """Another node may have claimed a call that runs here, or that waits here for its principal, and says nothing
+        for a while."""
+        held = [stream for session in self._sessions for stream in session.streams.values()]
+        own = {stream.id: stream for stream in held if stream.writes and not stream.over}
         for record in await self._house.neighbours.ends(list(own)):
             own[record.id].follow(record)
 
@@ -247,6 +249,7 @@ class Settler:
             if ask.stream == stream.id:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
+                await session.home.caught_up()  # the ask may still wait for the home
                 session.home.say(payload, close)
 
     # Homes and readers
@@ -254,22 +257,28 @@ class Settler:
     async def _settle_homes(self, homes: Sequence[StreamRecord], round_: Round) -> None:
         """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded."""
         releases = []
+        waited_for = {
+            record.id for home in homes[:1] for record in await self._ask(self._house.store.forwarded_to(home.node))
+        }
         for record in homes:
-            if not await self._bring_home(record, round_):
+            if not await self._bring_home(record, round_, needed=record.id in waited_for):
                 releases.append(Release(stream=record.id, fence=record.fence))
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
             await self._ask(self._house.store.commit(releases[start : start + _RELEASE_AT_ONCE]))
 
-    async def _bring_home(self, record: StreamRecord, round_: Round) -> bool:
-        """Become the home of a session that needs one now. Tells whether there is one."""
+    async def _bring_home(self, record: StreamRecord, round_: Round, *, needed: bool) -> bool:
+        """Become the home of a session that needs one now (`needed`: messages wait for it). Tells whether there is
+        one."""
         held = self._sessions.held(record.session)
         owner = await self._ask(self._house.store.session(record.session)) if held is None else held.record
-        if held is None and not (owner is not None and owner.state is SessionState.ACTIVE and owner.sticky):
+        subscribes = owner is not None and owner.state is SessionState.ACTIVE and bool(owner.sticky)
+        if held is None and not subscribes and not needed:
             return False
         session = await self._sessions.load(record.session)
         if session is None:
             return False
         try:
+            session.standalone.follow(record)  # the dead node may have taken it from this one without a word
             await session.home.come_here()
         except SessionEnded:
             return True  # and its streams are gone

@@ -74,6 +74,7 @@ class Stream:
         "_sizes",
         "_tail",
         "_tail_bytes",
+        "_taken",
         "_trimmed",
         "_unlogged",
         "_whole",
@@ -139,6 +140,7 @@ class Stream:
         # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
         self._ends: tuple[CallEnd, ...] = ()
         self._also: tuple[Step, ...] = ()
+        self._taken = 0
         self._finals: tuple[int, ...] = ()
         self._blocked: tuple[asyncio.Future[None], ...] = ()
         self._seal = False
@@ -193,7 +195,7 @@ class Stream:
         self._show(record)
         self.writes, self._fenced, self._seal = True, False, False
         # What this node had under way under an earlier claim is refused.
-        self._tail, self._tail_bytes, self._pending, self._ends, self._also = [], 0, [], (), ()
+        self._tail, self._tail_bytes, self._pending, self._ends, self._also, self._taken = [], 0, [], (), (), 0
         self._ahead_bytes = 0
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
@@ -246,6 +248,11 @@ class Stream:
         return self._seal or self.state is StreamState.SEALED
 
     @property
+    def is_overtaken(self) -> bool:
+        """Another node writes this call's stream, which this one wrote: what is known of it here is of no use."""
+        return self._fenced
+
+    @property
     def over(self) -> bool:
         """Nothing more will come."""
         return self.state in (StreamState.SEALED, StreamState.EXPIRED) or self._fenced
@@ -255,8 +262,9 @@ class Stream:
 
     # Writing
 
-    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None) -> None:
-        """Add a message. `end` marks a final answer, `also` is committed together with it."""
+    def append(self, payload: bytes, *, end: CallEnd | None = None, also: Step | None = None, taken: int = 0) -> None:
+        """Add a message. `end` marks a final answer, `also` is committed together with it, `taken` is the key of a
+        message that another node forwarded."""
         self.last += 1
         event = Event(self.last, self._clock(), payload, end is not None)
         self._pending.append(event)
@@ -272,6 +280,8 @@ class Stream:
             self._seal = self.owed == 0
         if also is not None:
             self._also += (also,)
+        if taken:
+            self._taken = taken
         if self._unlogged:
             self._show_unlogged()
         elif not self._queued:
@@ -363,10 +373,17 @@ class Stream:
         self._queued = False
         if not self.writes:
             return ()  # lost since it was queued, and dealt with then
-        append = Append(stream=self.id, fence=self.fence, events=tuple(self._pending), ends=self._ends, seal=self._seal)
+        append = Append(
+            stream=self.id,
+            fence=self.fence,
+            events=tuple(self._pending),
+            ends=self._ends,
+            seal=self._seal,
+            taken=self._taken,
+        )
         self._journal.counters.events_appended += len(append.events)
         steps: list[Step] = [append, *self._also]
-        self._pending, self._ends, self._also = [], (), ()
+        self._pending, self._ends, self._also, self._taken = [], (), (), 0
         through = self._overflow()
         if through > self._trimmed:
             self._trim(through)
@@ -412,7 +429,7 @@ class Stream:
         if not self.writes:
             return  # more of what was held: it was lost with the first of it
         lost = [event for event in self._tail if event.seq > self.durable]
-        self._tail, self._tail_bytes, self._pending, self._ends = [], 0, [], ()
+        self._tail, self._tail_bytes, self._pending, self._ends, self._taken = [], 0, [], (), 0
         self._ahead_bytes = 0
         shown = self.visible if self.reader is not None and self.reader.is_writing else self.delivered
         self.last = self.visible = self.durable

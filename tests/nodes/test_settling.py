@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id, new_stream_id, parse_position
 from perdure._core.states import CallState
 from perdure.store import SqliteStore
-from perdure.store.base import OpenStream, Post, PutSession, Step, StreamRecord
+from perdure.store.base import Forward, OpenStream, Post, PutSession, Step, StreamRecord
 from perdure.tokens import FileTokens
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
@@ -443,8 +442,8 @@ async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: Hou
     assert (await standalone.message())["params"]["uri"] == "notice://1"
 
 
-async def test_mail_that_a_dead_home_had_not_dealt_with_is_appended_once_by_the_heir(house: House) -> None:
-    """Once each: the mail of the dead goes to whoever buries it, who is the session's home by then."""
+async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(house: House) -> None:
+    """Once each: it waits under the stream, for whichever node is the session's home by then."""
     site, _ = await house.node()
     peer, ghost = await site.join(), await house.ghost()
     record = await site.store.session(SessionId(peer.session))
@@ -454,11 +453,11 @@ async def test_mail_that_a_dead_home_had_not_dealt_with_is_appended_once_by_the_
     assert await ghost.store.claim(standalone.id, node=ghost.node, held=standalone.fence) is not None
     notices = [f"notice://{number}" for number in (1, 2)]
     payloads = tuple(
-        json.dumps({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}})
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}}).encode()
         for uri in notices
     )
-    forward = mail.Forward(id="f", session=SessionId(peer.session), payloads=payloads)
-    await ghost.store.commit([Post(node=ghost.node, message=mail.encode(forward))] * 2)  # a commit that was repeated
+    forward = Forward(stream=standalone.id, node=NodeId("gone"), sender="f", first=1, payloads=payloads)
+    assert not any(await ghost.store.commit([forward] * 2))  # a commit that was repeated
     reader = await peer.get()
     await ghost.die()
     assert [message["params"]["uri"] for message in await reader.messages(2)] == notices

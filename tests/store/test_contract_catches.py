@@ -13,11 +13,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, SessionEnded, TooManyCalls
+from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, TooManyCalls
 from perdure.store.base import (
+    MAX_MAIL,
     Append,
     DropStream,
     Event,
+    Forward,
     Generation,
     Mail,
     OpenStream,
@@ -147,6 +149,45 @@ class FailsTheWholeCommitForOneMessage(MemoryStore):
         if not any(unknown):
             return super().commit_now(steps)
         return [self._apply(step) if gone else None for step, gone in zip(steps, unknown, strict=True)]
+
+
+class ForgetsWhatItTook(MemoryStore):
+    """A message that is forwarded again after it was appended is appended once more."""
+
+    def _apply(self, step: Step) -> Refused | None:
+        refusal = super()._apply(step)
+        if isinstance(step, Append) and step.taken:
+            self._streams[step.stream].senders.clear()
+        return refusal
+
+
+class TakesMessagesThatDoNotFollow(MemoryStore):
+    def _apply(self, step: Step) -> Refused | None:
+        if isinstance(step, Forward) and (row := self._streams.get(step.stream)) is not None:
+            sender, last = row.senders.get(step.node, (step.sender, 0))
+            row.senders[step.node] = (sender, max(last, step.first - 1))
+        return super()._apply(step)
+
+
+class TakesAwayWithoutAppending(MemoryStore):
+    """What is forwarded is gone although its events were refused."""
+
+    def _apply(self, step: Step) -> Refused | None:
+        if isinstance(step, Append) and (row := self._streams.get(step.stream)) is not None:
+            row.forwarded = [message for message in row.forwarded if message.key > step.taken]
+        return super()._apply(step)
+
+
+class CountsMailNowAndThen(MemoryStore):
+    """One message in 64 is refused, and those behind it are taken."""
+
+    def _deliver(self, step: Post) -> NodeGone | MailFull | None:
+        row = self._nodes.get(step.node)
+        if row is None or len(row.mail) < MAX_MAIL or self._mail_key % 64 == 0:
+            self._mail_key += row is not None and len(row.mail) >= MAX_MAIL
+            return super()._deliver(step)
+        self._put_mail(step.node, step.message)
+        return None
 
 
 class TakesTheLivingForDead(MemoryStore):
@@ -311,6 +352,10 @@ class FailsNamelessly(MemoryStore):
         (HandsMailOutOnce, "promise 10 mail stays"),
         (InheritsUnderOldKeys, "promise 10 the heir"),
         (FailsTheWholeCommitForOneMessage, "promise 10 a message for nobody"),
+        (CountsMailNowAndThen, "promise 10 mail is read a page"),
+        (ForgetsWhatItTook, "promise 16 a message is appended and taken away"),
+        (TakesMessagesThatDoNotFollow, "promise 16 no message is taken before"),
+        (TakesAwayWithoutAppending, "promise 16 a message is appended and taken away"),
         (TakesTheLivingForDead, "promise 11"),
         (TellsOfNobodyWhoHolds, "promise 15 a node that holds"),
         (HoldsForEver, "promise 15 a node that holds"),

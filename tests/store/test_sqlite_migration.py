@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -166,6 +167,28 @@ async def test_a_file_in_which_an_id_runs_twice_can_be_opened(tmp_path: Path) ->
     async with SqliteStore(str(path)) as store:
         running = [call.request_id for call in await store.calls_on(StreamId("runs"))]
         assert running == ["8", "é", 8]
+
+
+async def test_what_was_on_its_way_to_a_home_by_mail_waits_under_its_stream(tmp_path: Path) -> None:
+    """The third layout had such messages in the mailbox of a node; other mail stays there."""
+
+    def forward(*payloads: str) -> bytes:
+        return json.dumps({"kind": "forward", "id": "f", "session": SESSION, "payloads": payloads}).encode()
+
+    path = of_the_first_layout(tmp_path / "log.db", CONTENT)
+    with closing(sqlite3.connect(path)) as connection:
+        for migration in _sql.migrations()[1:3]:
+            for statement in migration.statements:
+                connection.execute(statement)
+        other = b'{"kind":"ended","session":"session","reason":"deleted"}'
+        for node, message in (("me", forward("1", "2")), ("me", other), ("dead", forward("3")), ("me", b"no json")):
+            connection.execute("INSERT INTO mail (node, message) VALUES (?, ?)", (node, message))
+        connection.execute("PRAGMA user_version = 3")
+        connection.commit()
+    async with SqliteStore(str(path)) as store:
+        assert [message.payload for message in await store.forwarded(StreamId("alone"))] == [b"1", b"2", b"3"]
+        assert [mail.message for mail in await store.mail(ME)] == [other, b"no json"]
+        assert list(await store.mail(DEAD)) == []
 
 
 async def test_dropping_a_migrated_stream_takes_everything_along(path: Path) -> None:

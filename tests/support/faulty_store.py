@@ -16,6 +16,7 @@ from perdure.store.base import (
     AskRecord,
     CallRecord,
     Event,
+    Forwarded,
     Generation,
     KeptRecord,
     Listener,
@@ -126,6 +127,14 @@ class FaultyStore:
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         await _fail(self.reads)
         return await self._inner.written_by(node)
+
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+        await _fail(self.reads)
+        return await self._inner.forwarded(stream, after=after)
+
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+        await _fail(self.reads)
+        return await self._inner.forwarded_to(node)
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         await _fail(self.reads)

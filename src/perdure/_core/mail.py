@@ -15,16 +15,6 @@ from perdure._core.ids import NodeId, SessionId, StreamId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Forward:
-    """To a session's home: messages for its standalone stream, in order."""
-
-    id: str
-    """Unique: a commit that was given up and happened all the same posts it twice."""
-    session: SessionId
-    payloads: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AskAnswered:
     """To the node that waits: the client answered an ask."""
 
@@ -97,10 +87,9 @@ class Ended:
     reason: str
 
 
-Message = Forward | AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Missed | Here | Ended
+Message = AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Missed | Here | Ended
 
 _KINDS: dict[str, type[Message]] = {
-    "forward": Forward,
     "ask-answered": AskAnswered,
     "notified": Notified,
     "cancelled": Cancelled,
@@ -125,6 +114,4 @@ def decode(raw: bytes) -> Message | None:
     kind = _KINDS.get(fields.pop("kind", ""))
     if kind is None or {field.name for field in dataclasses.fields(kind)} != fields.keys():
         return None
-    if kind is Forward:
-        fields["payloads"] = tuple(fields["payloads"])
     return kind(**fields)

@@ -8,13 +8,18 @@ from dataclasses import dataclass, field, replace
 
 from perdure._core.ids import Fence, Generation, NodeId, StreamId
 from perdure._core.leases import Leases
-from perdure.errors import MailFull, NodeGone
+from perdure.errors import MailFull, NodeGone, SessionEnded
 from perdure.store.base import (
+    FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
+    MAX_FORWARDED,
+    MAX_FORWARDED_BYTES,
     MAX_MAIL,
     RECORD_VERSION,
     CallRecord,
     Event,
+    Forward,
+    Forwarded,
     Listener,
     Mail,
     NodeRecord,
@@ -34,6 +39,9 @@ class StreamRow:
     generations: list[Generation] = field(default_factory=list)
     calls: dict[tuple[int, int | str], CallRecord] = field(default_factory=dict)
     reader: ReaderRecord | None = None
+    forwarded: list[Forwarded] = field(default_factory=list)
+    senders: dict[NodeId, tuple[str, int]] = field(default_factory=dict)
+    """The sender of each node, and the number of its last message."""
 
 
 @dataclass(slots=True)
@@ -70,6 +78,7 @@ class MemoryNodes:
         if (row := self._nodes.get(node)) is not None:
             self._writes += 1
             row.left = True
+            self._forget_sender(node)
             if not (row.mail or self._read_by(node) or await self.written_by(node)):
                 del self._nodes[node]
 
@@ -84,7 +93,8 @@ class MemoryNodes:
         if (row := self._nodes.pop(node, None)) is not None:
             # Under new keys: a `Received` of the heir's own may be on its way, and must not take what it has not seen.
             for mail in row.mail:
-                self._deliver(Post(node=heir, message=mail.message))
+                self._put_mail(heir, mail.message)
+        self._forget_sender(node)
         read = self._read_by(node)
         for stream in read:
             stream.reader = None
@@ -104,14 +114,52 @@ class MemoryNodes:
             return NodeGone(f"there is no node {step.node}")
         if len(row.mail) >= MAX_MAIL:
             return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")
-        self._mail_key += 1
-        row.mail.append(Mail(self._mail_key, step.message))
-        self.hint(step.node, ())
+        self._put_mail(step.node, step.message)
         return None
+
+    def _put_mail(self, node: NodeId, message: bytes) -> None:
+        if (row := self._nodes.get(node)) is not None:
+            self._mail_key += 1
+            row.mail.append(Mail(self._mail_key, message))
+            self.hint(node, ())
 
     def _take_away(self, step: Received) -> None:
         if (row := self._nodes.get(step.node)) is not None:
             row.mail = [mail for mail in row.mail if mail.key > step.through]
+
+    # Forwarded messages
+
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+        row = self._streams.get(stream)
+        return [message for message in row.forwarded if message.key > after][:FORWARDED_AT_ONCE] if row else ()
+
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+        waited_for = [row.record for row in self._streams.values() if row.forwarded]
+        return [record for record in waited_for if record.node == node or record.node not in self._nodes]
+
+    def _forward(self, step: Forward) -> SessionEnded | NodeGone | MailFull | None:
+        if (row := self._streams.get(step.stream)) is None:
+            return SessionEnded(f"stream {step.stream} is not there")
+        sender, last = row.senders.get(step.node, ("", 0))
+        last = last if sender == step.sender else 0
+        new = step.payloads[max(0, last + 1 - step.first) :]
+        if not new:
+            return None
+        if row.record.node not in self._nodes:
+            return NodeGone(f"no node writes stream {step.stream}")
+        size = sum(map(len, new)) + sum(len(payload) for _, payload in row.forwarded)
+        full = len(row.forwarded) + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
+        if step.first > last + 1 or (row.forwarded and full):
+            return MailFull(f"{len(row.forwarded)} messages wait for stream {step.stream}")
+        for payload in new:
+            self._mail_key += 1
+            row.forwarded.append(Forwarded(self._mail_key, payload))
+        row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
+        return None
+
+    def _forget_sender(self, node: NodeId) -> None:
+        for row in self._streams.values():
+            row.senders.pop(node, None)
 
     # Wake-ups
 

@@ -24,6 +24,7 @@ def join(steps: Steps, connection: sqlite3.Connection, *, node: NodeId) -> Fence
 
 
 def leave(_: Steps, connection: sqlite3.Connection, *, node: NodeId) -> None:
+    connection.execute(_SQL["forget_sender"], (node,))
     connection.execute(_SQL["leave_node"], {"node": node})
 
 
@@ -33,6 +34,7 @@ def bury(_: Steps, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId
     connection.execute(_SQL["drop_readers"], (node,))
     mail = connection.execute(_SQL["inherit_mail"], (heir, node)).rowcount > 0
     connection.execute(_SQL["empty_mail"], (node,))
+    connection.execute(_SQL["forget_sender"], (node,))
     connection.execute(_SQL["drop_node"], (node,))
     return read, mail
 

@@ -15,11 +15,13 @@ from perdure.store import _sql
 from perdure.store import _sqlite_rows as rows
 from perdure.store._sqlite_readers import ReaderPool
 from perdure.store.base import (
+    FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
     READ_BYTES,
     AskRecord,
     CallRecord,
     Event,
+    Forwarded,
     Generation,
     KeptRecord,
     Mail,
@@ -133,6 +135,12 @@ class Reads:
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         return await self._all("read_mail", rows.mail, node, after, MAIL_AT_ONCE)
+
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+        return await self._all("read_forwarded", rows.forwarded, stream, after, FORWARDED_AT_ONCE)
+
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+        return await self._all("forwarded_to", rows.stream_record, node)
 
     async def _one(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> T | None:
         found = await self._all(query, record, *values)

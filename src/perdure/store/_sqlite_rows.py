@@ -15,6 +15,7 @@ from perdure.store.base import (
     AskRecord,
     CallRecord,
     ChangeSession,
+    Forwarded,
     Generation,
     KeptRecord,
     Mail,
@@ -212,6 +213,10 @@ def node_record(row: Row) -> NodeRecord:
 
 def mail(row: Row) -> Mail:
     return Mail(*row)
+
+
+def forwarded(row: Row) -> Forwarded:
+    return Forwarded(*row)
 
 
 def number(row: Row) -> int:

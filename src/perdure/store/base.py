@@ -38,6 +38,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 15. **Held is told.** A living node that has said that it holds steps is named by every other node's `Liveness.holders`,
     from the moment that `hold` returns until it says that it holds nothing more. That needs no write: what is told is
     that writing fails. A dead node is named until it is buried, at the longest.
+16. **Forwarded in order.** Messages that a node forwards to a stream belong to the stream, whoever writes it. They wait
+    in the order of their commits; those of one sender are numbered, each number is taken once, and none before the one
+    in front of it. An `Append` takes them away in one step with their events, so each is appended once.
 """
 
 from __future__ import annotations
@@ -195,11 +198,29 @@ MAIL_AT_ONCE = 256
 """Messages that are read in one go."""
 
 MAX_MAIL = 10_000
-"""Messages that wait for one node, nearly. One that does not deal with its mail for long (it was stopped, or it hangs)
-must not fill the store; what its neighbours have for it waits with them, or is refused."""
+"""Messages that wait for one node, those aside that it has inherited. One that does not deal with its mail for long (it
+was stopped, or it hangs) must not fill the store; what its neighbours have for it is refused."""
 
 KEPT_GENERATIONS = 1_000
 """Ends of generations that are kept of one stream; a position of an older one is answered as lost."""
+
+
+MAX_FORWARDED = 1_000
+MAX_FORWARDED_BYTES = 16 << 20
+"""Messages, and their bytes, that wait for one stream. A writer that lives takes them within milliseconds; one that
+does not (it was stopped, or it hangs) must not fill the store, so the senders wait. Where nothing waits, what one
+sender forwards at once is taken whatever its size: otherwise a large message would wait for ever."""
+
+FORWARDED_AT_ONCE = 256
+"""Forwarded messages that are read in one go."""
+
+
+class Forwarded(NamedTuple):
+    """A message that waits for the writer of its stream."""
+
+    key: int
+    """Rises with each message of a stream's, and never comes again."""
+    payload: bytes
 
 
 class Mail(NamedTuple):
@@ -296,6 +317,26 @@ class Append:
     events: tuple[Event, ...]
     ends: tuple[CallEnd, ...] = ()
     seal: bool = False
+    taken: int = 0
+    """The forwarded messages up to and including this key are among the events, and wait no longer (16)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forward:
+    """Messages for a stream from a node that does not write it, in their order (16).
+
+    Of messages that are known by their number already only the rest is added (5). Refused if the stream is gone
+    (`SessionEnded`), if no node that has joined writes it (`NodeGone`: the sender may claim it), or if too much waits
+    for it or the message in front of these is not there (`MailFull`).
+    """
+
+    stream: StreamId
+    node: NodeId
+    """Where the sender lives. It has one sender for each stream; the numbers of one before are forgotten."""
+    sender: str
+    first: int
+    """The number of the first message; a sender begins with 1."""
+    payloads: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -395,6 +436,7 @@ Step = (
     | EndSession
     | OpenStream
     | Append
+    | Forward
     | PutCall
     | Release
     | Trim
@@ -446,6 +488,14 @@ class Events(Protocol):
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""
+        ...
+
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+        """The messages that wait for a stream, after a key, the oldest first, `FORWARDED_AT_ONCE` at most (16)."""
+        ...
+
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+        """The streams for which forwarded messages wait, and which a node writes, or none that has joined."""
         ...
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:

@@ -33,6 +33,7 @@ from perdure.store.base import (
     DropStream,
     EndSession,
     Event,
+    Forward,
     KeptRecord,
     LeaveReader,
     MoveReader,
@@ -105,6 +106,8 @@ class MemoryStore(MemoryNodes):
                 return self._append(step)
             case OpenStream():
                 return self._open(step)
+            case Forward():
+                return self._forward(step)
             case PutCall():
                 return self._put_call(step)
             case Release():
@@ -179,6 +182,7 @@ class MemoryStore(MemoryNodes):
         if new and (before.sealed or not before.node or new[-1].seq != before.last + len(new)):
             return StaleFence(f"stream {step.stream} ends at {before.last}, and event {new[0].seq} cannot follow")
         stream.events.extend(new)
+        stream.forwarded = [message for message in stream.forwarded if message.key > step.taken]
         stream.record = replace(before, last=before.last + len(new), sealed=before.sealed or step.seal)
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))

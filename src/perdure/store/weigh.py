@@ -9,6 +9,7 @@ from perdure.store.base import (
     ChangeSession,
     DropStream,
     EndSession,
+    Forward,
     OpenAsk,
     OpenStream,
     Post,
@@ -33,6 +34,9 @@ def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
             count += len(step.calls)
             for call in step.calls:
                 size += len(call.request)
+        elif type(step) is Forward:
+            count += len(step.payloads)
+            size += sum(map(len, step.payloads))
         elif type(step) is Trim or type(step) is DropStream or type(step) is EndSession:
             forget = True
         else:

@@ -11,6 +11,7 @@ from typing import Any
 from perdure.testing import (
     _chain_checks,
     _fence_checks,
+    _forward_checks,
     _keeping_checks,
     _limit_checks,
     _log_checks,
@@ -30,19 +31,17 @@ def _checks(module: ModuleType) -> list[Check]:
     return sorted(own, key=lambda check: check.__code__.co_firstlineno)
 
 
-CHECKS: tuple[Check, ...] = tuple(
-    check
-    for module in (
-        _log_checks,
-        _fence_checks,
-        _keeping_checks,
-        _node_checks,
-        _session_checks,
-        _chain_checks,
-        _limit_checks,
-    )
-    for check in _checks(module)
+_MODULES = (
+    _log_checks,
+    _fence_checks,
+    _keeping_checks,
+    _node_checks,
+    _session_checks,
+    _chain_checks,
+    _limit_checks,
+    _forward_checks,
 )
+CHECKS: tuple[Check, ...] = tuple(check for module in _MODULES for check in _checks(module))
 
 
 async def check_store(make: Make, *, durable: bool = True) -> None:

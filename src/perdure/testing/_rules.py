@@ -207,6 +207,15 @@ class StoreMachine(RuleBasedStateMachine):
     def post_to_nobody(self, message: bytes) -> None:
         self.twins.post(NodeId("nobody"), message)
 
+    @rule(stream=streams, node=places, first=st.integers(1, 4), payloads=st.lists(st.binary(max_size=3), max_size=3))
+    def forward(self, stream: str, node: int, first: int, payloads: list[bytes]) -> None:
+        self.twins.forward(stream, self.twins.nodes[node][0], first, payloads)
+
+    @rule(stream=streams, count=st.integers(1, 3))
+    def take_forwarded(self, stream: str, count: int) -> None:
+        self.now += 1
+        self.twins.take_forwarded(stream, count, self.now)
+
     @rule(node=places, count=st.integers(1, 3))
     def receive(self, node: int, count: int) -> None:
         self.twins.receive(self.twins.nodes[node][0], count)

@@ -16,6 +16,8 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.store.base import (
     Append,
+    Event,
+    Forward,
     OpenStream,
     Post,
     PutCall,
@@ -119,6 +121,25 @@ class Twins:
         self.put(Post(node=node, message=message))
         self._history.clear()  # a message that is posted twice is two
 
+    def forward(self, stream: str, node: NodeId, first: int, payloads: Sequence[bytes]) -> None:
+        step = Forward(stream=StreamId(stream), node=node, sender="s", first=first, payloads=tuple(payloads))
+        self.put(step)
+
+    def take_forwarded(self, stream: str, count: int, now: float) -> None:
+        """As its writer does: the messages become events."""
+        ours, theirs = self.both(lambda store: store.forwarded(StreamId(stream)))
+        record = self.stream(stream)
+        if record is None or not record.node or record.sealed or not ours or len(ours) != len(theirs):
+            return
+        place = min(count, len(ours))
+        events = tuple(Event(record.last + n, now, ours[n - 1].payload) for n in range(1, place + 1))
+        fences = self.fences[self.writer[stream]]
+        pair = [
+            Append(stream=record.id, fence=fence, events=events, taken=waiting[place - 1].key)
+            for fence, waiting in zip(fences, (ours, theirs), strict=True)
+        ]
+        self.put_pairs([(pair[0], pair[1])])
+
     def receive(self, node: NodeId, count: int) -> None:
         ours, theirs = self.both(lambda store: store.mail(node))
         if ours and len(ours) == len(theirs):
@@ -191,9 +212,12 @@ class Twins:
             seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
             for id_ in REQUESTS:
                 seen[f"{session}: {id_!r}"] = await store.open_call(session, incarnation=1, request_id=id_)
+            for stream in seen[key]:
+                seen[f"{stream.id}: forwarded"] = [m.payload for m in await store.forwarded(stream.id)]
         seen["nodes"] = sorted([node.id for node in await store.nodes()])
         for node, _ in self.nodes:
             seen[f"{node}: mail"] = await messages(store, node)
+            seen[f"{node}: forwarded to"] = [stream.id for stream in await store.forwarded_to(node)]
             seen[f"{node}: streams"] = [stream.id for stream in await store.written_by(node)]
         seen["going on"] = await store.count_sessions()
         longest = await store.longest_dormant()

@@ -300,11 +300,39 @@ INSERT INTO mail (node, message) SELECT id, ? FROM node WHERE id = ?;
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
 
+-- stream_writer: the key behind a stream's id, and whether the node that writes it is there
+SELECT key, EXISTS (SELECT 1 FROM node WHERE id = stream.node) FROM stream WHERE id = ?;
+
+-- sender_to: who forwards to a stream from a node, and the number of the last message
+SELECT sender, last FROM sender WHERE stream = ? AND node = ?;
+
+-- put_sender: the same, from now on
+INSERT OR REPLACE INTO sender (stream, node, sender, last) VALUES (?, ?, ?, ?);
+
+-- forget_sender: a node forwards nothing more
+DELETE FROM sender WHERE node = ?;
+
+-- forward: a message for the writer of a stream
+INSERT INTO forward (stream, payload) VALUES (?, ?);
+
+-- count_forwarded: how many messages wait for a stream, and their bytes
+SELECT count(*), coalesce(sum(length(payload)), 0) FROM forward WHERE stream = ?;
+
+-- read_forwarded: some of the messages that wait for a stream after a key, the oldest first
+SELECT f.key, f.payload FROM stream AS s JOIN forward AS f ON f.stream = s.key
+WHERE s.id = ? AND f.key > ? ORDER BY f.key LIMIT ?;
+
+-- take_forwarded: the messages up to a key are among the events of their stream
+DELETE FROM forward WHERE stream = ? AND key <= ?;
+
+-- forwarded_to: the streams for which messages wait, and which a node writes, or none that is there
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
+FROM stream WHERE key IN (SELECT stream FROM forward)
+    AND (node = ? OR NOT EXISTS (SELECT 1 FROM node WHERE id = stream.node))
+ORDER BY key;
+
 -- much_mail: whether more than so many messages wait for a node
 SELECT 1 FROM mail WHERE node = ? ORDER BY key LIMIT 1 OFFSET ?;
-
--- unpost_mail: a message was too much
-DELETE FROM mail WHERE key = ?;
 
 -- inherit_mail: a node's messages for another one, under new keys: it may have dealt with later ones already
 INSERT INTO mail (node, message) SELECT ?, message FROM mail WHERE node = ? ORDER BY key;

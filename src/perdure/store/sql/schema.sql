@@ -131,6 +131,25 @@ CREATE TABLE mail (
 
 CREATE INDEX mail_of_node ON mail (node);
 
+-- What other nodes say on a stream waits here for its writer, whoever that is. Keys are never used again: a writer may say
+-- twice how far it has got.
+CREATE TABLE forward (
+    key     INTEGER PRIMARY KEY AUTOINCREMENT,
+    stream  INTEGER NOT NULL,
+    payload BLOB NOT NULL
+);
+
+CREATE INDEX forward_of_stream ON forward (stream);
+
+-- Who forwards to a stream from a node, and the number of the last message that was taken (promise 16).
+CREATE TABLE sender (
+    stream INTEGER NOT NULL,
+    node   TEXT NOT NULL,
+    sender TEXT NOT NULL,
+    last   INTEGER NOT NULL CHECK (last >= 1),
+    PRIMARY KEY (stream, node)
+) WITHOUT ROWID;
+
 -- Resume tokens: one chain for each session at most. Hashes only, and of two secrets only, so a chain takes the same room
 -- however often its token was renewed.
 CREATE TABLE chain (
@@ -166,6 +185,8 @@ BEGIN
     DELETE FROM call WHERE stream = OLD.key;
     DELETE FROM ask WHERE stream = OLD.key;
     DELETE FROM reader WHERE stream = OLD.key;
+    DELETE FROM forward WHERE stream = OLD.key;
+    DELETE FROM sender WHERE stream = OLD.key;
 END;
 
 CREATE TRIGGER session_new AFTER INSERT ON session
