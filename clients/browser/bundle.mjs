@@ -22,7 +22,7 @@ export const common = {
  * or a name of the platform's.
  */
 const OURS = `
-  again awake begin broken closed enter feed hand heard kept leave leaving line lines look lost offline onopen onposition over page
+  again awake begin broken closed end enter feed hand heard kept leave leaving line lines look lost offline onopen onposition over page
   park parked pause ready recovered release renewing report resumed retry running settle slots state taken
   troubled
 `;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -23,8 +24,8 @@ import perdure
 from perdure import Settings
 from perdure.store import MemoryStore
 from tests.browser.test_reload import whole
-from tests.support.chromium import Browser
-from tests.support.cutting_proxy import cutting_proxy
+from tests.support.chromium import Browser, Tab
+from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.site import serve, under_uvicorn, until
 from tests.support.workshop import Workshop
 
@@ -34,7 +35,11 @@ pytestmark = pytest.mark.anyio
 def for_pages(app: ASGIApp) -> ASGIApp:
     """Pages of other origins may talk to it."""
     return CORSMiddleware(
-        app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], expose_headers=["Mcp-Session-Id"]
+        app,
+        allow_origins=["*"],
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["Mcp-Session-Id", "Retry-After"],
     )
 
 
@@ -123,13 +128,16 @@ class Front:
     def __init__(self, shop: Workshop, origin: str) -> None:
         settings = Settings(cors_origins=(origin,), retry=0.1)
         self.app = perdure.asgi(shop.server, store=MemoryStore(), settings=settings)
-        self.is_down = self.is_keeping = False
+        self.is_keeping = False
+        #: What it answers itself, in place of the server.
+        self.own: Response | None = None
         #: Resumed streams begin when this is set.
         self.resuming = asyncio.Event()
         self.resuming.set()
         #: Of each GET, whether it had a position.
         self.gets: list[bool] = []
-        self.refused = 0
+        #: What it did not hand on: the positions of GETs, and the methods of POSTs.
+        self.refused: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope.get("method")
@@ -140,9 +148,11 @@ class Front:
         if method == "GET" and self.is_keeping:
             while (await receive())["type"] != "http.disconnect":
                 pass
-        elif method in {"GET", "POST"} and self.is_down:
-            self.refused += 1
-            await for_pages(Response("bad gateway", 502))(scope, receive, send)
+        elif method in {"GET", "POST"} and self.own is not None:
+            own, asked = self.own, Request(scope, receive)
+            position = asked.headers.get("last-event-id", "")
+            self.refused.append(position if method == "GET" else (await asked.json())["method"])
+            await for_pages(own)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -186,21 +196,104 @@ async def test_a_gateway_whose_server_is_away(browser: Browser) -> None:
         session = await tab.connected()
         await tab.call("count", key="a", n=4, gate="g", pauses=[2])
         await tab.saw("progress", "a", 2)
-        front.is_down = True
+        front.own = Response("bad gateway", 502)
         await tab.call("count", key="b", n=1)
         await tab.saw("error", "b", -31001)
         await tab.reload()
         await tab.saw("status", "reconnecting")
         await tab.eval("lab.close()")
-        refused = front.refused
+        refused = len(front.refused)
         await tab.saw("failed")
-        await tab.eval("fetch(lab.url, {method: 'POST'})")
-        assert front.refused == refused + 1
-        front.is_down = False
+        await tab.eval("fetch(lab.url, {method: 'POST', body: JSON.stringify({method: 'mine'})})")
+        assert front.refused[refused:] == ["mine"]
+        front.own = None
         await tab.reload()
         shop.open("g/2")
         await whole(tab, "a", 4)
         assert await tab.connected() == session
+
+
+KEYS = "abcdefgh"
+
+
+@asynccontextmanager
+async def eight_calls(browser: Browser, front: Front) -> AsyncIterator[tuple[Tab, CuttingProxy]]:
+    """More than are read at a time: each of them has had its turn, and has let go of its connection for the others."""
+    async with front.serving() as url, cutting_proxy(int(url.split(":")[2].partition("/")[0])) as proxy:
+        tab = await browser.open(proxy.url)
+        await tab.connected()
+        for key in KEYS:
+            await tab.call("count", key=key, n=4, gate="g", pauses=[2])
+            await tab.saw("progress", key, 2)
+        begun = len(front.gets)
+        await until(lambda: len(front.gets) >= begun + 2 * len(KEYS))
+        yield tab, proxy
+
+
+async def test_a_server_that_is_away_is_asked_with_longer_and_longer_pauses(browser: Browser) -> None:
+    """Also for the streams that had let go of their connections: a failure is a failure, whoever made room before."""
+    shop = Workshop()
+    front = Front(shop, browser.origin)
+    async with eight_calls(browser, front) as (tab, proxy):
+        front.own = Response("bad gateway", 502)
+        proxy.cut()
+        asked = Counter[str]()
+
+        def each_was_asked_for_three_times() -> bool:
+            asked.clear()
+            asked.update(front.refused)
+            return len(asked) > len(KEYS) and min(asked.values()) >= 3
+
+        await until(each_was_asked_for_three_times)
+        assert max(asked.values()) <= 12
+        front.own = None
+        shop.open("g/2")
+        for key in KEYS:
+            await whole(tab, key, 4)
+
+
+async def test_a_server_says_when_streams_may_come_back(browser: Browser) -> None:
+    """B7: `Retry-After` counts for each of them."""
+    shop = Workshop()
+    front = Front(shop, browser.origin)
+    async with eight_calls(browser, front) as (tab, proxy):
+        front.own = Response("come back later", 503, headers={"retry-after": "3600"})
+        proxy.cut()
+        await until(lambda: len(set(front.refused)) > len(KEYS))
+        # Whoever does not wait comes again within a tenth of a second, which is what `retry` says here.
+        await tab.eval("new Promise((resolve) => setTimeout(resolve, 1000))")
+        assert max(Counter(front.refused).values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "ending"),
+    [
+        (503, {"retry-after": "1"}, "counted to 1"),
+        (503, {"retry-after": "0"}, "counted to 1"),
+        (429, {}, "counted to 1"),
+        (503, {}, -31001),
+        (500, {}, -31001),
+        (507, {}, -31001),
+        (413, {}, None),
+    ],
+)
+async def test_a_call_that_is_answered_with_an_error_status(
+    browser: Browser, status: int, headers: dict[str, str], ending: object
+) -> None:
+    """H8: it is sent again only if the server says that it has not taken it; if it may have run, nobody knows."""
+    front = Front(Workshop(), browser.origin)
+    async with front.serving() as url:
+        tab = await browser.open(url)
+        await tab.connected()
+        front.own = Response("no", status, headers=headers)
+        await tab.call("count", key="a", n=1)
+        await until(lambda: "tools/call" in front.refused)
+        front.own = None
+        if isinstance(ending, str):
+            await tab.saw("result", "a", ending)
+        else:
+            await tab.saw("error", "a", ending)
+        assert front.refused.count("tools/call") == 1
 
 
 INITIALIZED = {

@@ -232,3 +232,19 @@ async def test_it_ends_promptly_however_it_is_told(folder: Path) -> None:
 
 def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_running_call_goes_on_when_the_host_shakes_hands_again(folder: Path) -> None:
+    """H8: the second handshake is a reattach. What the call says afterwards reaches the host under its own token."""
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session()
+        call = bridge.begin_call("count", token="mine", n=4, gate="g", pauses=[1, 2])
+        await bridge.until(lambda: len(bridge.progress()) == 1, "one of four")
+        await bridge.handshake()
+        await bridge.request("ping")
+        desk.workshop.open("g/1")
+        await bridge.until(lambda: len(bridge.progress()) == 2, "two of four")
+        desk.workshop.open("g/2")
+        assert text_of(await bridge.answer(call)) == "counted to 4"
+        assert bridge.progress() == [("mine", 1), ("mine", 2), ("mine", 3), ("mine", 4)]
+        assert len(desk.sessions) == 1

@@ -155,7 +155,9 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         slot = await open_slot(folder / "tokens", identity, Target(url=url))
         assert slot.keep("a" * 64)
         resuming = Resuming(client, url, slot, credentials=False)
-        bridge = Bridge(Wire(client, url), Output(said), resuming, Notes(None), patience=Patience(), credentials=False)
+        bridge = Bridge(
+            Wire(client, url), Output(said), resuming, Notes(lambda: None), patience=Patience(), credentials=False
+        )
 
         async def host() -> AsyncIterator[bytes]:
             yield json.dumps(request).encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import shutil
 import signal
@@ -13,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.stdio.parent import Identity
 from perdure.stdio.processes import here
@@ -176,29 +176,100 @@ async def test_a_server_without_logging_has_its_results_reported_too(folder: Pat
 
 
 async def test_hosts_and_instances_keep_sessions_of_their_own(folder: Path) -> None:
-    """T7, T9: two hosts, and four instances of one of them that are all restarted at once, twice."""
+    """T7, T9: two hosts, and four instances of one of them, each of which is restarted while the others run."""
     async with a_desk(folder) as desk, a_host(folder, desk.site.url) as other:
         alone = await other.session()
         together = list(await asyncio.gather(*(desk.host.session() for _ in range(4))))
-        words = {}
         for number, bridge in enumerate((*together, alone)):
             await bridge.request("resources/subscribe", {"uri": f"notice://{number}"})
-        assert len(desk.sessions) == 5
         for how in (signal.SIGKILL, signal.SIGTERM):
-            for bridge in together:
-                os.kill(bridge.pid, how)
-            for bridge in together:
-                await bridge.wait()
-            for number in range(5):
+            for number in range(4):
+                await together[number].kill(how)
                 await desk.workshop.update(f"notice://{number}")
-            together = list(await asyncio.gather(*(desk.host.session() for _ in range(4))))
-            for bridge in together:
-                await _noticed(bridge)
-                assert await sentences(bridge) == [RESUMED]
-            words[how] = sorted(bridge.notices()[0] for bridge in together)
-        assert list(words.values()) == [[0, 1, 2, 3]] * 2
-        await alone.until(lambda: alone.notices() == [4, 4], "its own notices")
+                together[number] = await desk.host.session()
+                await _noticed(together[number])
+                assert await sentences(together[number]) == [RESUMED]
+                assert together[number].notices() == [number]
+        await desk.workshop.update("notice://4")
+        await alone.until(lambda: alone.notices() == [4], "its own notice")
         assert len(desk.sessions) == 5
+
+
+async def test_named_instances_that_are_restarted_together_get_their_own_sessions(folder: Path) -> None:
+    """T9: started again in the order in which they stopped, in the other one, and all at once."""
+    names = ("one", "two", "three")
+    async with a_desk(folder) as desk:
+        bridges = {name: await desk.host.session("--instance", name) for name in names}
+        for number, bridge in enumerate(bridges.values()):
+            await bridge.request("resources/subscribe", {"uri": f"notice://{number}"})
+        for order in (names, names[::-1], None):
+            for bridge in bridges.values():
+                await bridge.end()
+            for number in range(3):
+                await desk.workshop.update(f"notice://{number}")
+            starting = [(name, desk.host.session("--instance", name)) for name in order or names]
+            if order is None:
+                bridges = dict(zip(names, await asyncio.gather(*(start for _, start in starting)), strict=True))
+            else:
+                bridges = {name: await start for name, start in starting}
+            for number, name in enumerate(names):
+                await _noticed(bridges[name])
+                assert bridges[name].notices() == [number]
+        assert len(desk.sessions) == 3
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in the order of their stops", "in the other one"])
+async def test_instances_that_nothing_tells_apart_never_get_each_others_sessions(
+    folder: Path, order: tuple[int, int]
+) -> None:
+    """T7: both begin fresh sessions, and are resumed in these."""
+    async with a_desk(folder) as desk:
+        bridges = [await desk.host.session() for _ in range(2)]
+        for number, bridge in enumerate(bridges):
+            await bridge.request("resources/subscribe", {"uri": f"notice://{number}"})
+        for bridge in bridges:
+            await bridge.end()
+        for number in order:
+            bridges[number] = await desk.host.session()
+            assert RESUMED not in await sentences(bridges[number])
+        assert len(desk.sessions) == 4
+        for number, bridge in enumerate(bridges):
+            await bridge.request("resources/subscribe", {"uri": f"notice://{number + 2}"})
+        await bridges[0].kill()
+        again = await desk.host.session()
+        assert await sentences(again) == [RESUMED]
+        for number in range(4):
+            await desk.workshop.update(f"notice://{number}")
+        await _noticed(again)
+        await _noticed(bridges[1])
+        assert (again.notices(), bridges[1].notices()) == ([2], [3])
+
+
+class _People(TokenVerifier):
+    """Everybody is who the token says."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return AccessToken(token=token, client_id="desk", scopes=[], subject=token)
+
+
+async def test_credentials_that_come_back_find_their_session(folder: Path) -> None:
+    """T9: alice, bob, alice, with one name for the variable. The server tells whether a credential was renewed."""
+    options = ("--token-env", "BEARER")
+    async with serve(Workshop().server, auth=_People(), retry=0.05) as site, a_host(folder, site.url) as host:
+
+        async def told(person: str) -> list[str]:
+            bridge = await host.start(*options, BEARER=person)
+            await bridge.handshake()
+            assert await bridge.call("count", n=1) == "counted to 1"
+            await bridge.end()
+            return await sentences(bridge)
+
+        assert await told("alice") == [FIRST]
+        assert await told("bob") == [REJECTED]
+        assert await told("alice") == [RESUMED]
+        assert await told("bob") == [RESUMED]
+        assert await told("alice") == [RESUMED]
+        assert len(site.app.session_ids()) == 2
 
 
 async def test_another_target_of_the_same_host_gets_no_token_of_this_one(folder: Path) -> None:

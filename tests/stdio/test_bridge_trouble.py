@@ -212,6 +212,39 @@ async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path
         assert not {b"first", b"second", b"third"} & _words(folder, besides=file)
 
 
+@pytest.mark.parametrize("comes_back", [True, False], ids=["it comes back", "it stays away"])
+async def test_a_running_call_outlives_a_token_file_that_cannot_be_read(folder: Path, comes_back: bool) -> None:
+    """Promise 3: the call runs, so an attempt to resume it that finds no token is followed by others; when patience
+    ends, its outcome is unknown."""
+    auth, workshop, file = OneToken("first"), Workshop(), folder / "bearer"
+    file.touch(0o600)
+    file.write_text("first")
+    async with (
+        serve(workshop.server, auth=auth, retry=0.05) as site,
+        cutting_proxy(site.port) as proxy,
+        a_host(folder, proxy.url) as host,
+    ):
+        patience = "60s" if comes_back else "300ms"
+        bridge = await host.session("--no-resume", "--token-file", str(file), "--patience", patience)
+        call = bridge.begin_call("count", token=1, n=3, gate="g", pauses=[1])
+        await bridge.until(lambda: len(bridge.progress()) == 1, "one of three")
+        auth.token = "second"
+        file.unlink()  # it is being rewritten
+        proxy.cut()
+        await bridge.logged("cannot be read")
+        if comes_back:
+            file.touch(0o600)
+            file.write_text("second")
+            workshop.open("g/1")
+            assert text_of(await bridge.answer(call)) == "counted to 3"
+            assert bridge.progress() == [(1, 1), (1, 2), (1, 3)]
+        else:
+            ended = (await bridge.answer(call))["error"]
+            assert (ended["code"], ended["data"]["outcome"]) == (-31001, "unknown")
+            assert "cannot be read" in ended["data"]["reason"]
+            workshop.open("g/1")
+
+
 @pytest.mark.parametrize("is_plain", [False, True], ids=["event streams", "plain JSON"])
 async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path, is_plain: bool) -> None:
     """The SDK's own server: everything passes; a new session each time, and the log says why once."""
@@ -221,8 +254,8 @@ async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path
             bridge = await host.start(url=f"http://127.0.0.1:{port}/mcp")
             await bridge.handshake()
             assert await bridge.call("count", n=3) == "counted to 3"
+            await bridge.end()  # by then the log is written
             assert sum("has no resume broker" in line for line in bridge.told()) == 1
-            await bridge.end()
 
 
 async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Never a wrong session: random histories of starts, ends, crashes and thefts (T7, T9, T10).
 
 The invariant, at every start: the bridge goes on with exactly the session whose token was written last in its slot,
-whatever the instances before were doing when they died; or with a fresh one where there is no such session, or where a
-thief who had copied everything, the holder's name too, may have ended its chain. No two that live share a session.
+whatever the instances before were doing when they died; or with a fresh one where there is no such session, where
+several wait that nothing tells apart, or where a thief who had copied everything, the holder's name too, may have ended
+its chain. No two that live share a session.
 
 Host processes are made up here (the parent's identity is a value), so that histories are short and many; slots, files,
 locks, the bridge's side of the broker and the broker are the real ones.
@@ -93,7 +94,7 @@ class World:
     http: httpx2.AsyncClient
     folder: Path
     alive: list[Instance] = field(default_factory=list)
-    written: dict[Path, tuple[str, str]] = field(default_factory=dict)
+    written: dict[Path, tuple[str, str | None]] = field(default_factory=dict)
     """Of each slot: the target and the session whose token was written there last."""
     robbed: set[str] = field(default_factory=set)
     """Sessions whose tokens somebody used who had copied everything."""
@@ -101,10 +102,15 @@ class World:
 
     async def start(self, host: int, target: str, dies: str | None) -> None:
         identity = Identity(pid=1000 + host, start=77, boot="boot", space="space")
+        if len(waiting := self.waiting(identity, target)) > 1:
+            for notes in waiting:
+                del self.written[notes]
         slot = await open_slot(self.folder, identity, Target(url=target), processes=_NobodyDies(), patience=0)
         assert isinstance(slot, KeptSlot)
+        assert slot.notes is not None
         its_target, due = self.written.get(slot.notes, (target, None))
         assert its_target == target, "a slot of another target"
+        assert due is not None or len(waiting) != 1, "the only one that waits is not taken"
         resuming = Resuming(self.http, TARGETS[0], Deadly(slot, dies), credentials=False)
         session = None
         try:
@@ -122,6 +128,12 @@ class World:
             elif session is not None:
                 self.written.pop(slot.notes, None)
             slot.let_go()
+
+    def waiting(self, host: Identity, target: str) -> list[Path]:
+        """The slots of this host and target whose sessions no living bridge has."""
+        held = [instance.slot.notes for instance in self.alive]
+        mine = [notes for notes, (its_target, _) in self.written.items() if its_target == target and notes not in held]
+        return [notes for notes in mine if notes.name.startswith(f"notes-{host.name}")]
 
     async def _initialize(self) -> str:
         accept = {"accept": "application/json, text/event-stream"}

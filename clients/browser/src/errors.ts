@@ -15,9 +15,6 @@ export class PerdureError extends Error {}
 /** The code that a Perdure server gives such a request itself. */
 export const OUTCOME_UNKNOWN = -31001;
 
-/** The commonest reason. */
-export const CUT = 'the connection was lost';
-
 export class OutcomeUnknown extends PerdureError {
   readonly code = OUTCOME_UNKNOWN;
   readonly data: { outcome: 'unknown'; reason: string; method: string; name?: unknown };

@@ -27,14 +27,16 @@ export async function request(link: Link, method: string, sending: Sending = {})
 async function attempt(link: Link, method: string, sending: Sending, renew: boolean): Promise<Response> {
   const { body, signal = null } = sending;
   const headers = await headersOf(link, sending, renew);
-  const init = { method, headers, body: body ? JSON.stringify(body) : null, signal };
-  const response = await fetch(link.url, { ...init, cache: 'no-store' });
+  // Without a message this is `undefined`, whatever its type says.
+  const text = JSON.stringify(body);
+  const response = await fetch(link.url, { method, headers, body: text, signal, cache: 'no-store' });
   const { ok, status } = response;
   if (ok) return response;
   const isUnknown = status === 401;
   if (isUnknown && link.options.token && !renew) return attempt(link, method, sending, true);
-  // A date, which nobody sends, counts as nothing said.
-  const after = 1000 * Number(response.headers.get('retry-after')) || undefined;
+  const said = response.headers.get('retry-after');
+  // A date, which nobody sends, is not a number.
+  const after = said ? Math.max(0, 1000 * Number(said)) : undefined;
   throw new (isUnknown ? Unauthorized : Refused)(status, await response.text().catch(() => ''), after);
 }
 
@@ -65,9 +67,6 @@ async function bearerOf({ options }: Link, renew: boolean): Promise<string | und
 }
 
 export const statusOf = (error: unknown): number | undefined => (error as Partial<Refused>).status;
-
-/** The server, or what stands before it, has not taken the request, and says so. */
-export const isNotNow = (status: number | undefined): boolean => status === 503 || status === 429;
 
 export const isEventStream = ({ headers }: Response): boolean =>
   !!headers.get('content-type')?.startsWith('text/event-stream');

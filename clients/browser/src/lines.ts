@@ -5,8 +5,8 @@
 
 import { wait } from './backoff.js';
 import { type Call, giveUp, settle } from './calls.js';
-import { CUT, type Refused } from './errors.js';
-import { isNotNow, request, statusOf } from './http.js';
+import type { Refused } from './errors.js';
+import { request, statusOf } from './http.js';
 import { deliver } from './incoming.js';
 import { type Link, trace, trouble } from './link.js';
 import type { Reader } from './slots.js';
@@ -15,11 +15,11 @@ import { save } from './state.js';
 
 export class Line implements Reader {
   /** Nothing more is to come, or to be had. */
-  over = false;
+  over?: boolean;
   /** It has let go of its connection only to make room. */
-  parked = false;
+  parked?: boolean;
   /** When the last byte came. */
-  heard = 0;
+  heard!: number;
   retry: number | undefined;
   abort = new AbortController();
   /** It has been opened for the first time, or never will be. */
@@ -67,8 +67,9 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
       // Not before: whoever cuts a line that waits means the connection before.
       line.abort = new AbortController();
       line.heard = Date.now();
-      if (!line.over) response ??= await open(link, line);
-      line.parked = false;
+      const what = line.parked ? 'turn' : 'open';
+      line.parked = false; // from here on it says that this connection makes room, not one before it
+      if (!line.over) response ??= await open(link, line, what);
       if (response) await read(link, line, response);
     } catch (caught) {
       error = caught;
@@ -79,11 +80,11 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
     if (line.over || line.parked) continue;
     if (line.call && !line.position) {
       line.end();
-      giveUp(link, line.call, CUT);
+      giveUp(link, line.call, 'the connection was lost');
     } else {
       if (line.position !== before) attempt = 0;
       if (error) broken(link, line, error);
-      await page.pause((error as Refused | undefined)?.after ?? wait(attempt++, line.retry));
+      await page.pause((error as Refused | undefined)?.after || wait(attempt++, line.retry));
     }
   }
   save(link);
@@ -97,17 +98,17 @@ function broken(link: Link, line: Line, error: unknown): void {
 }
 
 /** GET. Gives nothing, and ends the line, where the status settles the matter. */
-async function open(link: Link, line: Line): Promise<Response | undefined> {
+async function open(link: Link, line: Line, what: 'turn' | 'open'): Promise<Response | undefined> {
   const { position, call, abort } = line;
   await link.page.awake();
   const { session } = link.state;
   try {
     const response = await request(link, 'GET', { headers: { 'last-event-id': position }, signal: abort.signal });
-    trace(link, line.parked ? 'turn' : 'open', line);
+    trace(link, what, line);
     return response;
   } catch (error) {
     const status = statusOf(error);
-    if (!status || status === 401 || status >= 500 || isNotNow(status)) throw error;
+    if (!status || status === 401 || status === 429 || status >= 500) throw error;
     line.end();
     if (status === 404 && session) void link.lost(session).catch(() => {});
     else if (call) settle(link, call, `no answer (${status})`);

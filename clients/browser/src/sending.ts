@@ -2,8 +2,8 @@
 
 import { wait } from './backoff.js';
 import { type Call, forget, giveUp } from './calls.js';
-import { CUT, OutcomeUnknown } from './errors.js';
-import { answerIn, isEventStream, isNotNow, request, type Sending, statusOf } from './http.js';
+import { OutcomeUnknown, type Refused } from './errors.js';
+import { answerIn, isEventStream, request, type Sending, statusOf } from './http.js';
 import { route } from './incoming.js';
 import { type Link, trouble } from './link.js';
 import { Line, listen } from './lines.js';
@@ -24,21 +24,18 @@ export async function post(link: Link, m: Message, attempts: number, sending?: S
       trouble(link, m);
       return response;
     } catch (error) {
-      const status = statusOf(error);
-      const most = isNotNow(status) ? attempts || ATTEMPTS : status && status < 500 ? 0 : attempts;
-      const last = attempt >= most;
+      const { status, after } = error as Partial<Refused>;
+      // The server, or what stands before it, has not taken the request, and says so.
+      const isNotNow = status === 429 || (status === 503 && after !== undefined);
+      const isUnknown = !status || (status >= 500 && !isNotNow);
+      const last = attempt >= (isNotNow ? attempts || ATTEMPTS : isUnknown ? attempts : 0);
       trouble(link, m, !last && error);
-      if (!last) await link.page.pause((error as { after?: number }).after ?? wait(attempt));
-      else throw unanswered(m, status) ?? error;
+      if (!last) await link.page.pause(after || wait(attempt));
+      // Nobody answered, or only that it went wrong: it may have run, which does no harm if it is a read.
+      else throw isUnknown && !(status && attempts) && isRequest(m) ? new OutcomeUnknown(m.method, m.params, (error as Error).message) : error;
     }
   }
 }
-
-/** Nobody answered, or a gateway that had no answer: it may have run. */
-const unanswered = (m: Message, status: number | undefined): OutcomeUnknown | undefined =>
-  isRequest(m) && (!status || status === 502 || status === 504)
-    ? new OutcomeUnknown(m.method, m.params, CUT)
-    : undefined;
 
 /** POST to this session, or to the next: what was refused because the session is gone has not run. */
 export async function send(link: Link, m: Message, attempts: number, sending?: Sending): Promise<Response> {

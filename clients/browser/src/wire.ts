@@ -38,9 +38,10 @@ export function outgoing(life: number, m: Request): Request & { id: string } {
 }
 
 /** Requests that a new page simply makes again. The others are kept for it. */
-const MADE_AGAIN = /^(initialize|ping|.+\/(complete|setLevel|list|(un)?subscribe))$/;
+const MADE_AGAIN =
+  /^(initialize|ping|completion\/complete|logging\/setLevel|resources\/(templates\/list|(un)?subscribe)|(tool|prompt|resource)s\/list)$/;
 
 export const isKept = (method: string): boolean => !MADE_AGAIN.test(method);
 
-/** May be sent twice: reading again does no harm. */
-export const isRepeatable = (method: string): boolean => !isKept(method) || /\/(read|get)$/.test(method);
+/** May be sent twice, because reading again does no harm: the list of the server and of the Python clients. */
+export const isRepeatable = (method: string): boolean => !isKept(method) || method === 'resources/read' || method === 'prompts/get';

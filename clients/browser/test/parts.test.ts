@@ -1,5 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import methods from '../../../tests/vectors/methods.json';
 import { LONGEST_WAIT, wait } from '../src/backoff.ts';
 import { OutcomeUnknown, PerdureError, SessionLost } from '../src/errors.ts';
 import { watch } from '../src/page.ts';
@@ -34,6 +35,11 @@ test('requests and their tokens carry the number of the page', () => {
   });
   assert.equal((call.params as { _meta: { progressToken: number } })._meta.progressToken, 7);
   assert.notEqual(wireId(1, 7), wireId(1, '7'));
+});
+
+test('what may be sent twice is what the server and the Python clients send twice', () => {
+  for (const method of [...methods.repeatable, 'initialize']) assert.ok(isRepeatable(method), method);
+  for (const method of methods.once) assert.ok(isKept(method) && !isRepeatable(method), method);
 });
 
 test('what a page makes again is not kept for it', () => {

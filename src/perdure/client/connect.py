@@ -22,7 +22,7 @@ from perdure.client.incoming import OnGap
 from perdure.client.keeper import Keeper
 from perdure.client.link import Link
 from perdure.client.store import StateStore, state_store
-from perdure.client.wire import LIMITS, TIMEOUT, Wire
+from perdure.client.wire import LIMITS, TIMEOUT, Wire, past_proxies
 from perdure.errors import Misuse
 
 
@@ -68,7 +68,7 @@ async def connect(
     }
     ends = state is None if terminate_on_close is None else terminate_on_close
     async with AsyncExitStack() as stack:
-        http = await _http_client(stack, http_client, headers, auth)
+        http = await _http_client(stack, url, http_client, headers, auth)
         keeper = Keeper(state_store(state), address(url))
         stack.callback(keeper.close)
         link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
@@ -103,6 +103,7 @@ def _plain(url: str, http: httpx2.AsyncClient, rerun_safe_tools: bool, callbacks
 
 async def _http_client(
     stack: AsyncExitStack,
+    url: str,
     own: httpx2.AsyncClient | None,
     headers: Mapping[str, str] | None,
     auth: httpx2.Auth | TokenProvider | None,
@@ -113,5 +114,7 @@ async def _http_client(
             raise Misuse("headers and auth are those of the http_client that was given: set them there")
         return own
     given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
-    made = httpx2.AsyncClient(headers=dict(headers or {}), auth=given, timeout=TIMEOUT, limits=LIMITS)
+    made = httpx2.AsyncClient(
+        headers=dict(headers or {}), auth=given, timeout=TIMEOUT, limits=LIMITS, mounts=past_proxies(url)
+    )
     return await stack.enter_async_context(made)

@@ -7,7 +7,7 @@ from typing import Protocol
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from perdure._core.reconnect import Course, Patience, Phase
+from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import MAX_EVENT_BYTES, ServerSentEvent
 from perdure.client.pulse import Pulse
 from perdure.client.stream import Stream
@@ -44,13 +44,6 @@ class Reader(Stream[Answer]):
         course = Course() if retry is None else Course().told(retry / 1000)
         super().__init__(patience, position=position, course=course, pulse=pulse, max_event_bytes=MAX_EVENT_BYTES)
         self._listener = listener
-
-    def not_opened(self, error: Exception) -> None:
-        """Whatever kept a connection from being made is worth another try: where the network is gone, so may be the
-        place that an auth flow of the user's gets its tokens from. What comes later is not for us to judge."""
-        if self.course.phase is not Phase.CONNECTING:
-            raise error
-        self.failed(f"{type(error).__name__}: {error}")
 
     async def _event(self, event: ServerSentEvent) -> Answer | None:
         message = None

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import anyio
 import httpx2
 
-from perdure._core.reconnect import Course, Patience, Step
+from perdure._core.reconnect import Course, Patience, Phase, Step
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
 from perdure.client.attempts import Attempts
 from perdure.client.pulse import Pulse
@@ -78,6 +78,14 @@ class Stream(Attempts, ABC, Generic[Answer]):
             raise
         self.course = self.course.lost()
         return None
+
+    def not_opened(self, error: Exception) -> None:
+        """Whatever kept a connection from being made is worth another try: where the network is gone, so may be the
+        place that tokens come from, and a file that holds one may be in the middle of being written. What comes later
+        is not for us to judge."""
+        if self.course.phase is not Phase.CONNECTING:
+            raise error
+        self.failed(f"{type(error).__name__}: {error}")
 
     def _move(self, position: str, retry: int | None) -> None:
         if retry is not None:

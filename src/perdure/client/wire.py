@@ -5,6 +5,7 @@ The distinction that matters: a request that did not leave may be sent again, on
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -28,6 +29,25 @@ LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepa
 MAX_REDIRECTS = 5
 #: Of a position: ours have 50 characters. It travels in a header, and servers refuse headers of more than 8 KiB.
 MAX_POSITION = 1_024
+
+
+def past_proxies(url: str) -> dict[str, None]:
+    """The mounts of an HTTP client that keep requests to this machine away from the proxies of the environment.
+
+    A proxy on another machine has no way to this one, and the credentials that are sent here are not for it.
+    """
+    host = httpx2.URL(url).host
+    return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if _is_this_machine(host) else {}
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        name = host.removesuffix(".")
+        return name == "localhost" or name.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback or address.is_unspecified  # 0.0.0.0 leads to this machine as well
 
 
 class NotSent(Exception):

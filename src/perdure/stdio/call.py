@@ -242,6 +242,8 @@ class Call:
         except _Gone:
             await self._sessions.renew(handshake)
             return self._cannot_resume("its session is gone")
+        except Exception as failure:  # the call runs: no token to be had at this moment says nothing about it
+            self._following.not_opened(failure)
         return None
 
     def _cannot_resume(self, reason: str) -> str | None:

@@ -57,6 +57,12 @@ class _Duration(_ParamType):
 )
 @click.option("--no-resume", is_flag=True, help="begin a new session each time, and keep nothing on disk")
 @click.option(
+    "--instance",
+    metavar="NAME",
+    expose_value=False,  # it works by being an argument: those are a part of the target
+    help="tells this one from others that the host starts with the same address and options",
+)
+@click.option(
     "--patience",
     type=_Duration(),
     default=_PATIENCE,

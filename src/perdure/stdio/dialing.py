@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 import httpx2
 
 from perdure.client.auth import Bearer, TokenProvider
-from perdure.client.wire import LIMITS, TIMEOUT
+from perdure.client.wire import LIMITS, TIMEOUT, past_proxies
 from perdure.stdio.troubles import Refused, Trouble
 
 
 def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     """Raises `Refused` where the environment names proxies or certificates that cannot be used."""
     address = httpx2.URL(url)
-    # A proxy has no way to this machine, and what we send there is not for it.
-    own = {f"all://{_bracketed(address.host)}": None} if _is_this_machine(address.host) else None
     try:
         return httpx2.AsyncClient(
-            mounts=own,
+            mounts=past_proxies(url),
             auth=None if token is None else Bearer(token),
             timeout=TIMEOUT,
             limits=LIMITS,
@@ -32,17 +28,6 @@ def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
         sentence = f"the proxy that the environment names cannot be used: {_first_line(error)}"
         raise Refused(Trouble(reason="bad_proxy", sentence=sentence)) from error
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _first_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ MAX_RUNNING = 256
 MAX_ASKS = 1_000
 #: Characters of a tool's name that are noted and reported. Names have 128 at most (2025-11-25).
 MAX_NAME = 200
+#: In front of the progress token of an earlier incarnation's call. Our own tokens have no colon.
+_OF_EARLIER = re.compile(r"^\d+:")
 
 
 class HostSide:
@@ -59,8 +62,12 @@ class HostSide:
     # For the other side
 
     def token(self, found: object) -> str | None:
-        """The host's own token, as JSON, for one on the wire."""
-        return self._tokens.get(found) if isinstance(found, str) else None
+        """The host's own token, as JSON, for one on the wire.
+
+        A host that shakes hands twice begins another incarnation. What its earlier calls say from then on carries the
+        number of theirs in front of the token.
+        """
+        return self._tokens.get(_OF_EARLIER.sub("", found)) if isinstance(found, str) else None
 
     def asked(self, ask: str) -> None:
         self._asks[same_id(ask)] = None

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,13 @@ def digest(session: str) -> str:
 
 
 class Notes:
-    """The notes of one slot, in memory and on disk; without a path, in memory alone."""
+    """The notes of one slot, in memory and on disk; without a path, in memory alone.
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    `where` is asked each time: a bridge whose credential the server does not take for the slot's moves to another slot.
+    """
+
+    def __init__(self, where: Callable[[], Path | None]) -> None:
+        self._where = where
         self._due: asyncio.TimerHandle | None = None
         self._failing = False
         self.noted = Noted()
@@ -95,7 +99,8 @@ class Notes:
         """What an instance of before has noted of this session."""
         self.noted = Noted(session=digest(session))
         try:
-            found = None if self._path is None else _read(self._path)
+            path = self._where()
+            found = None if path is None else _read(path)
             noted = None if found is None else decode(found)
         except (OSError, ValueError) as error:
             note(logging.WARNING, "stdio.notes_unreadable", f"the notes of before cannot be used: {error}")
@@ -111,13 +116,13 @@ class Notes:
 
     def changed(self) -> None:
         """Write now."""
-        if self._path is None:
+        if (path := self._where()) is None:
             return
         if self._due is not None:
             self._due.cancel()
             self._due = None
         try:
-            _write(self._path, self.noted.encode())
+            _write(path, self.noted.encode())
             self._failing = False
         except OSError as error:
             if not self._failing:
@@ -126,14 +131,14 @@ class Notes:
 
     def moved(self) -> None:
         """Write soon."""
-        if self._path is not None and self._due is None:
+        if self._where() is not None and self._due is None:
             self._due = asyncio.get_running_loop().call_later(LAG, self._write_due)
 
     def close(self) -> None:
         """Write what is due, and nothing more: the slot may be another instance's from now on."""
         if self._due is not None:
             self.changed()
-        self._path = None
+        self._where = lambda: None
 
     def _write_due(self) -> None:
         self._due = None

@@ -11,7 +11,11 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+
+EVERYONES_LOCK = "lock"
+"""The name of the file that is locked while one process looks through a folder. It stays there, empty."""
 
 
 class Untrusted(Exception):
@@ -115,6 +119,17 @@ class Folder:
         os.close(file)
         return None
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether we are the only process that looks through the folder, which is so until the block ends."""
+        file = self.lock(EVERYONES_LOCK)
+        try:
+            yield file is not None
+        finally:
+            if file is not None:
+                unlock(file)
+                os.close(file)
+
     def is_still(self, name: str, file: int) -> bool:
         """Whether an open file is the one of this name."""
         about = self._about(name)
@@ -125,6 +140,12 @@ class Folder:
             return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         except OSError:
             return None
+
+
+def unlock(file: int) -> None:
+    """Free a lock also where a child that was forked in this moment has the file: closing it would not be enough."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _make(path: Path) -> None:

@@ -106,7 +106,7 @@ async def _bridge(
         return await _refuse(output, refused.trouble)
     async with client:
         slot = await _slot(options, arguments, environ)
-        notes = Notes(slot.notes)
+        notes = Notes(lambda: slot.notes)
         has_token = token is not None
         bridge = Bridge(
             Wire(client, options.url),

@@ -1,16 +1,31 @@
 """The slots of one host in one folder: which one a new bridge takes (T9).
 
-A slot is a token, a label, the bridge's notes, and a lock that its holder keeps for as long as it lives. Slots of the
-same target are all alike to us: a host that starts four bridges for one target and starts them again gets the four
-sessions back, in any order, since nothing tells the bridges apart. Where their credentials differ, those do.
+A slot is a token, a label, the bridge's notes, and a lock that its holder keeps for as long as it lives. A slot is
+*known* if it has a token: a session waits behind it. Nothing that a host gives its bridges tells those of one target
+apart. Their order does not: hosts stop and start them in any order. So a bridge follows another one only where there is
+no choice, and begins a fresh session otherwise (T7):
+
+| free and known | held | the new bridge |
+|---|---|---|
+| one | any | goes on with that session: its bridge has ended |
+| several | any | begins a fresh one. The tokens go, or no bridge of this target could be resumed any more |
+| none | one | waits for that one to end, because hosts start the new bridge before the old one has ended |
+| none | several | waits whether one of them ends, or several, to the end of its time |
+| none | none | begins a fresh one |
+
+Credentials tell bridges apart where they differ: only slots of the same credential are looked at. If there is none, the
+only slot of another credential is tried, because credentials are renewed. Its label changes when the server has
+accepted the token; until then it is the other credential's, and stays so if the server says no.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
 import os
 from dataclasses import dataclass, replace
 
+from perdure.observe import note
 from perdure.stdio.labels import MAX_LABEL, Label, SlotName, read_label, read_name
 from perdure.stdio.private_files import Folder, Untrusted
 
@@ -41,7 +56,9 @@ class Taken:
 
     name: SlotName
     lock: int
-    labelled: bool
+    is_labelled: bool
+    is_borrowed: bool
+    """It is of another credential, and stays so unless the server accepts its token."""
 
 
 class Shelf:
@@ -51,23 +68,51 @@ class Shelf:
         self._folder = folder
         self._first = first
         self._mine = mine
+        self._held: int | None = None
+        """Slots that this bridge may follow and that were in use at its first look, if none was free."""
 
-    def take_ours(self) -> Taken | None:
-        """A free slot of this target: one with a token before one without, then the one that was used last.
+    def take(self, *, is_late: bool) -> Taken | None:
+        """The slot of this bridge; None to look again, which `is_late` excludes, or if all are in use.
 
-        That is the one whose bridge was killed just now, rather than one that its host ended long ago. One of another
-        credential is taken only if there is none of this one: then the credential was renewed.
+        One bridge looks at a time: two that lock a slot each would both believe that there is no other.
         """
         ours = self._ours()
-        alike = [name for name in ours if self._is_alike(name)] or ours
-        for name in sorted(alike, key=lambda name: (self._has_token(name), self._used(name)), reverse=True):
-            if (taken := self._take(name, {Use.OURS})) is not None:
-                return taken
-        return None
+        alike = [name for name in ours if self._is_alike(name)]
+        looked_at = alike or ours
+        free = [taken for name in looked_at if (taken := self._take(name, {Use.OURS})) is not None]
+        known = [taken for taken in free if self._has_token(taken.name)]
+        if self._held is None:
+            self._held = 0 if known else len(looked_at) - len(free)
+        if len(known) > 1:
+            return self._start_fresh(free, known, are_ours=bool(alike))
+        may_wait = self._held > 1 if known else self._held > 0 and not free
+        if may_wait and not is_late:
+            self._leave(free)
+            return None
+        return self._only(known or free[:1], free) or self.take_new()
 
-    def has_ours(self) -> bool:
-        """Whether there are slots of this target at all."""
-        return bool(self._ours())
+    def _start_fresh(self, free: list[Taken], known: list[Taken], *, are_ours: bool) -> Taken | None:
+        note(
+            logging.WARNING,
+            "token.alike",
+            "Several sessions of this host wait and cannot be told apart, starting fresh session",
+            sessions=len(known),
+        )
+        if not are_ours:  # nor to be removed: their credentials may come back
+            self._leave(free)
+            return self.take_new()
+        for taken in known:
+            self._folder.remove(taken.name.token)
+            self._folder.remove(taken.name.notes)
+        return self._only(known[:1], free)
+
+    def _only(self, chosen: list[Taken], free: list[Taken]) -> Taken | None:
+        self._leave([taken for taken in free if taken not in chosen])
+        return chosen[0] if chosen else None
+
+    def _leave(self, free: list[Taken]) -> None:
+        for taken in free:
+            os.close(taken.lock)
 
     def take_new(self) -> Taken | None:
         """The first slot that is nobody's, else the one of another target that was not used for longest."""
@@ -92,7 +137,9 @@ class Shelf:
         if use is not Use.OURS:
             for file in name.contents:
                 self._folder.remove(file)
-        return Taken(name=name, lock=lock, labelled=use is Use.OURS and self._is_alike(name))
+        is_alike = use is Use.OURS and self._is_alike(name)
+        is_borrowed = use is Use.OURS and not is_alike and self._has_token(name)
+        return Taken(name=name, lock=lock, is_labelled=is_alike, is_borrowed=is_borrowed)
 
     def _ours(self) -> list[SlotName]:
         names = {name for file in self._folder.names() if (name := read_name(file)) is not None}

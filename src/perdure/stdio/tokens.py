@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,7 +27,7 @@ from perdure.stdio.labels import Label, SlotName, this_machine
 from perdure.stdio.leftovers import sweep
 from perdure.stdio.no_slot import NoSlot
 from perdure.stdio.parent import Identity
-from perdure.stdio.private_files import Folder, Untrusted
+from perdure.stdio.private_files import Folder, Untrusted, unlock
 from perdure.stdio.processes import Processes, here
 from perdure.stdio.shelf import MAX_SLOTS, Shelf, Taken
 from perdure.stdio.target import Target
@@ -78,18 +77,24 @@ class Slot(Protocol):
 class KeptSlot:
     """A slot in a folder, locked."""
 
-    def __init__(self, folder: Folder, taken: Taken, label: Label, holder: str) -> None:
-        self.holder = holder
-        self.notes = folder.path / taken.name.notes
+    def __init__(self, folder: Folder, taken: Taken, label: Label, shelf: Shelf, owner: list[object]) -> None:
         self._folder = folder
-        self._name = taken.name
         self._label = label
-        self._labelled = taken.labelled
-        self._lock: int | None = taken.lock
+        self._shelf = shelf
+        self._owner = owner
+        self._lock: int | None = None
+        self._be_in(taken)
         _all.add(self)
+
+    def _be_in(self, taken: Taken) -> None:
+        self._name, self._lock = taken.name, taken.lock
+        self._is_labelled, self._is_borrowed = taken.is_labelled, taken.is_borrowed
+        self.holder = hashlib.sha256(json.dumps([*self._owner, str(taken.name)]).encode()).hexdigest()
+        self.notes: Path | None = self._folder.path / taken.name.notes
         # So that others see whose it is; if it fails now, `keep` tries again.
-        with contextlib.suppress(OSError):
-            self._write_label()
+        if not self._is_borrowed:
+            with contextlib.suppress(OSError):
+                self._write_label()
 
     def token(self) -> str | None:
         if self._lock is None:
@@ -112,6 +117,7 @@ class KeptSlot:
             _checked(token.encode())
             self._check_lock(self._lock)
             self._write_label()
+            self._is_borrowed = False
             self._folder.write(self._name.token, token.encode())
         except (OSError, Untrusted) as error:
             note(logging.WARNING, "token.write_failed", f"Failed to write token file: {error}")
@@ -130,10 +136,8 @@ class KeptSlot:
     def release(self) -> None:
         if self._lock is not None:
             with contextlib.suppress(OSError):
-                os.utime(self._lock)  # the slot that was used last is the first to be taken again
-            # A child that was forked in this moment may have the file as well: closing it would not be enough.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                os.utime(self._lock)  # where room is needed, the slot that was not used for longest goes
+            unlock(self._lock)
             self.let_go()
 
     def let_go(self) -> None:
@@ -145,18 +149,33 @@ class KeptSlot:
             _all.discard(self)
 
     def forget(self) -> None:
-        if self._lock is not None:
-            self._folder.remove(self._name.token)
-            self._folder.remove(self._name.notes)
+        if self._lock is None:
+            return
+        if self._is_borrowed:
+            self._move(self._lock)
+            return
+        self._folder.remove(self._name.token)
+        self._folder.remove(self._name.notes)
+
+    def _move(self, lock: int) -> None:
+        """Leave a slot of another credential as it was found, and take one of our own; without one, resume is off."""
+        taken = self._shelf.take_new()
+        unlock(lock)
+        if taken is None:
+            self.let_go()
+            self.holder, self.notes = "", None
+        else:
+            os.close(lock)
+            self._be_in(taken)
 
     def _check_lock(self, lock: int) -> None:
         if not self._folder.is_still(self._name.lock, lock):
             raise FileNotFoundError(f"{self._name.lock} was removed, so the slot may be another bridge's")
 
     def _write_label(self) -> None:
-        if not self._labelled:
+        if not self._is_labelled:
             self._folder.write(self._name.target, self._label.encoded())
-            self._labelled = True
+            self._is_labelled = True
 
 
 _all: set[KeptSlot] = set()
@@ -212,18 +231,16 @@ async def _take(
     if processes is not None:
         sweep(folder, label, processes, keep=first, now=now)
     shelf = Shelf(folder, first, label)
+    owner = [identity.boot, identity.space, identity.pid, identity.start, target.digest]
     deadline = time.monotonic() + patience
-    while (taken := shelf.take_ours()) is None:
-        if not shelf.has_ours() or time.monotonic() >= deadline:
-            taken = shelf.take_new()
-            break
+    while True:
+        is_late = time.monotonic() >= deadline
+        with folder.alone() as is_alone:
+            # Without a look at the others, a session is a fresh one.
+            taken = shelf.take(is_late=is_late) if is_alone else shelf.take_new() if is_late else None
+        if taken is not None or is_late:
+            return None if taken is None else KeptSlot(folder, taken, label, shelf, owner)
         await asyncio.sleep(POLL)
-    return None if taken is None else KeptSlot(folder, taken, label, _holder(identity, target, taken.name))
-
-
-def _holder(identity: Identity, target: Target, name: SlotName) -> str:
-    parts = [identity.boot, identity.space, identity.pid, identity.start, target.digest, str(name)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _checked(token: bytes) -> str:

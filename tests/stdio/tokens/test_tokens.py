@@ -62,6 +62,7 @@ def test_files_and_folder_are_this_users_alone(folder: Path) -> None:
         "token-7-70": 0o600,
         "target-7-70": 0o600,
         "lock-7-70": 0o600,
+        "lock": 0o600,
     }
 
 

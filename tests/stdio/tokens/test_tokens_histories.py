@@ -2,7 +2,7 @@
 
 In every history of hosts and bridges that start, end, are killed, and of machines that start anew: a token is offered
 only by a bridge of the host process and the target that it was kept for, by one at a time, and never after it was
-rejected; and a bridge finds a token whenever one rests there for it.
+rejected; a bridge finds the token that rests there for it if it is the only one, and none where several rest.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from perdure.stdio.tokens import Slot
 from tests.support.hosts import Living, killed, opened, target, token
 
 Owner = tuple[Identity, str]
-TARGETS = st.sampled_from(["one", "two"])
-SPACES = st.sampled_from(["machine", "container"])
+TARGETS = st.sampled_from(["one", "one", "two"])
+SPACES = st.sampled_from(["machine", "machine", "container"])
 ENDS = st.sampled_from(["runs", "is rejected", "dies first", "dies writing"])
 #: Syncing to a disk some thousand times is slow, and proves nothing here.
 MEMORY = "/dev/shm"
-FEW = st.integers(min_value=2, max_value=3)
+#: Mostly the same: several bridges of one host and target are what makes it hard.
+FEW = st.sampled_from([2, 2, 2, 3])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,7 +72,9 @@ class Histories(RuleBasedStateMachine):
         slot = self.open(host, name)
         offered = slot.token()
         rests = self.world.resting.get(owner, set())
-        assert offered in rests if rests else offered is None
+        assert offered == (min(rests) if len(rests) == 1 else None)
+        if len(rests) > 1:
+            rests.clear()  # they cannot be told apart
         if end in {"dies first", "dies writing"}:
             if end == "dies writing":
                 assert slot.notes is not None

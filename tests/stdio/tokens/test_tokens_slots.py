@@ -85,20 +85,58 @@ def test_a_bridge_does_not_wait_for_slots_of_other_targets(folder: Path) -> None
     assert opened(folder, patience=1_000).keep(token(2))
 
 
-def test_the_slot_that_was_used_last_is_taken_first(folder: Path) -> None:
-    """T9: a bridge that its host ended long ago does not get the session of one that was killed just now."""
-    slots = [opened(folder) for _ in range(4)]
+@pytest.mark.parametrize("stopped", [(0, 1), (1, 0)])
+def test_bridges_that_cannot_be_told_apart_begin_fresh_sessions(
+    folder: Path, caplog: pytest.LogCaptureFixture, stopped: tuple[int, int]
+) -> None:
+    """T7: hosts stop and start their bridges in any order, so the order in which two of them stopped says nothing."""
+    slots = [opened(folder) for _ in range(2)]
+    assert [slot.keep(token(number)) for number, slot in enumerate(slots)] == [True, True]
+    for number in stopped:
+        slots[number].release()
+    said(caplog)
+    again = opened(folder)
+    assert (again.token(), again.keep(token(2))) == (None, True)
+    assert said(caplog) == [
+        "Several sessions of this host wait and cannot be told apart, starting fresh session",
+        "Token file not found (first run or clean slate)",
+    ]
+    other = opened(folder)
+    assert (other.token(), other.keep(token(3))) == (None, True)
+    # From here on each of them is resumed as before, one at a time.
+    for slot, number in ((again, 2), (other, 3)):
+        killed(slot)
+        assert opened(folder).token() == token(number)
+    assert sorted(path.name for path in folder.glob("token-*")) == ["token-7-70", "token-7-70.2"]
+
+
+@pytest.mark.parametrize(("ending", "goes_on"), [(1, True), (2, False)])
+def test_a_bridge_that_finds_several_running_waits_whether_one_of_them_ends_or_more(
+    folder: Path, ending: int, goes_on: bool
+) -> None:
+    """T7, T9: a host that starts the new bridges before the old ones have ended may do so for one, or for all."""
+    slots = [opened(folder) for _ in range(3)]
     for number, slot in enumerate(slots):
         assert slot.keep(token(number))
-    for path in folder.iterdir():
-        os.utime(path, ns=(10**18, 10**18))
-    os.utime(folder / "token-7-70.2", ns=(10**18 + 20, 10**18 + 20))
-    (folder / "notes-7-70.3").write_text("written while it ran")
-    os.utime(folder / "notes-7-70.3", ns=(10**18 + 10, 10**18 + 10))
-    slots[3].release()
-    for slot in slots[:3]:
-        killed(slot)
-    assert [opened(folder).token() for _ in range(4)] == [token(3), token(1), token(2), token(0)]
+    mine = Label(machine=this_machine(), boot="boot", space="space", target=target().digest)
+    coming = Shelf(Folder(folder), SlotName(pid=7, start=70), mine)
+    assert coming.take(is_late=False) is None
+    slots[0].release()
+    assert coming.take(is_late=False) is None  # another one may be about to end
+    for slot in slots[1:ending]:
+        slot.release()
+    taken = coming.take(is_late=True)
+    assert taken is not None
+    assert (folder / taken.name.token).exists() is goes_on
+
+
+def test_a_bridge_that_cannot_look_at_the_others_begins_a_fresh_session(folder: Path) -> None:
+    """T7: another one is looking, and was stopped in the middle."""
+    kept(folder, token(1))
+    with Folder(folder).alone() as is_alone:
+        assert is_alone
+        assert opened(folder, patience=0.05).token() is None
+    assert opened(folder).token() == token(1)
 
 
 def test_a_slot_with_a_token_is_better_than_one_without(folder: Path) -> None:
@@ -129,6 +167,49 @@ def test_bridges_that_differ_in_their_credentials_alone_get_their_own_back(folde
     renewed = opened(folder, what=replace(bob, secret="bob's next"))
     assert renewed.token() == token(2)
     assert "bob" not in "".join(file.read_text() for file in folder.glob("target-*"))
+
+
+def test_a_credential_that_the_server_does_not_accept_leaves_the_session_to_its_own(folder: Path) -> None:
+    """T9: alice, bob, alice. Bob is another person, whose bridge tries the only session that waits."""
+    alice, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("alice's", "bob's"))
+    first = opened(folder, what=alice)
+    assert first.keep(token(1))
+    assert first.notes is not None
+    first.notes.write_text("hers")
+    first.release()
+    second = opened(folder, what=bob)
+    assert (second.token(), second.holder, second.notes) == (token(1), first.holder, first.notes)
+    second.drop()  # the server says no
+    assert second.holder != first.holder
+    assert second.notes != first.notes
+    assert second.keep(token(2))
+    second.release()
+    for _ in range(2):
+        again, other = opened(folder, what=alice), opened(folder, what=bob)
+        assert (again.token(), other.token()) == (token(1), token(2))
+        assert (again.holder, again.notes, first.notes.read_text()) == (first.holder, first.notes, "hers")
+        again.release()
+        other.release()
+    # Two that wait, and neither is carol's: which of them was renewed, nobody can tell. Both stay.
+    carol = opened(folder, what=replace(alice, secret="carol's"))
+    assert carol.token() is None
+    assert opened(folder, what=alice).token() == token(1)
+
+
+def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise 6: and the slot is as it was."""
+    monkeypatch.setattr(shelf, "MAX_SLOTS", 1)
+    alice, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("alice's", "bob's"))
+    first = opened(folder, what=alice)
+    assert first.keep(token(1))
+    first.release()
+    second = opened(folder, what=bob)
+    assert second.token() == token(1)
+    second.drop()
+    assert (second.holder, second.notes, second.keep(token(2))) == ("", None, False)
+    assert opened(folder, what=alice).token() == token(1)
 
 
 def test_a_slot_that_became_somebodys_while_we_looked_is_left_to_them(folder: Path) -> None:
