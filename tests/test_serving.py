@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,3 +157,24 @@ def test_an_app_that_does_not_stop_well_gives_status_1() -> None:
         _, errors = process.communicate(timeout=SECONDS)
     assert "disk full" in errors
     assert process.returncode == 1
+
+
+def test_a_worker_that_leaves_frees_the_port_and_ends_at_once_without_connections() -> None:
+    with started("worker") as process:
+        port = ready_port(process)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait() == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_worker_that_leaves_waits_for_an_idle_connection_as_long_as_it_may_be_idle() -> None:
+    with (
+        started("worker") as process,
+        socket.create_connection(("127.0.0.1", ready_port(process)), timeout=SECONDS) as idle,
+    ):
+        began = time.monotonic()
+        process.send_signal(signal.SIGUSR1)
+        assert idle.recv(1) == b""
+        assert time.monotonic() - began > 1  # KEEP_ALIVE_SECONDS of the small app
+        assert process.wait() == 0

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.raw import Peer, SessionPeer, text_of
 from tests.support.serving import Served, serving
+from tests.support.site import until
 from tests.support.starting import environment
 
 pytestmark = pytest.mark.anyio
@@ -87,6 +88,7 @@ async def test_a_client_keeps_its_session_and_shares_its_state_with_no_other(fol
         with keeping(served.url, state) as first:
             known = line_of(first)
             assert len(known) > 20
+            await until(lambda: known in Path(state).read_text())
             with keeping(served.url, state) as second:
                 assert line_of(second) == f"another client uses the state {state}"
             first.kill()

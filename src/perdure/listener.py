@@ -73,13 +73,15 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request. Gives what
     may be parsed now, and the few bytes at the end that only the next segment makes clear.
     """
-    head, blank, rest = data.partition(_BLANK)
+    end = data.find(_BLANK)
     held = b""
-    if not blank and (begun := _UPGRADE_BEGUN.search(head)):
-        head, held = head[: begun.start()], begun[0]
-    if b"pgrade:" in head or b"PGRADE:" in head:
-        head = _UPGRADE.sub(b"\r\nx-upgrade:", head)
-    return head + blank + rest, held
+    if end < 0:
+        if begun := _UPGRADE_BEGUN.search(data):
+            data, held = data[: begun.start()], begun[0]
+        end = len(data)
+    if data.find(b"pgrade:", 0, end) >= 0 or data.find(b"PGRADE:", 0, end) >= 0:
+        data = _UPGRADE.sub(b"\r\nx-upgrade:", data[:end]) + data[end:]
+    return data, held
 
 
 class Connection(HttpToolsProtocol):

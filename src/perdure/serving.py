@@ -178,10 +178,10 @@ class _Server(uvicorn.Server):
         connection closes. An idle connection is not closed, because a request may be on its way: it ends with its
         next answer, or when it has been idle for as long as it always may.
         """
-        if self.departure is not None or self.drainage is not None:
-            return
         for server in self.servers:
             server.close()
+        if self.departure is not None or self.drainage is not None:
+            return
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # from which uvicorn makes the default headers again each second
         self.server_state.default_headers = [*self.server_state.default_headers, close]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import socket
 import sys
 import threading
 import time
@@ -11,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure import serving
 from perdure.errors import PerdureError, StoreTooNew
+from perdure.leash import LEAVE, Leash
 from perdure.listener import listen
 from perdure.settings import Settings
 
@@ -77,10 +80,26 @@ class SmallApp:
 
 def main() -> int:
     # What never ends is waited for so long; `test_drain` knows the true times.
-    serving.STOP_SECONDS = serving.LEAVE_SECONDS = 1
+    serving.STOP_SECONDS = serving.LEAVE_SECONDS = serving.KEEP_ALIVE_SECONDS = 1
     with listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        return serving.serve(SmallApp(sys.argv[1]), listener=listener, url=url, settings=Settings())
+        leash = leashed(listener, url) if sys.argv[1] == "worker" else None
+        app = SmallApp(sys.argv[1])
+        return serving.serve(app, listener=listener, url=url, settings=Settings(drain_timeout=0), leash=leash)
+
+
+def leashed(listener: socket.socket, url: str) -> Leash:
+    """The leash of a worker whose parent is this process: it tells the worker to leave at SIGUSR1."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    signal.signal(signal.SIGUSR1, lambda *_: ours.send(LEAVE))
+
+    def tell_ready() -> None:
+        ours.recv(64)
+        print(f"perdure: serving on {url}", flush=True)
+
+    threading.Thread(target=tell_ready, daemon=True).start()
+    return Leash(listener, theirs)
 
 
 if __name__ == "__main__":
