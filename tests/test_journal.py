@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,17 @@ from perdure.journal import _GROUP_BYTES, _GROUP_STEPS, Journal, Steps
 from perdure.observe import Counters
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
-from perdure.store.base import Append, Event, OpenStream, PutSession, Refusals, Step, StreamRecord
-from perdure.testing._values import a_session
+from perdure.store.base import (
+    Append,
+    Event,
+    OpenStream,
+    PutSession,
+    Refusals,
+    SessionLimits,
+    Step,
+    StreamRecord,
+)
+from perdure.testing._values import a_call, a_session
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.site import until
 
@@ -100,6 +110,26 @@ async def test_what_is_queued_in_one_turn_is_written_as_one_group_in_order() -> 
     assert await store.stream(StreamId("a")) is None
     await journal.write(message("a", fence=fence, seq=3))
     assert [event.seq for event in await store.read(StreamId("a"), after=0, limit=9)] == [1, 2, 3]
+
+
+async def test_what_was_accepted_while_the_store_failed_is_not_refused_for_a_limit_afterwards() -> None:
+    """Its client has its answer, and nobody could count meanwhile."""
+    inner = MemoryStore()
+    store = FaultyStore(inner)
+    journal = Journal(store, Settings(), Counters())
+    fence = await store.join(NodeId("n"))
+    await inner.commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
+    store.writes = Fault.RAISES
+    limits = SessionLimits(total=1, caller=1)
+    await journal.write(PutSession(record=a_session("one more"), limits=limits))
+    calls = tuple(a_call(id_, stream="b", session="s") for id_ in (1, 2))
+    await journal.write(replace(opening("b", fence=fence), calls=calls, most_calls=1))
+    assert journal.state is LogState.DEGRADED
+    store.works()
+    await until(lambda: journal.state is LogState.HEALTHY)
+    assert await inner.count_sessions() == 2
+    assert len(await inner.calls(SessionId("s"))) == 2
+    await journal.aclose()
 
 
 async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_nobody_up(tmp_path: Path) -> None:

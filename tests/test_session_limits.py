@@ -12,6 +12,8 @@ import pytest
 
 from perdure._core import retention
 from perdure._core.states import SessionState
+from perdure.http.caller import caller_of
+from perdure.sessions import Caller
 from perdure.store import MemoryStore
 from tests.support.cluster import cluster
 from tests.support.crashbox import open_gate
@@ -140,6 +142,31 @@ async def test_the_sessions_of_one_address() -> None:
         await first.delete()
         await served.session()
         refused(await served.initialize(), 429, LIMIT, words)
+
+
+async def test_where_there_is_no_room_a_lost_session_is_not_replaced() -> None:
+    async with live(recover="reissue", max_address_sessions=1) as served:
+        await served.session()
+        gone = await served.ask("POST", message("ping", id=1), headers={"mcp-session-id": "A" * 43})
+        assert (gone.status, gone.error["data"]["recovery"]["action"]) == (404, "initialize")
+        assert served.app.counters.recoveries_tried == 0
+
+
+@pytest.mark.parametrize(
+    ("client", "address"),
+    [
+        (("192.0.2.1", 5), "192.0.2.1"),
+        (("::ffff:192.0.2.1", 5), "192.0.2.1"),
+        (("2001:db8:1:2:3:4:5:6", 5), "2001:db8:1:2::/64"),
+        (("2001:db8:1:2::1", 5), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 5), "fe80::/64"),
+        (("testclient", 5), "testclient"),
+        (None, ""),
+    ],
+)
+def test_an_address_is_what_one_customer_has(client: tuple[str, int] | None, address: str) -> None:
+    assert caller_of("", {"client": client}) == Caller("", address)
+    assert caller_of("ann", {"client": client}) == Caller("ann", "")
 
 
 # What is left of ended ones

@@ -17,6 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from perdure._core.ids import StreamId
@@ -24,7 +25,7 @@ from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
-from perdure.store.base import Append, Event, Forward, OpenStream, Post, Refusals, Step, Store
+from perdure.store.base import Append, Event, Forward, OpenStream, Post, PutSession, Refusals, Step, Store
 from perdure.store.time_limit import TimeLimit
 from perdure.store.weigh import weigh
 
@@ -299,6 +300,8 @@ class Journal:
             if isinstance(source, _Waiter) and not self._holds:
                 source.refused(steps, StoreUnavailable("the store fails"))
                 continue
+            if self._holds:
+                steps = _unlimited(steps)
             self._backlog.append((source, steps))
             self._held += _events(steps)
             self._held_bytes += _size(steps)
@@ -414,6 +417,19 @@ def _front(parts: Iterable[_Part]) -> _Group:
 
 def _flat(group: _Group) -> list[Step]:
     return [step for _, steps in group for step in steps]
+
+
+def _unlimited(steps: Sequence[Step]) -> Sequence[Step]:
+    """Steps that are held count as accepted: they must not be refused for a limit when they are written."""
+    if not any(isinstance(step, PutSession | OpenStream) for step in steps):
+        return steps
+    return [_without_limit(step) for step in steps]
+
+
+def _without_limit(step: Step) -> Step:
+    if isinstance(step, PutSession):
+        return replace(step, limits=None)
+    return replace(step, most_calls=None) if isinstance(step, OpenStream) else step
 
 
 def _events(steps: Sequence[Step]) -> int:

@@ -34,7 +34,7 @@ _MAKE_ROOM_MOST = 8
 
 
 class Caller(NamedTuple):
-    """Who opens a session: a name or, where nobody authenticates, an address. One of them is empty."""
+    """A caller that opens a session: its name or, if it does not authenticate, its address; the other is empty."""
 
     owner: str
     address: str = ""
@@ -225,7 +225,7 @@ class Sessions:
     def _limits(self, caller: Caller) -> SessionLimits | None:
         settings = self._house.settings
         if self._house.journal.state is LogState.DEGRADED:
-            # Nobody can count at the moment, and what is held must not be refused later: memory counts.
+            # The store cannot count at the moment, and what is held must not be refused later: memory counts.
             if len(self) >= settings.max_sessions:
                 raise StoreUnavailable("the store fails, and there are as many sessions in memory as there may be")
             return None

@@ -1,4 +1,4 @@
-"""Names who calls: a principal or, where nobody authenticates, the address that a request came from."""
+"""Names the caller: a principal or, for one that does not authenticate, the address that a request came from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _NETWORK = 64
 
 
 def caller_of(owner: str, scope: Scope) -> Caller:
-    """Who counts as one caller. Behind a proxy the address is the proxy's, unless the ASGI server was told to believe
-    its headers; on a Unix socket there is none."""
+    """The caller that a request is counted for.
+
+    Behind a proxy the address is the proxy's, unless the ASGI server was told to believe its headers; on a Unix socket
+    there is none.
+    """
     return Caller(owner) if owner else Caller("", _address(scope))
 
 

@@ -145,7 +145,6 @@ class Recovery:
     ) -> Session | None:
         """A new session in place of a lost one; `None` where there is no room for it."""
         counters = self._house.counters
-        counters.recoveries_tried += 1
         session: Session | None = None
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
@@ -156,6 +155,7 @@ class Recovery:
             self._house.peers.note(
                 logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}"
             )
+        counters.recoveries_tried += 1
         if session is None:
             counters.recoveries_failed += 1
             raise Refused(Refusal.REISSUE_FAILED)

@@ -106,7 +106,7 @@ class SessionRecord:
     ended: str = ""
     """Why, once it has: the value of a `SessionStep`."""
     address: str = ""
-    """Where it was opened from, if nobody authenticates: callers without a name are told apart by this."""
+    """The address it was opened from, if it has no owner: callers without a name are told apart by this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

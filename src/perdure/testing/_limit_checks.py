@@ -25,7 +25,7 @@ from perdure.testing._values import (
 _EXPIRED = SessionStep.WINDOW_PASSED.value
 
 
-def _nobodys(name: str, address: str) -> SessionRecord:
+def _unowned(name: str, address: str) -> SessionRecord:
     return replace(a_session(name, owner=""), address=address)
 
 
@@ -49,7 +49,7 @@ async def promise_14_a_caller_beyond_its_own_limit_is_refused_first(case: Case) 
     limits = SessionLimits(total=3, caller=1)
     for mine, more, other in (
         (a_session("a", owner="alice"), a_session("b", owner="alice"), a_session("c", owner="bob")),
-        (_nobodys("d", "192.0.2.1"), _nobodys("e", "192.0.2.1"), _nobodys("f", "192.0.2.2")),
+        (_unowned("d", "192.0.2.1"), _unowned("e", "192.0.2.1"), _unowned("f", "192.0.2.2")),
     ):
         accepted(await put(case.store, PutSession(record=mine, limits=limits)))
         [full] = await put(case.store, PutSession(record=more, limits=limits))
@@ -57,7 +57,7 @@ async def promise_14_a_caller_beyond_its_own_limit_is_refused_first(case: Case) 
         accepted(await put(case.store, PutSession(record=other, limits=limits)))
         for record in (mine, other):
             await put(case.store, EndSession(session=record.id, time=1.0, reason="why"))
-    unknown = [PutSession(record=_nobodys(name, ""), limits=limits) for name in "ghij"]
+    unknown = [PutSession(record=_unowned(name, ""), limits=limits) for name in "ghij"]
     [*within, full] = await put(case.store, *unknown)
     accepted(within)
     same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
@@ -128,8 +128,8 @@ async def the_longest_dormant_session_of_one_caller_is_its_own(case: Case) -> No
     records = [
         a_session("of alice", owner="alice", state=dormant, active=2.0),
         a_session("of bob", owner="bob", state=dormant, active=1.0),
-        replace(_nobodys("of here", "192.0.2.1"), state=dormant, active=3.0),
-        replace(_nobodys("of there", "192.0.2.2"), state=dormant, active=4.0),
+        replace(_unowned("of here", "192.0.2.1"), state=dormant, active=3.0),
+        replace(_unowned("of there", "192.0.2.2"), state=dormant, active=4.0),
     ]
     await put(case.store, *(PutSession(record=record) for record in records))
     callers = (("alice", ""), ("bob", ""), ("", "192.0.2.1"), ("", "192.0.2.2"))
