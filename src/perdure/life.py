@@ -152,9 +152,8 @@ async def _furnish(
 
 async def _leave(house: House) -> None:
     try:
-        async with asyncio.timeout(house.settings.store_timeout):
-            await house.store.leave(house.node)
-    except (StoreError, TimeoutError) as failure:
+        await house.journal.within_time(house.store.leave(house.node))
+    except StoreError as failure:
         note(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
 
 
