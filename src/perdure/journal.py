@@ -187,7 +187,7 @@ class Journal:
     def _flush(self) -> None:
         self._scheduled = False
         if self.state is LogState.DEGRADED:
-            self._hold_queued()
+            self._hold(list(self._taken()))
             return
         if self._writer is not None or not self._queue:
             return
@@ -241,7 +241,7 @@ class Journal:
             self._failed(failure)
             self._too_much = _size(_flat(group))
             self._hold(group)
-            self._hold_queued()  # what came while the store was tried: nobody puts it into the queue again
+            self._hold(list(self._taken()))  # what came while the store was tried: nobody puts it into the queue again
 
     async def _commit(self, group: _Group) -> None:
         """Write a group, and tell its sources. Raises `StoreUnavailable` with nobody told."""
@@ -311,10 +311,6 @@ class Journal:
         if self._held >= self._most_held or self._held_bytes >= _MOST_HELD_BYTES:
             self.has_room = False
             self._room.clear()
-
-    def _hold_queued(self) -> None:
-        while self._queue:
-            self._hold(self._take())
 
     def _tell_holding(self, holding: bool) -> None:
         if holding != self._told_holding:

@@ -168,10 +168,9 @@ async def _furnish(
 async def _leave(house: House, liveness: Liveness) -> None:
     """Leave the store. What is left behind is found with the word that this node has not died."""
     try:
-        async with asyncio.timeout(house.settings.store_timeout):
-            await liveness.beat(metrics.LEFT)
-            await house.store.leave(house.node)
-    except (StoreError, TimeoutError) as failure:
+        await house.journal.within_time(liveness.beat(metrics.LEFT))
+        await house.journal.within_time(house.store.leave(house.node))
+    except StoreError as failure:
         note(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
 
 
