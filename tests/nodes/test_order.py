@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
-from perdure._core.ids import Kind, SessionId
+from perdure._core.ids import SessionId, StreamId
 from perdure.store import SqliteStore
-from perdure.store.base import MAX_FORWARDED, Forward
+from perdure.store.base import MAX_FORWARDED, Forward, Forwarded
 from perdure.streams import RUN_AHEAD
 from tests.nodes.conftest import Pair, Start
-from tests.support.cluster import cluster
+from tests.support.cluster import Cluster, cluster
 from tests.support.ghost import Ghost, Library, progress_of_call
 from tests.support.site import serve, until
 from tests.support.wire import Peer, Web, notices_of, progress_of
@@ -84,6 +85,11 @@ async def test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_orde
     assert by_tool(await log_of(pair, peers[0])) == {tool: list(range(1, each + 1)) for tool in range(tools)}
 
 
+def _has_moved(servers: Cluster, before: object, calls: Sequence[asyncio.Task[str]]) -> bool:
+    """More was said, or all is."""
+    return servers.rows(SAID) != [(before,)] or all(call.done() for call in calls)
+
+
 async def test_a_home_that_dies_while_tools_speak_changes_nothing_in_their_order(tmp_path: Path) -> None:
     """Promises 2 and 3, with real processes and SIGKILL: one home after the other is killed, and the tools live."""
     async with cluster(
@@ -103,7 +109,7 @@ async def test_a_home_that_dies_while_tools_speak_changes_nothing_in_their_order
             deaths = 0
             while not all(call.done() for call in calls):
                 ((before,),) = servers.rows(SAID)
-                await until(lambda before=before: servers.rows(SAID) != [(before,)] or all(c.done() for c in calls))
+                await until(functools.partial(_has_moved, servers, before, calls))
                 await home.kill()
                 deaths += 1
                 home = await servers.start()
@@ -154,27 +160,46 @@ async def test_a_home_that_stands_still_makes_the_tools_wait_and_nothing_changes
         assert by_tool(found) == {tool: list(range(1, each + 1)) for tool in range(count)}
 
 
-async def test_a_call_that_runs_again_says_nothing_below_what_its_dead_node_had_forwarded(tmp_path: Path) -> None:
+class SlowToDraw(SqliteStore):
+    """Does not tell what was forwarded before the gate is open."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+        await self.gate.wait()
+        return await super().forwarded(stream, after=after)
+
+
+async def test_a_call_that_runs_again_begins_behind_what_its_dead_node_had_forwarded(tmp_path: Path) -> None:
     """Progress never falls, also where it went to the standalone stream and still waits for the home (R5)."""
-    async with serve(Library().server, store=SqliteStore(str(tmp_path / "log.db"))) as site:
+    path, shop = tmp_path / "log.db", Library()
+    store = SlowToDraw(str(path))
+    async with serve(shop.server, store=store) as site:
         peer = await site.join()
+        assert await peer.result("count", n=1) == "counted to 1"
+        record = await store.session(SessionId(peer.session))
+        assert record is not None
+        store.gate.clear()
+        ghost = await Ghost.on(path)
+        left = await ghost.take(peer.session, peer.tool("look_up", n=9, token="t"))
+        said = tuple(json.dumps(progress_of_call("t", number)).encode() for number in range(1, 7))
+        forward = Forward(stream=record.standalone, node=ghost.node, sender="s", first=1, payloads=said)
+        assert not any(await ghost.store.commit([forward]))
+        await ghost.die()
+
+        async def is_claimed() -> bool:
+            stream = await store.stream(left.stream)
+            return stream is not None and stream.node != ghost.node
+
+        await until(is_claimed)
         for _ in range(5):
-            ghost = await Ghost.on(tmp_path / "log.db")
-            record = await site.store.session(SessionId(peer.session))
-            assert record is not None
-            request = peer.tool("look_up", n=9, token="t")
-            await ghost.take(peer.session, request)
-            said = tuple(json.dumps(progress_of_call("t", number)).encode() for number in range(1, 7))
-            forward = Forward(stream=record.standalone, node=ghost.node, sender="s", first=1, payloads=said)
-            assert not any(await ghost.store.commit([forward]))
-            peer = await peer.reattach()  # the call is an orphan: what it says goes to the standalone stream
-            before = site.app.counters.nodes_settled
-            await ghost.die()
-            await until(lambda before=before: site.app.counters.nodes_settled > before)
-        events = await site.store.read(record.standalone, after=0, limit=1_000)
-        seen = progress_of(json.loads(event.payload) for event in events)
-        assert seen == list(range(1, 7)) * 5
-        calls = [stream.id for stream in await site.store.streams(SessionId(peer.session)) if stream.kind is Kind.CALL]
-        for stream in calls[1:]:
-            progress = progress_of(json.loads(e.payload) for e in await site.store.read(stream, after=0, limit=100))
-            assert progress in ([], [7, 8, 9])
+            assert await peer.result("count", n=1) == "counted to 1"
+        assert "looking up" not in shop.seen
+        store.gate.set()
+        messages = await (await peer.get(left.position())).rest()
+        assert progress_of(messages) == [7, 8, 9]
+        events = await store.read(record.standalone, after=0, limit=100)
+        assert progress_of(json.loads(event.payload) for event in events) == [1, 2, 3, 4, 5, 6]
