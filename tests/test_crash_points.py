@@ -191,19 +191,22 @@ async def test_a_server_that_dies_while_it_brings_an_old_file_up_to_date(world: 
     assert_sound(world.path)
 
 
-async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_yet(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["take", "written"], ids=["before the commit", "when nobody knows of the commit"])
+async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_yet(
+    world: World, tmp_path: Path, where: str
+) -> None:
     """R2: what a tool sent before its answer is in the log before the answer is, also through another node."""
     server = await world.start()
     await world.open_session(server)
     listening = asyncio.create_task(world.listen())
     async with nursery() as other:
-        # It is not the session's home, so it sends notices to the one that is. It dies when it is about to.
+        # It is not the session's home, so it forwards notices to the one that is. It dies in the middle of that.
         neighbour = await other.start(
             CRASHBOX,
             "--store",
             f"sqlite:{world.path}",
             folder=tmp_path,
-            point=at("perdure._core.mail", "encode", "enter"),
+            point=at("perdure.outbox", f"Outbox.{where}", "enter"),
         )
         peer, home = world.peer, server.port
         world.move_to(neighbour)

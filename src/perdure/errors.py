@@ -13,7 +13,7 @@
     │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may
     │   ├── TooManyCalls          the session has as many running calls as it may
     │   ├── NodeGone              there is no such node (any more)
-    │   └── MailFull              a node has not dealt with its mail for too long
+    │   └── MailFull              too much waits for a node, or for the writer of a stream
     ├── SessionEnded              the session ended while a request for it was on its way
     └── ClientError               `perdure.connect`
         ├── OutcomeUnknown        a call was sent, and nobody can tell what became of it (also an `MCPError`)
@@ -101,7 +101,7 @@ class NodeGone(StoreError):
 
 
 class MailFull(StoreError):
-    """Too much mail waits for this node."""
+    """Too much waits for this node, or for the writer of this stream."""
 
 
 class SessionEnded(PerdureError):

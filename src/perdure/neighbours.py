@@ -316,9 +316,17 @@ class Neighbours:
             while self._undrawn and self._inside is not None:
                 self._undrawn = False
                 for record in await self._journal.within_time(self._store.forwarded_to(self._node)):
-                    await self._inside.forwarded(record)
+                    await self._draw_one(self._inside, record)
         finally:
             self._is_drawing = False
+
+    async def _draw_one(self, inside: Inside, record: StreamRecord) -> None:
+        try:
+            await inside.forwarded(record)
+        except StoreError:
+            raise
+        except Exception as failure:  # it must not stand in the way of other streams
+            note(logging.ERROR, "forward.failed", f"what was forwarded could not be appended: {failure!r}")
 
     async def _look_at(self, streams: Iterable[StreamId]) -> None:
         for record in await self.ends(list(streams)):

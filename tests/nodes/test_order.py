@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import SessionId, StreamId
+from perdure._core.states import LogState
 from perdure.store import SqliteStore
 from perdure.store.base import MAX_FORWARDED, Forward, Forwarded
 from perdure.streams import RUN_AHEAD
 from tests.nodes.conftest import Pair, Start
 from tests.support.cluster import Cluster, cluster
-from tests.support.ghost import Ghost, Library, progress_of_call
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.ghost import Ghost, Library, life_of, progress_of_call
 from tests.support.site import serve, until
 from tests.support.wire import Peer, Web, notices_of, progress_of
 from tests.support.workshop import Workshop
@@ -203,3 +205,30 @@ async def test_a_call_that_runs_again_begins_behind_what_its_dead_node_had_forwa
         assert progress_of(messages) == [7, 8, 9]
         events = await store.read(record.standalone, after=0, limit=100)
         assert progress_of(json.loads(event.payload) for event in events) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("fault", [Fault.LATE, Fault.RAISES, Fault.HANGS])
+async def test_what_is_forwarded_while_the_store_fails_arrives_once_and_in_order(tmp_path: Path, fault: Fault) -> None:
+    """Promise 7; also where a commit was made whose answer never came: the home may have appended it by then."""
+    path = str(tmp_path / "log.db")
+    bad = FaultyStore(SqliteStore(path))
+    async with (
+        serve(Workshop().server, store=SqliteStore(path), complaint=".*") as home,
+        serve(Workshop().server, store=bad, complaint=".*", store_timeout=1.0) as other,
+    ):
+        peer = await home.join()
+        speaker = peer.through(other)
+        await until(lambda: home.app.other_nodes() and other.app.other_nodes())
+        standalone = await peer.get()
+        await speaker.result("announce", n=1)
+        bad.writes = fault
+        call = asyncio.create_task(speaker.result("announce", n=300, start=2))
+        await until(lambda: life_of(other).house.journal.state is LogState.DEGRADED)
+        bad.works()
+        await call
+        await speaker.result("announce", n=3, start=302)
+        assert notices_of(await standalone.messages(304)) == list(range(1, 305))
+        record = await home.store.session(SessionId(peer.session))
+        assert record is not None
+        log = await home.store.read(record.standalone, after=0, limit=1_000)
+        assert notices_of(json.loads(event.payload) for event in log) == list(range(1, 305))
