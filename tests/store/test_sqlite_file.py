@@ -187,7 +187,7 @@ async def test_the_file_and_its_log_are_readable_by_their_owner_only(tmp_path: P
         await store.join(NODE)
         files = {"log.db": 0o600, "log.db-wal": 0o600, "log.db-shm": 0o600}
         assert modes(tmp_path) == files | {"log.db-nodes": 0o700}
-        assert modes(tmp_path / "log.db-nodes") == {f"{NODE}.lock": 0o600}
+        assert modes(tmp_path / "log.db-nodes") == {f"{NODE}.lock": 0o600, f"{NODE}.well": 0o600}
 
 
 async def test_closing_leaves_one_file(tmp_path: Path) -> None:
