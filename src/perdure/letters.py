@@ -80,7 +80,8 @@ class Letters:
             return
         for payload in payloads:
             session.home.say(payload)
-        await session.home.forwarded()
+        with session.in_use():
+            await session.home.forwarded()
         self._house.journal.put(Steps((received,)))
 
     def _is_known(self, forward: str) -> bool:

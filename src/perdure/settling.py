@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -182,9 +183,21 @@ class Settler:
     async def _settle_calls(self, owner: SessionRecord, stream: Stream, begun: _Begun, round_: Round) -> None:
         verdicts = [await self._verdict(owner, call, round_) for call in begun.calls]
         session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
-        if session is not None:
-            session.active = self._house.clock()  # or it might be let go of before its call has begun
-            session.adopt(stream)
+        # It must not be put to rest before its calls have begun.
+        with nullcontext() if session is None else session.in_use():
+            if session is not None:
+                session.adopt(stream)
+            await self._give_outcomes(owner, session, stream, begun, verdicts, round_)
+
+    async def _give_outcomes(
+        self,
+        owner: SessionRecord,
+        session: Session | None,
+        stream: Stream,
+        begun: _Begun,
+        verdicts: Sequence[Verdict],
+        round_: Round,
+    ) -> None:
         if not begun.withdrawn:
             await self._withdraw_asks(owner, stream, round_)
             begun.withdrawn = True
@@ -269,11 +282,12 @@ class Settler:
         session = await self._sessions.load(record.session)
         if session is None:
             return False
-        try:
-            await session.home.come_here()
-        except SessionEnded:
-            return True  # and its streams are gone
-        await self._withdraw_asks(session.record, session.standalone, round_)
+        with session.in_use():
+            try:
+                await session.home.come_here()
+            except SessionEnded:
+                return True  # and its streams are gone
+            await self._withdraw_asks(session.record, session.standalone, round_)
         return True
 
     async def _tell_unread(self, record: StreamRecord) -> None:

@@ -48,7 +48,13 @@ class Post:
         if isinstance(parsed, Request) and parsed.method == "initialize":
             return await self._initialize(parsed, body, http, headers, owner)
         # A word that is no request may be that a call shall not run again.
-        session = await self._desk.session(headers, owner, scope, resume=isinstance(parsed, Request | Batch))
+        resume = isinstance(parsed, Request | Batch)
+        async with self._desk.session(headers, owner, scope, resume=resume) as session:
+            return await self._take(session, parsed, body, http)
+
+    async def _take(
+        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest
+    ) -> Answer | Streamed:
         messages = self._messages(parsed, session)
         requests = [message for message in messages if isinstance(message, Request)]
         if not requests:
@@ -168,10 +174,11 @@ class Post:
             if found is None:
                 return None
             session, incarnation = found
-            if session.waits:
-                await self._desk.settler.waiting.resume(session, http)
-            session.exchange.calls.reserve([request], incarnation=incarnation)
-            [call] = await session.accept([request], [body], incarnation=incarnation)
+            with session.in_use():
+                if session.waits:
+                    await self._desk.settler.waiting.resume(session, http)
+                session.exchange.calls.reserve([request], incarnation=incarnation)
+                [call] = await session.accept([request], [body], incarnation=incarnation)
         except StoreError:
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
         except SessionEnded:
