@@ -20,6 +20,7 @@ from typing import Protocol
 from perdure._core import sse
 from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
+from perdure.chores import Chores
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
 from perdure.settings import Settings
@@ -353,6 +354,7 @@ class Hub:
         self.readers: set[Reader] = set()
         self.registry: Registry = _NoRegistry()
         self._arrivals = itertools.count(1)
+        self._chores = Chores()
 
     def arrive(self) -> int:
         """A number for a request that will become a reader: who came later has a higher one."""
@@ -415,9 +417,10 @@ class Hub:
         # On its own, or `watch` would hold on to the last one while it sleeps.
         now = self.monotonic()
         for reader in list(self.readers):
-            reader.look_stuck(now - self._stream_timeout)
-            if reader.last_write <= now - self._keepalive * 3 / 4:
-                reader.keep_alive()
+            with self._chores.surviving("a reader could not be looked after"):
+                reader.look_stuck(now - self._stream_timeout)
+                if reader.last_write <= now - self._keepalive * 3 / 4:
+                    reader.keep_alive()
 
     def end_idle(self) -> None:
         """End every reader that does not wait for a call that runs here; its client comes back elsewhere."""

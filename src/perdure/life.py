@@ -19,6 +19,7 @@ from mcp.server.lowlevel.server import Server
 from perdure import metrics
 from perdure._core.ids import NodeId, new_node_id
 from perdure._core.retention import Limits
+from perdure.chores import keep_going
 from perdure.errors import StoreError
 from perdure.handover import Handover
 from perdure.house import House
@@ -110,7 +111,7 @@ async def living(
         )
         tending = Tending(house, sessions)
         chores = (house.hub.watch, tending.tend, tending.sweep, node.run)
-        stack.push_async_callback(_cancel, [asyncio.create_task(chore()) for chore in chores])
+        stack.push_async_callback(_cancel, [asyncio.create_task(keep_going(chore)) for chore in chores])
         yield life
 
 

@@ -34,6 +34,8 @@ class Mailbox:
         self._journal = journal
         self._again = False
         self._dealt = 0
+        self._failing = False
+        """Mail could not be read the last time; that is told once."""
         self._task: asyncio.Task[None] | None = None
 
     def look(self) -> None:
@@ -60,6 +62,13 @@ class Mailbox:
         except StoreUnavailable as failure:
             self._again = True
             note(logging.DEBUG, "mail.unread", f"mail waits, the store fails: {failure}")
+        except Exception as failure:
+            self._again = True
+            level = logging.DEBUG if self._failing else logging.ERROR
+            note(level, "mail.unread", f"mail waits, it cannot be read: {failure!r}")
+            self._failing = True
+        else:
+            self._failing = False
         finally:
             self._task = None
 

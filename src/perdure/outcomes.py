@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 
 from perdure import spans
+from perdure._core import settling
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.states import CALL, CallState, CallStep, advance
@@ -71,7 +71,12 @@ class Outcomes:
             await self._house.journal.write(again)
             [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
             running.progress, running.attempt = progress, row.attempt + 1
-            session.exchange.start(running, http)
+            try:
+                session.exchange.start(running, http)
+            except BaseException:
+                session.exchange.calls.release((call.request,), incarnation=row.incarnation)
+                session.exchange.calls.runtime_done(running.number)
+                raise
         self._house.counters.calls_rerun += 1
         note(logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream)
 
@@ -84,11 +89,8 @@ class Outcomes:
         highest = row.progress
         for stream in (row.stream, session.record.standalone):
             async for payload in self._payloads(stream):
-                if b"notifications/progress" in payload:
-                    params = json.loads(payload).get("params") or {}
-                    sent = params.get("progress")
-                    if params.get("progressToken") in tokens and isinstance(sent, int | float):
-                        highest = sent if highest is None else max(highest, sent)
+                if (sent := settling.progress_in(payload, tokens)) is not None:
+                    highest = sent if highest is None else max(highest, sent)
         return highest
 
     async def _payloads(self, stream: StreamId) -> AsyncIterator[bytes]:

@@ -16,12 +16,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from starlette.requests import Request as HttpRequest
+
 from perdure._core import mail, settling
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.settling import Verdict
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import SessionEnded
+from perdure.chores import Chores
+from perdure.errors import SessionEnded, StaleFence, StoreUnavailable
 from perdure.house import House
 from perdure.journal import Steps
 from perdure.observe import note
@@ -71,6 +74,7 @@ class Settler:
         self.waiting = Waiting(house, sessions, self, self._outcomes, monotonic=monotonic)
         self._begun: dict[StreamId, _Begun] = {}
         """Streams that this node may have claimed, and whose calls it has not all dealt with yet."""
+        self._chores = Chores()
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
 
@@ -89,7 +93,7 @@ class Settler:
                 await self.settle_stream(record, round_)
             except Exception as failure:
                 failures.append(failure)
-        await self._settle_homes(homes, round_)
+        failures += await self._settle_homes(homes, round_)
         if failures:
             raise failures[0]
         for stream in await self._ask(house.store.bury(dead, heir=house.node)):
@@ -100,13 +104,18 @@ class Settler:
     async def go_round(self) -> None:
         """Go on with what could not be finished, answer what has waited for too long, and see whether the calls that
         run here are still this node's."""
+        surviving = self._chores.surviving
         if self._begun:
-            await self._finish()
-        await self.waiting.give_up()
-        self.waiting.send_back()
+            with surviving("what was begun to be settled could not be finished"):
+                await self._finish()
+        with surviving("what has waited for too long could not be answered"):
+            await self.waiting.give_up()
+        with surviving("clients could not be asked to come again"):
+            self.waiting.send_back()
         if not self._house.neighbours.alone and (stamp := self._house.store.stamp()) != self._checked:
-            await self._check_own()
-            self._checked = stamp
+            with surviving("it could not be seen whose the running calls are"):
+                await self._check_own()
+                self._checked = stamp
 
     def has_begun(self, stream: StreamId) -> bool:
         """This node is about to settle a stream."""
@@ -137,13 +146,15 @@ class Settler:
             if record is None or record.sealed or record.node != self._house.node:
                 self._begun.pop(stream_id, None)
             else:
-                await self.settle_stream(record, round_)
+                with self._chores.surviving(f"stream {stream_id} could not be settled", stream_id):
+                    await self.settle_stream(record, round_)
 
     async def _check_own(self) -> None:
         """Somebody else may have claimed a call that runs here, and says nothing for a while."""
         own = {call.stream.id: call.stream for _, call in self._sessions.running_calls()}
         for record in await self._house.neighbours.ends(list(own)):
-            own[record.id].follow(record)
+            with self._chores.surviving(f"stream {record.id} could not be followed", record.id):
+                own[record.id].follow(record)
 
     # A call's stream
 
@@ -221,8 +232,24 @@ class Settler:
         elif verdict is Verdict.WAIT:
             await self.waiting.add(owner.id, call, stream)
         elif verdict is Verdict.RERUN and session is not None:
-            await self._outcomes.run_again(session, call, stream, round_.http)
+            await self._run_again(session, call, stream, round_.http)
         else:
+            self._outcomes.unknown(call, stream)
+
+    async def _run_again(self, session: Session, call: Left, stream: Stream, http: HttpRequest | None) -> None:
+        try:
+            await self._outcomes.run_again(session, call, stream, http)
+        except (StoreUnavailable, StaleFence):
+            raise  # trying again may help; or another node has it
+        except Exception as failure:
+            # It would fail in each round, and its client would wait for ever.
+            row = call.row
+            note(
+                logging.ERROR,
+                "call.poison",
+                f"a request cannot run again ({row.method}): {failure!r}",
+                stream=row.stream,
+            )
             self._outcomes.unknown(call, stream)
 
     def take_over(self, session: Session | None, claimed: StreamRecord, *, owed: int) -> Stream:
@@ -264,14 +291,22 @@ class Settler:
 
     # Homes and readers
 
-    async def _settle_homes(self, homes: Sequence[StreamRecord], round_: Round) -> None:
-        """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded."""
+    async def _settle_homes(self, homes: Sequence[StreamRecord], round_: Round) -> list[Exception]:
+        """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded.
+
+        Gives what went wrong with single ones.
+        """
         releases = []
+        failures: list[Exception] = []
         for record in homes:
-            if not await self._bring_home(record, round_):
-                releases.append(Release(stream=record.id, fence=record.fence))
+            try:
+                if not await self._bring_home(record, round_):
+                    releases.append(Release(stream=record.id, fence=record.fence))
+            except Exception as failure:
+                failures.append(failure)
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
             await self._ask(self._house.store.commit(releases[start : start + _RELEASE_AT_ONCE]))
+        return failures
 
     async def _bring_home(self, record: StreamRecord, round_: Round) -> bool:
         """Become the home of a session that needs one now. Tells whether there is one."""

@@ -7,6 +7,7 @@ import logging
 
 from perdure._core.retention import cutoffs
 from perdure._core.states import LogState, SessionState, SessionStep
+from perdure.chores import Chores
 from perdure.errors import StoreError
 from perdure.house import House
 from perdure.incarnations import tell_missed
@@ -28,6 +29,7 @@ class Tending:
     def __init__(self, house: House, sessions: Sessions) -> None:
         self._house = house
         self._sessions = sessions
+        self._chores = Chores()
         self._times_are_written = True
         """The store knows when each session was last used, as of the last round over all of them."""
 
@@ -43,7 +45,8 @@ class Tending:
         # On its own, or `tend` would hold on to the last one while it sleeps.
         healthy = self._house.journal.state is LogState.HEALTHY
         for place, session in enumerate(self._sessions):
-            await self._look_after(session)
+            with self._chores.surviving("a session could not be looked after", session.id):
+                await self._look_after(session)
             if place % _TEND_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._times_are_written = healthy
@@ -99,6 +102,7 @@ class Tending:
             note(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
             return
         for session in self._sessions:
-            session.retained.swept(before)
+            with self._chores.surviving("a session could not be told what was removed", session.id):
+                session.retained.swept(before)
         if rows:
             note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)
