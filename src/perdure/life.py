@@ -124,7 +124,7 @@ async def _furnish(
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
-    hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
+    hub = Hub(settings, counters, clock=store.clock, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
     house = House(
@@ -138,7 +138,7 @@ async def _furnish(
         node=node,
         fence=fence,
         neighbours=neighbours,
-        clock=time.time,
+        clock=store.clock,
         random=random,
         ask_ids=itertools.count(1),
         context=contextvars.copy_context(),

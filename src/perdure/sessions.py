@@ -69,9 +69,8 @@ class Sessions:
         """End the session that has been dormant for longest: many clients leave without a word, and must not lock
         others out for as long as answers are kept."""
         record = await self._house.journal.within_time(self._house.store.longest_dormant())
-        session = None if record is None else await self.load(record.id)
-        if session is not None and session.state is SessionState.DORMANT:
-            await self.end(session, SessionStep.WINDOW_PASSED, "The session made room for others")
+        if record is not None:
+            await self._end_unused(record)
 
     # Finding and loading
 
@@ -142,12 +141,34 @@ class Sessions:
             return session
         if record.state is SessionState.OPENING:
             return None  # another node's handshake, which its client has not heard of yet
-        if self._house.clock() - record.active >= self._house.settings.replay_window:
-            reason = SessionStep.WINDOW_PASSED.value
-            await self._house.journal.write(EndSession(session=record.id, time=record.active, reason=reason))
+        if self._has_expired(record) and await self._end_unused(record):
             return None
         with spans.load(record.id[:8]):
             return await self._build(record, stamp)
+
+    def _has_expired(self, record: SessionRecord) -> bool:
+        return self._house.clock() - record.active >= self._house.settings.replay_window
+
+    async def expire(self, session_id: SessionId) -> None:
+        """End a session whose time has passed, unless a node uses it."""
+        record = await self._house.journal.within_time(self._house.store.session(session_id))
+        if record is not None and record.state is not SessionState.ENDED and self._has_expired(record):
+            await self._end_unused(record)
+
+    async def _end_unused(self, record: SessionRecord) -> bool:
+        """End a session that rests in the store, if it is still as it was seen there; tells whether it has ended.
+
+        The store compares: another process may have begun to use it in this very moment, whatever the clocks say.
+        """
+        store, reason = self._house.store, SessionStep.WINDOW_PASSED.value
+        end = EndSession(session=record.id, time=record.active, reason=reason, unused_since=record.active)
+        await self._house.journal.write(end)
+        now = await self._house.journal.within_time(store.session(record.id))
+        if now is not None and now.state is not SessionState.ENDED:
+            return False
+        self._house.counters.sessions_ended += 1
+        note(logging.INFO, "session.ended", f"a session ended: {reason}", session=record.id[:8])
+        return True
 
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
         if session is None:

@@ -67,10 +67,12 @@ class Tending:
             session.exchange.asks.give_up()
         elif away >= settings.session_grace / 4 and session.exchange.asks.open:
             tell_missed(session)
-        if await self._is_unused(session, settings.replay_window):
-            await self._sessions.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
-        elif not session.waits and await self._is_unused(session, settings.session_grace):
+        unused_for = min(settings.session_grace, settings.replay_window)
+        if not session.waits and await self._is_unused(session, unused_for):
+            # No time ends what is held in memory: it rests first, and what rests may expire.
             await self._sessions.rest(session)
+            if now - session.active >= settings.replay_window:
+                await self._sessions.expire(session.id)
         elif session.exchange.runtime_may_go(settings.runtime_idle):
             await session.exchange.drop_runtime()
 
@@ -78,6 +80,8 @@ class Tending:
         """Nobody has used it for so long, here or at any other node."""
         if session.busy or self._house.clock() - max(session.active, session.seen) < seconds:
             return False
+        if self._house.journal.state is LogState.DEGRADED:
+            return False  # what rests is known to the store alone, and the store does not know everything now
         if not self._house.neighbours.alone:
             try:
                 await self._sessions.load(session.id)  # with what the others have written

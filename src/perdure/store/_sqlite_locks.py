@@ -83,6 +83,16 @@ class Locks:
             if (held := self._own.pop(node, None)) is not None:
                 self._remove(node, held)
 
+    def lives(self, node: NodeId) -> bool:
+        """Whether a process holds the node's lock; nothing is kept of a dead one's."""
+        with self._turn:
+            if node in self._own or node in self._settling:
+                return node in self._own
+            if (held := self._lock(node)) is None:
+                return True
+            self._remove(node, held)  # a file that is missing says the same as one that is not locked
+            return False
+
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
         """Those of the nodes that are dead, and those that live."""
         dead: list[NodeId] = []

@@ -17,9 +17,17 @@ from perdure.store.base import RECORD_VERSION, StreamRecord
 _SQL = _sql.queries()
 
 
-def join(steps: Steps, connection: sqlite3.Connection, *, node: NodeId) -> Fence:
+def join(
+    steps: Steps, connection: sqlite3.Connection, *, node: NodeId, locks: Locks, offset: float
+) -> tuple[Fence, float]:
+    """The node's fence, and what it adds to its monotonic clock: what those that live do, or else what it says."""
+    found = connection.execute(_SQL["read_clock"]).fetchone()
+    if found is not None and any(locks.lives(other) for other in _joined(connection, but=node)):
+        (offset,) = found
+    else:
+        connection.execute(_SQL["set_clock"], (offset,))
     connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
-    return steps.next_fence()
+    return steps.next_fence(), offset
 
 
 def leave(_: Steps, connection: sqlite3.Connection, *, node: NodeId) -> None:

@@ -32,6 +32,11 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     opened (`SessionEnded`).
 13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several who change a
     chain from what they have all seen, one succeeds, in whatever process; what it wrote is durable (3).
+14. **In use, it stays.** No time that has passed ends a session that a node which is not buried uses: as its home, as
+    the writer of a call that has not ended, or as the node of a reader. `sweep`, `longest_dormant` and an `EndSession`
+    with `unused_since` leave it alone.
+15. **One clock.** `clock` tells all nodes that live at the same time the same time, nearly, and does not jump,
+    whatever their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ class SessionRecord:
     standalone: StreamId
     created: float
     active: float
-    """Last activity. Times serve retention only; no decision between processes depends on them."""
+    """Last activity, by the store's clock. Times serve retention only, and end nothing that is in use (14)."""
     ended: str = ""
     """Why, once it has: the value of a `SessionStep`."""
 
@@ -229,6 +234,8 @@ class EndSession:
     session: SessionId
     time: float
     reason: str
+    unused_since: float | None = None
+    """Given: only if its last activity is not later, and no node uses it (14); otherwise nothing happens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -446,7 +453,9 @@ class Sessions(Protocol):
         """How many are in each state; those without any may be missing."""
         ...
 
-    async def longest_dormant(self) -> SessionRecord | None: ...
+    async def longest_dormant(self) -> SessionRecord | None:
+        """The one without activity for longest, of those that are dormant and in no use (14)."""
+        ...
 
 
 class Ledger(Protocol):
@@ -545,6 +554,11 @@ class Nodes(Protocol):
 
     async def leave(self, node: NodeId) -> None:
         """The node stops: dead from now on, to be buried by another (at once, if it left nothing behind)."""
+        ...
+
+    def clock(self) -> float:
+        """The store's time (15), for a node that has joined: seconds since 1970, by the wall clock of the node that
+        joined when no other one was there."""
         ...
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
