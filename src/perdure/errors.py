@@ -6,7 +6,9 @@
     │   └── BadTarget             the object to serve is not an MCP server, or cannot be found
     ├── StoreError                the log
     │   ├── StoreUnavailable      it fails or does not answer; trying again may help
-    │   ├── StoreTooNew           the file was written by a newer release
+    │   ├── StoreLost             this process cannot use the store any more
+    │   │   ├── StoreTooNew       the file was written by a newer release
+    │   │   └── StoreReplaced     the file was deleted, or another one is in its place
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
     │   ├── NodeGone              there is no such node (any more)
@@ -64,8 +66,23 @@ class StoreUnavailable(StoreError):
     """The store fails or does not answer."""
 
 
-class StoreTooNew(StoreError):
+class StoreLost(StoreError):
+    """This process cannot use its store any more."""
+
+    state = "lost"
+    """What `/healthz` says of it."""
+
+
+class StoreTooNew(StoreLost):
     """The store was written by a newer release."""
+
+    state = "store too new"
+
+
+class StoreReplaced(StoreLost):
+    """The store's file was deleted, or another one is in its place."""
+
+    state = "store replaced"
 
 
 class StaleFence(StoreError):

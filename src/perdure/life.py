@@ -20,7 +20,7 @@ from perdure import metrics
 from perdure._core.ids import NodeId, new_node_id
 from perdure._core.retention import Limits
 from perdure.chores import keep_going
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreLost
 from perdure.handover import Handover
 from perdure.house import House
 from perdure.hub import Hub
@@ -80,9 +80,10 @@ async def living(
     settings: Settings,
     counters: Counters,
     lapsed: Callable[[], None],
+    lost: Callable[[StoreLost], None],
 ) -> AsyncIterator[Life]:
     """Join the store as a node, and do the chores until the end. `lapsed` is called if the node's claims do not hold
-    any more."""
+    any more, `lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         house, neighbours, liveness = await _furnish(server, state, store, settings, counters)
         stack.push_async_callback(_leave, house)
@@ -107,6 +108,7 @@ async def living(
             lease=settings.lease,
             facts=lambda: metrics.facts(sessions.numbers()),
             lapsed=lapsed,
+            lost=lost,
             monotonic=time.monotonic,
         )
         tending = Tending(house, sessions)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from perdure._core import mail
 from perdure._core.ids import NodeId
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.journal import Journal, Steps
 from perdure.observe import note
 from perdure.store.base import Received, Store
@@ -59,7 +59,7 @@ class Mailbox:
             while self._again:
                 self._again = False
                 await self._collect(addressee)
-        except StoreUnavailable as failure:
+        except StoreError as failure:
             self._again = True
             note(logging.DEBUG, "mail.unread", f"mail waits, the store fails: {failure}")
         except Exception as failure:

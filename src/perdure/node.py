@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from perdure._core.ids import NodeId
+from perdure.errors import StoreLost
 from perdure.neighbours import Neighbours
 from perdure.observe import note
 from perdure.settling import Settler
@@ -31,6 +32,7 @@ class Node:
         lease: float,
         facts: Callable[[], bytes],
         lapsed: Callable[[], None],
+        lost: Callable[[StoreLost], None],
         monotonic: Callable[[], float],
     ) -> None:
         self._liveness = liveness
@@ -39,6 +41,7 @@ class Node:
         self._every = min(lease / _BEATS, 3.0)
         self._facts = facts
         self._lapsed = lapsed
+        self._lost = lost
         self._failing: set[str] = set()
         self._settling: set[NodeId] = set()
 
@@ -69,6 +72,8 @@ class Node:
         try:
             await work
             self._failing.discard(key)
+        except StoreLost as failure:
+            self._lost(failure)
         except Exception as failure:
             # The store fails, which is told elsewhere; or one node cannot be settled, which must not stop us.
             level = logging.DEBUG if key in self._failing else logging.WARNING

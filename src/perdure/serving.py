@@ -14,6 +14,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.errors import Misuse, PerdureError
+from perdure.errors import Misuse, PerdureError, StoreLost, StoreReplaced
 from perdure.leash import AT_ONCE, GONE, LEAVE, Leash
 from perdure.listener import BACKLOG, Connection
 from perdure.settings import Settings
@@ -60,6 +61,9 @@ class Stoppable(Protocol):
 
     def begin_stop(self) -> None:
         """Settle what is left and end all readers. May be called more than once."""
+
+    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
+        """Have it told if the app has lost its store."""
 
 
 def serve(app: Stoppable, *, listener: socket.socket, url: str, settings: Settings, leash: Leash | None = None) -> int:
@@ -109,13 +113,15 @@ class _Server(uvicorn.Server):
         self.interrupted = False
         self.drainage: asyncio.Task[None] | None = None
         self.deadline = _Deadline()
+        self.lost = False
 
     @property
     def status(self) -> int:
-        return 1 if self.app.failure or self.interrupted else 0
+        return 1 if self.app.failure or self.interrupted or self.lost else 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
+        self.app.when_lost(self.lose)
         await super().startup(sockets)
         if self.leash is None:
             print(f"perdure: serving on {self.url}", flush=True)
@@ -175,6 +181,14 @@ class _Server(uvicorn.Server):
         finally:
             self.should_exit = True
 
+    def lose(self, failure: StoreLost) -> None:
+        """The store is lost. Another file of its name can be served by another process: end, so that one is started. A
+        file that is too new would be so for that one as well: stay, and say so to whoever asks."""
+        if isinstance(failure, StoreReplaced):
+            self.lost = True
+            print(f"perdure: {failure}", file=sys.stderr, flush=True)
+            self.hurry()
+
     def hurry(self) -> None:
         """End now: peers get a moment to take their last bytes."""
         self.should_exit = True
@@ -228,6 +242,7 @@ class _Watched:
         self._app = app
         self.drain: Callable[[], Awaitable[None]] = app.drain
         self.begin_stop = app.begin_stop
+        self.when_lost = app.when_lost
         self.failure: BaseException | None = None
         self.message = ""
 

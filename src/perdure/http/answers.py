@@ -56,6 +56,7 @@ class Refusal(enum.Enum):
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
     STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    STORE_LOST = (503, STORE_UNAVAILABLE, "This server has lost its log: {state}")
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")
 

@@ -7,7 +7,8 @@ custom routes and OAuth routes that the served server brings along keep working:
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -24,7 +25,7 @@ from perdure import spans
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
 from perdure.broker import Broker
-from perdure.errors import Misuse
+from perdure.errors import Misuse, StoreLost
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
@@ -34,7 +35,7 @@ from perdure.http.security import Gate
 from perdure.http.streamed import Streamed
 from perdure.life import Life, living
 from perdure.listener import BREAK_OFF
-from perdure.observe import Counters
+from perdure.observe import Counters, note
 from perdure.paths import BESIDE, HEALTH, METRICS
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
 from perdure.session_info import SessionInfo
@@ -68,6 +69,8 @@ class App:
         self._sessionless: StreamableHTTPSessionManager | None = None
         self._stopping = False
         self._draining = False
+        self._lost: StoreLost | None = None
+        self._on_lost: Callable[[StoreLost], None] | None = None
         self._entry = self._make_entry(auth)
 
     def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
@@ -95,6 +98,7 @@ class App:
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
         """Open the store, enter the server's own lifespan once, and run until the end."""
         self._stopping = self._draining = False
+        self._lost = None
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
@@ -108,6 +112,7 @@ class App:
                     settings=settings,
                     counters=self.counters,
                     lapsed=self._stop,
+                    lost=self._lose,
                 )
             )
             self._sessionless = sessionless(
@@ -140,6 +145,20 @@ class App:
         """The process stops now: refuse what is new, end what runs. May be called from a signal handler."""
         if self._life is not None:
             self._life.loop.call_soon_threadsafe(self._stop)
+
+    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
+        """Have it told if the store is lost to this process: from then on everything is refused."""
+        self._on_lost = tell
+
+    def _lose(self, failure: StoreLost) -> None:
+        if self._lost is not None:
+            return
+        self._lost = failure
+        note(logging.ERROR, "store.lost", f"nothing can be served any more: {failure}", state=failure.state)
+        if self._life is not None:
+            self._life.house.hub.end_all()  # clients may find another process
+        if self._on_lost is not None:
+            self._on_lost(failure)
 
     def _stop(self) -> None:
         if self._stopping:
@@ -231,6 +250,8 @@ class App:
             raise Misuse("Perdure was not started: hand `app.lifespan` to the application that it is mounted in")
         if self._stopping:
             raise Refused(Refusal.STOPPING)
+        if self._lost is not None:
+            raise Refused(Refusal.STORE_LOST, state=self._lost.state)
         return self._endpoint
 
     def _is_sessionless(self, headers: dict[bytes, bytes]) -> bool:
@@ -248,11 +269,13 @@ class App:
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
-        """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
+        """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
         journal = None if self._life is None else self._life.house.journal
         stopping = self._stopping or self._draining
         if stopping or journal is None:
             status, word = 503, "stopping" if stopping else "starting"
+        elif self._lost is not None:
+            status, word = 503, self._lost.state
         elif journal.state is LogState.DEGRADED:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:

@@ -84,6 +84,7 @@ class SqliteLiveness:
         return {node: now - seen for node, seen in self._alive.items()} | {self._node: 0.0}
 
     def _look(self, connection: sqlite3.Connection) -> tuple[list[NodeId], list[NodeId]]:
+        self._writer.look_at_file()
         joined = _joined(connection, but=self._node)
         left_behind = [node for node in self._locks.names() if node not in joined and node != self._node]
         free, alive = self._locks.take([*joined, *left_behind])

@@ -55,7 +55,9 @@ class SqliteStore(Reads):
         self._wall = wall
         self._offset = wall() - time.monotonic()
         self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout)
-        self._readers = ReaderPool(self._path, busy_timeout=busy_timeout, check=self._writer.check)
+        self._readers = ReaderPool(
+            self._path, busy_timeout=busy_timeout, check=self._writer.check, identity=self._writer.identity
+        )
         self._locks = Locks(self._path)
         self._hints = Hints(self._locks, look=self._writer.look)
         self._open = False
