@@ -125,7 +125,8 @@ class Broker:
         try:
             session = await self._sessions.find(session_id, caller.principal)
             if session is not None and session.state is not SessionState.OPENING:
-                await session.come_back()
+                with session.in_use():
+                    await session.come_back()
                 return session
         except SessionEnded:
             pass

@@ -7,7 +7,9 @@
     ├── StoreError                the log
     │   ├── StoreUnavailable      it fails or does not answer; trying again may help
     │   │   └── HeldElsewhere     another node holds what is not written yet; trying again helps
-    │   ├── StoreTooNew           the file was written by a newer release
+    │   ├── StoreLost             this process cannot use the store any more
+    │   │   ├── StoreTooNew       the file was written by a newer release
+    │   │   └── StoreReplaced     the file was deleted, or another one is in its place
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
     │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may
@@ -71,8 +73,23 @@ class HeldElsewhere(StoreUnavailable):
     """Another node holds what the store does not take at the moment."""
 
 
-class StoreTooNew(StoreError):
+class StoreLost(StoreError):
+    """This process cannot use its store any more."""
+
+    state = "lost"
+    """What `/healthz` says of it."""
+
+
+class StoreTooNew(StoreLost):
     """The store was written by a newer release."""
+
+    state = "store too new"
+
+
+class StoreReplaced(StoreLost):
+    """The store's file was deleted, or another one is in its place."""
+
+    state = "store replaced"
 
 
 class StaleFence(StoreError):

@@ -75,6 +75,7 @@ class House:
     fence: Fence
     neighbours: Neighbours
     clock: Callable[[], float]
+    """The store's: the same for all nodes, and it does not jump."""
     random: RandomBytes
     ask_ids: itertools.count[int]
     context: contextvars.Context

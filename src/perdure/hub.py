@@ -20,6 +20,7 @@ from typing import Protocol
 from perdure._core import gap, sse
 from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
+from perdure.chores import Chores
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, PeerLog
 from perdure.settings import Settings
@@ -363,6 +364,7 @@ class Hub:
         """Event streams that the SDK's own handler serves, to clients without a session."""
         self.registry: Registry = _NoRegistry()
         self._arrivals = itertools.count(1)
+        self._chores = Chores()
 
     def arrive(self) -> int:
         """A number for a request that will become a reader: who came later has a higher one."""
@@ -425,9 +427,10 @@ class Hub:
         # On its own, or `watch` would hold on to the last one while it sleeps.
         now = self.monotonic()
         for reader in list(self.readers):
-            reader.look_stuck(now - self._stream_timeout)
-            if reader.last_write <= now - self._keepalive * 3 / 4:
-                reader.keep_alive()
+            with self._chores.surviving("a reader could not be looked after"):
+                reader.look_stuck(now - self._stream_timeout)
+                if reader.last_write <= now - self._keepalive * 3 / 4:
+                    reader.keep_alive()
 
     def end_idle(self) -> None:
         """End every reader that does not wait for a call that runs here; its client comes back elsewhere."""

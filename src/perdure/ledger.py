@@ -245,6 +245,18 @@ def log_key(params: object) -> bytes:
     return hashlib.blake2b(to_json(params, inf_nan_mode="null"), digest_size=16).digest()
 
 
+def logged_in(payload: bytes) -> bytes | None:
+    """What stands for the log message that an event is; `None` if it is none, or has numbers that Python does not
+    read."""
+    if LOG_MESSAGE.encode() not in payload:
+        return None
+    try:
+        message = json.loads(payload)
+    except ValueError:
+        return None
+    return log_key(message.get("params")) if message.get("method") == LOG_MESSAGE else None
+
+
 def progress_token(request: Request) -> int | str | None:
     """`params._meta.progressToken`, if it is one: a string or an integer."""
     meta = (request.params or {}).get("_meta")

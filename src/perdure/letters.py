@@ -61,8 +61,9 @@ class Letters:
         if session is not None and session.standalone.id == record.id:
             try:
                 session.standalone.follow(record)
-                if await session.home.come_here():
-                    await session.home.caught_up()
+                with session.in_use():
+                    if await session.home.come_here():
+                        await session.home.caught_up()
             except SessionEnded:
                 await self._sessions.load(record.session)  # which lets go of it
 

@@ -19,7 +19,8 @@ from mcp.server.lowlevel.server import Server
 from perdure import metrics
 from perdure._core.ids import NodeId, new_node_id
 from perdure._core.retention import Limits
-from perdure.errors import StoreError
+from perdure.chores import keep_going
+from perdure.errors import StoreError, StoreLost
 from perdure.handover import Handover
 from perdure.house import House
 from perdure.hub import Hub
@@ -90,9 +91,10 @@ async def living(
     settings: Settings,
     counters: Counters,
     lapsed: Callable[[], None],
+    lost: Callable[[StoreLost], None],
 ) -> AsyncIterator[Life]:
     """Join the store as a node, and do the chores until the end. `lapsed` is called if the node's claims do not hold
-    any more."""
+    any more, `lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         house, neighbours, liveness = await _furnish(server, state, store, settings, counters)
         stack.push_async_callback(_leave, house, liveness)
@@ -117,11 +119,12 @@ async def living(
             lease=settings.lease,
             facts=lambda: metrics.facts(sessions.numbers()),
             lapsed=lapsed,
+            lost=lost,
             monotonic=time.monotonic,
         )
         tending = Tending(house, sessions)
         chores = (house.hub.watch, tending.tend, tending.sweep, node.run)
-        stack.push_async_callback(_cancel, [asyncio.create_task(chore()) for chore in chores])
+        stack.push_async_callback(_cancel, [asyncio.create_task(keep_going(chore)) for chore in chores])
         yield life
 
 
@@ -135,7 +138,7 @@ async def _furnish(
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
     peers = PeerLog()
-    hub = Hub(settings, counters, peers, clock=time.time, monotonic=time.monotonic, random=random)
+    hub = Hub(settings, counters, peers, clock=store.clock, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
     house = House(
@@ -149,7 +152,7 @@ async def _furnish(
         node=node,
         fence=fence,
         neighbours=neighbours,
-        clock=time.time,
+        clock=store.clock,
         random=random,
         ask_ids=itertools.count(1),
         context=contextvars.copy_context(),

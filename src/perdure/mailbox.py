@@ -12,7 +12,7 @@ from typing import Protocol
 
 from perdure._core import mail
 from perdure._core.ids import NodeId
-from perdure.errors import StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.journal import Journal, Steps
 from perdure.observe import note
 from perdure.store.base import Received, Store
@@ -34,6 +34,8 @@ class Mailbox:
         self._journal = journal
         self._again = False
         self._dealt = 0
+        self._failing = False
+        """Mail could not be read the last time; that is told once."""
         self._task: asyncio.Task[None] | None = None
 
     def look(self) -> None:
@@ -57,9 +59,16 @@ class Mailbox:
             while self._again:
                 self._again = False
                 await self._collect(addressee)
-        except StoreUnavailable as failure:
+        except StoreError as failure:
             self._again = True
             note(logging.DEBUG, "mail.unread", f"mail waits, the store fails: {failure}")
+        except Exception as failure:
+            self._again = True
+            level = logging.DEBUG if self._failing else logging.ERROR
+            note(level, "mail.unread", f"mail waits, it cannot be read: {failure!r}")
+            self._failing = True
+        else:
+            self._failing = False
         finally:
             self._task = None
 

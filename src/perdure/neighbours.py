@@ -16,6 +16,7 @@ from typing import Protocol
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId
+from perdure.chores import Chores
 from perdure.errors import HeldElsewhere, PerdureError, StoreError
 from perdure.hub import Hub, Reader
 from perdure.journal import Journal, Steps
@@ -92,6 +93,7 @@ class Neighbours:
         self._mailbox = Mailbox(node=node, store=store, journal=journal)
         self._inside: Inside | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._chores = Chores()
         hub.registry = self
 
     def begin(self, inside: Inside) -> Callable[[], None]:
@@ -289,7 +291,8 @@ class Neighbours:
                 del self._lent[stream.id]  # nothing comes that its reader would have to be told of
             # Who comes and goes is told by mail; only progress is hinted at, and matters once somebody waits for it.
             elif stream.id in named or (everything and stream.crowded):
-                await self.look_who_reads(stream)
+                with self._chores.surviving("it could not be seen who reads a stream", stream.id):
+                    await self.look_who_reads(stream)
         if everything:
             self._looked = stamp
 
@@ -331,7 +334,8 @@ class Neighbours:
     async def _look_at(self, streams: Iterable[StreamId]) -> None:
         for record in await self.ends(list(streams)):
             if (stream := self._followed.get(record.id)) is not None:
-                self._see(stream, record)
+                with self._chores.surviving("a stream could not be followed", stream.id):
+                    self._see(stream, record)
 
     def _see(self, stream: Stream, record: StreamRecord) -> None:
         before = stream.node
@@ -362,6 +366,8 @@ class Neighbours:
                 await work
             except StoreError as failure:
                 note(logging.WARNING, "neighbours.reader", f"it could not be seen who reads a stream: {failure}")
+            except Exception as failure:
+                note(logging.ERROR, "neighbours.reader", f"it could not be seen who reads a stream: {failure!r}")
 
         task = asyncio.create_task(run())
         self._tasks.add(task)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from perdure._core.ids import NodeId
+from perdure.errors import StoreLost
 from perdure.neighbours import Neighbours
 from perdure.observe import note
 from perdure.settling import Settler
@@ -31,6 +32,7 @@ class Node:
         lease: float,
         facts: Callable[[], bytes],
         lapsed: Callable[[], None],
+        lost: Callable[[StoreLost], None],
         monotonic: Callable[[], float],
     ) -> None:
         self._liveness = liveness
@@ -39,6 +41,7 @@ class Node:
         self._every = min(lease / _BEATS, 3.0)
         self._facts = facts
         self._lapsed = lapsed
+        self._lost = lost
         self._failing: set[str] = set()
         self._settling: set[NodeId] = set()
 
@@ -46,8 +49,8 @@ class Node:
         """Runs for ever."""
         pause = min(ROUND, self._every)
         tasks = [
-            asyncio.create_task(self._repeat(self._beat, self._every)),
-            asyncio.create_task(self._repeat(self.go_round, pause)),
+            asyncio.create_task(self._repeat("this node could not show that it lives", self._beat, self._every)),
+            asyncio.create_task(self._repeat("other nodes could not be looked after", self.go_round, pause)),
         ]
         try:
             while self._liveness.holds:  # noqa: ASYNC110 - it ends by a clock, nobody tells
@@ -59,21 +62,23 @@ class Node:
         note(logging.ERROR, "node.lapsed", "this node's lease has lapsed: it may write nothing more, and stops")
         self._lapsed()
 
-    async def _repeat(self, work: Callable[[], Awaitable[None]], pause: float) -> None:
+    async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
-            await self._attempt("", "other nodes could not be looked after", work())
+            await self._attempt(what, what, work())
             await asyncio.sleep(pause)
 
-    async def _attempt(self, node: str, what: str, work: Awaitable[None]) -> None:
-        """Do something, maybe for a node, that may fail and is tried again in the next round."""
+    async def _attempt(self, key: str, what: str, work: Awaitable[None]) -> None:
+        """Do something that may fail and is tried again in the next round; `key` names it, so that it is told once."""
         try:
             await work
-            self._failing.discard(node)
+            self._failing.discard(key)
+        except StoreLost as failure:
+            self._lost(failure)
         except Exception as failure:
             # The store fails, which is told elsewhere; or one node cannot be settled, which must not stop us.
-            level = logging.DEBUG if node in self._failing else logging.WARNING
+            level = logging.DEBUG if key in self._failing else logging.WARNING
             note(level, "node.round", f"{what}: {failure!r}")
-            self._failing.add(node)
+            self._failing.add(key)
 
     async def _beat(self) -> None:
         # One that hangs must not be the last: the store may be back long before anybody notices.
@@ -81,12 +86,15 @@ class Node:
             await self._liveness.beat(self._facts())
 
     async def go_round(self) -> None:
+        await self._attempt("meet", "the other nodes could not be seen", self._settle_dead())
+        await self._settler.go_round()  # which survives whatever fails in it
+        self._neighbours.look()
+
+    async def _settle_dead(self) -> None:
         dead = await self._neighbours.meet()
         self._settling &= set(dead)
         for node in dead:
             await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node))
-        await self._settler.go_round()
-        self._neighbours.look()
 
     async def _settle(self, dead: NodeId) -> None:
         if dead not in self._settling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -11,11 +10,12 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 
 from perdure import spans
+from perdure._core import settling
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.states import CALL, CallState, CallStep, advance
 from perdure.house import House
-from perdure.ledger import LOG_MESSAGE, REQUEST_CANCELLED, error_payload, log_key, progress_token, unknown_outcome
+from perdure.ledger import REQUEST_CANCELLED, error_payload, logged_in, progress_token, unknown_outcome
 from perdure.observe import note
 from perdure.session import Session
 from perdure.store.base import CallEnd, CallRecord, PutCall
@@ -76,7 +76,12 @@ class Outcomes:
             await self._house.journal.write(again)
             [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
             running.progress, running.logged, running.attempt = progress, logged, row.attempt + 1
-            session.exchange.start(running, http)
+            try:
+                session.exchange.start(running, http)
+            except BaseException:
+                session.exchange.calls.release((call.request,), incarnation=row.incarnation)
+                session.exchange.calls.runtime_done(running.number)
+                raise
         self._house.counters.calls_rerun += 1
         note(logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream)
 
@@ -95,21 +100,16 @@ class Outcomes:
             self._payloads(session.record.standalone),
         ):
             async for payload in payloads:
-                if b"notifications/progress" in payload:
-                    params = json.loads(payload).get("params") or {}
-                    sent = params.get("progress")
-                    if params.get("progressToken") in tokens and isinstance(sent, int | float):
-                        highest = sent if highest is None else max(highest, sent)
+                if (sent := settling.progress_in(payload, tokens)) is not None:
+                    highest = sent if highest is None else max(highest, sent)
         return highest
 
     async def _logged(self, row: CallRecord) -> Counter[bytes]:
         """The log messages on a call's own stream. Where several calls share it, it is not known whose they are."""
         logged: Counter[bytes] = Counter()
         async for payload in self._payloads(row.stream):
-            if b"notifications/message" in payload:
-                message = json.loads(payload)
-                if message.get("method") == LOG_MESSAGE:
-                    logged[log_key(message.get("params"))] += 1
+            if (key := logged_in(payload)) is not None:
+                logged[key] += 1
         if logged and len(await self._house.journal.within_time(self._house.store.requests(row.stream))) > 1:
             logged.clear()
         return logged

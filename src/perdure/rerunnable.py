@@ -41,13 +41,14 @@ class Rerunnable:
         if session is None:
             return tools
         cursor: object = None
-        for _ in range(_TOOL_PAGES):
-            params = {} if cursor is None else {"cursor": cursor}
-            page = await session.exchange.ask_runtime("tools/list", params, http) or {}
-            tools |= {str(tool.get("name")): settling.may_run_again(tool) for tool in page.get("tools", ())}
-            cursor = page.get("nextCursor")
-            if cursor is None:
-                break
+        with session.in_use():
+            for _ in range(_TOOL_PAGES):
+                params = {} if cursor is None else {"cursor": cursor}
+                page = await session.exchange.ask_runtime("tools/list", params, http) or {}
+                tools |= {str(tool.get("name")): settling.may_run_again(tool) for tool in page.get("tools", ())}
+                cursor = page.get("nextCursor")
+                if cursor is None:
+                    break
         return tools
 
 

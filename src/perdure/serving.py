@@ -14,6 +14,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.errors import Misuse, PerdureError
+from perdure.errors import Misuse, PerdureError, StoreLost, StoreReplaced
 from perdure.leash import AT_ONCE, GONE, LEAVE, Leash
 from perdure.listener import BACKLOG, Connection
 from perdure.observe import note
@@ -68,6 +69,9 @@ class Stoppable(Protocol):
 
     def end_idle_readers(self) -> None:
         """Send clients that only listen elsewhere, and refuse nothing."""
+
+    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
+        """Have it told if the app has lost its store."""
 
 
 def serve(app: Stoppable, *, listener: socket.socket, url: str, settings: Settings, leash: Leash | None = None) -> int:
@@ -121,13 +125,15 @@ class _Server(uvicorn.Server):
         self.drainage: asyncio.Task[None] | None = None
         self.departure: asyncio.Task[None] | None = None
         self.deadline = _Deadline()
+        self.lost = False
 
     @property
     def status(self) -> int:
-        return 1 if self.app.failure or self.interrupted else 0
+        return 1 if self.app.failure or self.interrupted or self.lost else 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
+        self.app.when_lost(self.lose)
         await super().startup(sockets)
         if self.leash is None:
             print(f"perdure: serving on {self.url}", flush=True)
@@ -225,6 +231,14 @@ class _Server(uvicorn.Server):
         finally:
             self.should_exit = True
 
+    def lose(self, failure: StoreLost) -> None:
+        """The store is lost. Another file of its name can be served by another process: end, so that one is started. A
+        file that is too new would be so for that one as well: stay, and say so to whoever asks."""
+        if isinstance(failure, StoreReplaced):
+            self.lost = True
+            print(f"perdure: {failure}", file=sys.stderr, flush=True)
+            self.hurry()
+
     def hurry(self) -> None:
         """End now: peers get a moment to take their last bytes."""
         self.should_exit = True
@@ -280,6 +294,7 @@ class _Watched:
         self.drain: Callable[[], Awaitable[None]] = app.drain
         self.begin_stop = app.begin_stop
         self.end_idle_readers = app.end_idle_readers
+        self.when_lost = app.when_lost
         self.failure: BaseException | None = None
         self.message = ""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,7 @@ class Session(RecordKeeper):
 
     __slots__ = (
         "_tells_by_log",
+        "_users",
         "attached_at",
         "exchange",
         "home",
@@ -73,6 +75,16 @@ class Session(RecordKeeper):
         self.waits = False
         """Calls of it wait for their principal to come back."""
         self._tells_by_log = _declares_logging(record.result)
+        self._users = 0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the session in memory: a request, or a chore, has it in hand and has yet to do something with it."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
 
     @property
     def closes_early(self) -> bool:
@@ -90,7 +102,8 @@ class Session(RecordKeeper):
 
     @property
     def busy(self) -> bool:
-        return bool(len(self.exchange.calls)) or self.home.owing or self.connected
+        """It must stay in memory: something is under way that only this object knows of."""
+        return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.connected
 
     def touch(self) -> None:
         """The client is here."""
@@ -220,7 +233,11 @@ class Session(RecordKeeper):
             self.exchange.mark_initialized()
 
     async def rest(self) -> None:
-        """Nobody has used it for long: its runtime and its home go, record and answers stay (R8)."""
+        """No client has used it for long: its runtime and its home go, record and answers stay (R8).
+
+        The runtime goes first, because what it still said behind the release would be refused.
+        """
+        await self.exchange.drop_runtime()
         if self.home.here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
@@ -230,7 +247,6 @@ class Session(RecordKeeper):
                 await self.house.journal.write(*steps)
             except PerdureError as failure:  # another node is the home; or nobody will know that this one is not
                 note(logging.INFO, "session.rest", f"a home could not be let go of: {failure}", session=self.name)
-        await self.exchange.drop_runtime()
 
     async def end(self, step: SessionStep, reason: str) -> None:
         """End the session: running calls get their answer, readers their end, and everything stored goes."""

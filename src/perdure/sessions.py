@@ -49,7 +49,8 @@ class Sessions:
         self._loading: dict[SessionId, asyncio.Task[Session | None]] = {}
         self._ending: dict[SessionId, bool] = {}
         """Sessions that are being ended here (`True`: have been), of which the store may not know yet."""
-        self._resting: dict[SessionId, asyncio.Task[None]] = {}
+        self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
+        """Sessions that are on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -68,9 +69,7 @@ class Sessions:
         record = await self._house.journal.within_time(found)
         if record is None:
             raise full
-        session = await self.load(record.id)
-        if session is not None and session.state is SessionState.DORMANT:
-            await self.end(session, SessionStep.WINDOW_PASSED, "The session made room for others")
+        await self._end_unused(record)
 
     # Finding and loading
 
@@ -96,8 +95,8 @@ class Sessions:
                 return None
             session = await self.load(session_id)
         except StoreUnavailable:
-            # Live traffic goes on (promise 7) with what is known here.
-            if held is not None and held.record.owner == owner:
+            # Live traffic goes on (promise 7) with what is known here, after the wait as before it.
+            if held is not None and held is self._by_id.get(session_id) and held.record.owner == owner:
                 return held
             raise
         if session is not None and session.record.owner != owner:
@@ -112,28 +111,39 @@ class Sessions:
         return record is not None and record.owner == owner
 
     async def load(self, session_id: SessionId) -> Session | None:
-        """The session as the store has it at this moment."""
-        if (resting := self._resting.get(session_id)) is not None:
-            await asyncio.shield(resting)  # or its home would be let go of under whoever uses it
-        session = self._by_id.get(session_id)
-        if session is not None and session.stamp == self._house.store.stamp():
-            return session
-        if (task := self._loading.get(session_id)) is None:
-            task = self._loading[session_id] = asyncio.create_task(self._read(session_id))
-            task.add_done_callback(lambda _: self._loading.pop(session_id, None))
-        return await asyncio.shield(task)
+        """The session as the store has it at this moment.
+
+        A caller that awaits anything before it has made the session busy keeps it with `Session.in_use`: until then
+        it may be put to rest.
+        """
+        while True:
+            if (resting := self._resting.get(session_id)) is not None:
+                await asyncio.wait({resting[1]})  # or its home would be let go of under the caller
+                continue
+            session = self._by_id.get(session_id)
+            if session is not None and session.stamp == self._house.store.stamp():
+                return session
+            if (task := self._loading.get(session_id)) is None:
+                task = self._loading[session_id] = asyncio.create_task(self._read(session_id))
+                task.add_done_callback(lambda _: self._loading.pop(session_id, None))
+            session = await asyncio.shield(task)
+            # The task was done a moment before this goes on: in between the session may have gone to rest, or ended.
+            if session is None or self._by_id.get(session_id) is session:
+                return session
 
     async def _read(self, session_id: SessionId) -> Session | None:
         store, within = self._house.store, self._house.journal.within_time
         stamp = store.stamp()
         complete = self._house.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
-        changes = self._changes_of(session_id)
+        session = self._by_id.get(session_id)
+        changes = 0 if session is None else session.changes
         record = await within(store.session(session_id))
         if session_id in self._ending:
             return None
-        if self._changes_of(session_id) != changes:
-            return await self._read(session_id)  # what was read may be from before a change of ours
-        session = self._by_id.get(session_id)
+        if (resting := self._resting.get(session_id)) is not None:
+            await asyncio.wait({resting[1]})
+        if self._by_id.get(session_id) is not session or (session is not None and session.changes != changes):
+            return await self._read(session_id)  # what was read may be from before a change of ours, or before its rest
         if record is None or record.state is SessionState.ENDED:
             return await self._gone(session, record) if complete else session
         if session is not None:
@@ -141,16 +151,34 @@ class Sessions:
             return session
         if record.state is SessionState.OPENING:
             return None  # another node's handshake, which its client has not heard of yet
-        if self._house.clock() - record.active >= self._house.settings.replay_window:
-            reason = SessionStep.WINDOW_PASSED.value
-            await self._house.journal.write(EndSession(session=record.id, time=record.active, reason=reason))
+        if self._has_expired(record) and await self._end_unused(record):
             return None
         with spans.load(record.id[:8]):
             return await self._build(record, stamp)
 
-    def _changes_of(self, session_id: SessionId) -> int:
-        session = self._by_id.get(session_id)
-        return 0 if session is None else session.changes
+    def _has_expired(self, record: SessionRecord) -> bool:
+        return self._house.clock() - record.active >= self._house.settings.replay_window
+
+    async def expire(self, session_id: SessionId) -> None:
+        """End a session whose time has passed, unless a node uses it."""
+        record = await self._house.journal.within_time(self._house.store.session(session_id))
+        if record is not None and record.state is not SessionState.ENDED and self._has_expired(record):
+            await self._end_unused(record)
+
+    async def _end_unused(self, record: SessionRecord) -> bool:
+        """End a session that rests in the store, if it is still as it was seen there; tells whether it has ended.
+
+        The store compares: another process may have begun to use it in this very moment, whatever the clocks say.
+        """
+        store, reason = self._house.store, SessionStep.WINDOW_PASSED.value
+        end = EndSession(session=record.id, time=record.active, reason=reason, unused_since=record.active)
+        await self._house.journal.write(end)
+        now = await self._house.journal.within_time(store.session(record.id))
+        if now is not None and now.state is not SessionState.ENDED:
+            return False
+        self._house.counters.sessions_ended += 1
+        note(logging.INFO, "session.ended", f"a session ended: {reason}", session=record.id[:8])
+        return True
 
     async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
         if session is None:
@@ -176,7 +204,8 @@ class Sessions:
         self._by_id[record.id] = session
         self._house.counters.sessions_loaded += 1
         try:
-            await session.home.come_here()
+            with session.in_use():
+                await session.home.come_here()
         except SessionEnded:
             self._by_id.pop(record.id, None)
             return None
@@ -192,12 +221,13 @@ class Sessions:
         if session is None or session.state is SessionState.OPENING or not _same_client(session.record, params):
             return None
         stamp = self._house.store.stamp()
-        record = await self._house.journal.within_time(self._house.store.reattach(session.id))
-        if record is None:
-            return None
-        session.refresh(record, stamp, reattached=True)
-        session.stamp = None  # a change of ours may have been written in between: the next request reads again
-        await session.come_back()
+        with session.in_use():
+            record = await self._house.journal.within_time(self._house.store.reattach(session.id))
+            if record is None:
+                return None
+            session.refresh(record, stamp, reattached=True)
+            session.stamp = None  # a change of ours may have been written in between: the next request reads again
+            await session.come_back()
         tell_attached(session)
         self._house.counters.reattaches += 1
         note(logging.INFO, "session.reattached", "a client came back to its session", session=session.name)
@@ -298,6 +328,9 @@ class Sessions:
     def info(self, session_id: str) -> SessionInfo | None:
         """What there is to know of a session (S6)."""
         session = self._by_id.get(SessionId(session_id))
+        resting = self._resting.get(SessionId(session_id))
+        if session is None and resting is not None:
+            session, _ = resting
         return None if session is None else session_info(session)
 
     def numbers(self) -> Snapshot:
@@ -305,21 +338,21 @@ class Sessions:
         return numbers(self._house, self._by_id.values())
 
     def ids(self) -> Sequence[str]:
-        return list(self._by_id)
+        return [*self._by_id, *self._resting]
 
     async def rest(self, session: Session) -> None:
-        """From now on the store alone knows it; the next request loads it again."""
-        if self._by_id.get(session.id) is not session:
-            return  # it has ended meanwhile
-        task = self._resting[session.id] = asyncio.create_task(self._let_go(session))
+        """From now on the store alone knows it; the next request loads it again.
+
+        It is out of the table in the same moment in which it is seen to be unused, so that no request gets hold of an
+        object that is let go of. Those that come meanwhile wait in `load` and read it from the store.
+        """
+        if self._by_id.get(session.id) is not session or session.busy:
+            return  # it has ended meanwhile, or is in use again
+        del self._by_id[session.id]
+        task = asyncio.create_task(session.rest())
+        self._resting[session.id] = session, task
         task.add_done_callback(lambda _: self._resting.pop(session.id, None))
         await task
-
-    async def _let_go(self, session: Session) -> None:
-        try:
-            await session.rest()
-        finally:
-            self._by_id.pop(session.id, None)
 
     def running_calls(self) -> list[tuple[Session, Call]]:
         return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]

@@ -12,15 +12,19 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
 
 from perdure._core import mail, settling
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.settling import Verdict
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import SessionEnded
+from perdure.chores import Chores
+from perdure.errors import SessionEnded, StaleFence, StoreUnavailable
 from perdure.house import House
 from perdure.journal import Steps
 from perdure.observe import note
@@ -70,6 +74,7 @@ class Settler:
         self.waiting = Waiting(house, sessions, self, self._outcomes, monotonic=monotonic)
         self._begun: dict[StreamId, _Begun] = {}
         """Streams that this node may have claimed, and whose calls it has not all dealt with yet."""
+        self._chores = Chores()
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
 
@@ -88,7 +93,7 @@ class Settler:
                 await self.settle_stream(record, round_)
             except Exception as failure:
                 failures.append(failure)
-        await self._settle_homes(homes, round_)
+        failures += await self._settle_homes(homes, round_)
         if failures:
             raise failures[0]
         for stream in await self._ask(house.store.bury(dead, heir=house.node)):
@@ -99,13 +104,18 @@ class Settler:
     async def go_round(self) -> None:
         """Go on with what could not be finished, answer what has waited for too long, and see whether the calls that
         run here are still this node's."""
+        surviving = self._chores.surviving
         if self._begun:
-            await self._finish()
-        await self.waiting.give_up()
-        self.waiting.send_back()
+            with surviving("what was begun to be settled could not be finished"):
+                await self._finish()
+        with surviving("what has waited for too long could not be answered"):
+            await self.waiting.give_up()
+        with surviving("clients could not be asked to come again"):
+            self.waiting.send_back()
         if not self._house.neighbours.alone and (stamp := self._house.store.stamp()) != self._checked:
-            await self._check_own()
-            self._checked = stamp
+            with surviving("it could not be seen whose the running calls are"):
+                await self._check_own()
+                self._checked = stamp
 
     def has_begun(self, stream: StreamId) -> bool:
         """This node is about to settle a stream."""
@@ -136,7 +146,8 @@ class Settler:
             if record is None or record.sealed or record.node != self._house.node:
                 self._begun.pop(stream_id, None)
             else:
-                await self.settle_stream(record, round_)
+                with self._chores.surviving(f"stream {stream_id} could not be settled", stream_id):
+                    await self.settle_stream(record, round_)
 
     async def _check_own(self) -> None:
         """Another node may have claimed a call that runs here, or that waits here for its principal, and says nothing
@@ -144,7 +155,8 @@ class Settler:
         held = [stream for session in self._sessions for stream in session.streams.values()]
         own = {stream.id: stream for stream in held if stream.writes and not stream.over}
         for record in await self._house.neighbours.ends(list(own)):
-            own[record.id].follow(record)
+            with self._chores.surviving(f"stream {record.id} could not be followed", record.id):
+                own[record.id].follow(record)
 
     # A call's stream
 
@@ -184,9 +196,21 @@ class Settler:
     async def _settle_calls(self, owner: SessionRecord, stream: Stream, begun: _Begun, round_: Round) -> None:
         verdicts = [await self._verdict(owner, call, round_) for call in begun.calls]
         session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
-        if session is not None:
-            session.active = self._house.clock()  # or it might be let go of before its call has begun
-            session.adopt(stream)
+        # It must not be put to rest before its calls have begun.
+        with nullcontext() if session is None else session.in_use():
+            if session is not None:
+                session.adopt(stream)
+            await self._give_outcomes(owner, session, stream, begun, verdicts, round_)
+
+    async def _give_outcomes(
+        self,
+        owner: SessionRecord,
+        session: Session | None,
+        stream: Stream,
+        begun: _Begun,
+        verdicts: Sequence[Verdict],
+        round_: Round,
+    ) -> None:
         if not begun.withdrawn:
             await self._withdraw_asks(owner, stream, round_)
             begun.withdrawn = True
@@ -210,8 +234,24 @@ class Settler:
         elif verdict is Verdict.WAIT:
             await self.waiting.add(owner.id, call, stream)
         elif verdict is Verdict.RERUN and session is not None:
-            await self._outcomes.run_again(session, call, stream, round_.http)
+            await self._run_again(session, call, stream, round_.http)
         else:
+            self._outcomes.unknown(call, stream)
+
+    async def _run_again(self, session: Session, call: Left, stream: Stream, http: HttpRequest | None) -> None:
+        try:
+            await self._outcomes.run_again(session, call, stream, http)
+        except (StoreUnavailable, StaleFence):
+            raise  # trying again may help; or another node has it
+        except Exception as failure:
+            # It would fail in each round, and its client would wait for ever.
+            row = call.row
+            note(
+                logging.ERROR,
+                "call.poison",
+                f"a request cannot run again ({row.method}): {failure!r}",
+                stream=row.stream,
+            )
             self._outcomes.unknown(call, stream)
 
     def take_over(self, session: Session | None, claimed: StreamRecord, *, owed: int) -> Stream:
@@ -254,17 +294,25 @@ class Settler:
 
     # Homes and readers
 
-    async def _settle_homes(self, homes: Sequence[StreamRecord], round_: Round) -> None:
-        """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded."""
+    async def _settle_homes(self, homes: Sequence[StreamRecord], round_: Round) -> list[Exception]:
+        """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded.
+
+        Gives what went wrong with single ones.
+        """
         releases = []
+        failures: list[Exception] = []
         waited_for = {
             record.id for home in homes[:1] for record in await self._ask(self._house.store.forwarded_to(home.node))
         }
         for record in homes:
-            if not await self._bring_home(record, round_, needed=record.id in waited_for):
-                releases.append(Release(stream=record.id, fence=record.fence))
+            try:
+                if not await self._bring_home(record, round_, needed=record.id in waited_for):
+                    releases.append(Release(stream=record.id, fence=record.fence))
+            except Exception as failure:
+                failures.append(failure)
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
             await self._ask(self._house.store.commit(releases[start : start + _RELEASE_AT_ONCE]))
+        return failures
 
     async def _bring_home(self, record: StreamRecord, round_: Round, *, needed: bool) -> bool:
         """Become the home of a session that needs one now (`needed`: messages wait for it). Tells whether there is
@@ -277,12 +325,13 @@ class Settler:
         session = await self._sessions.load(record.session)
         if session is None:
             return False
-        try:
-            session.standalone.follow(record)  # the dead node may have taken it from this one without a word
-            await session.home.come_here()
-        except SessionEnded:
-            return True  # and its streams are gone
-        await self._withdraw_asks(session.record, session.standalone, round_)
+        with session.in_use():
+            try:
+                session.standalone.follow(record)  # the dead node may have taken it from this one without a word
+                await session.home.come_here()
+            except SessionEnded:
+                return True  # and its streams are gone
+            await self._withdraw_asks(session.record, session.standalone, round_)
         return True
 
     async def _tell_unread(self, record: StreamRecord) -> None:

@@ -7,6 +7,7 @@ import logging
 
 from perdure._core.retention import cutoffs
 from perdure._core.states import LogState, SessionState, SessionStep
+from perdure.chores import Chores
 from perdure.errors import StoreError
 from perdure.house import House
 from perdure.incarnations import tell_missed
@@ -28,6 +29,7 @@ class Tending:
     def __init__(self, house: House, sessions: Sessions) -> None:
         self._house = house
         self._sessions = sessions
+        self._chores = Chores()
         self._times_are_written = True
         """The store knows when each session was last used, as of the last round over all of them."""
 
@@ -43,7 +45,8 @@ class Tending:
         # On its own, or `tend` would hold on to the last one while it sleeps.
         healthy = self._house.journal.state is LogState.HEALTHY
         for place, session in enumerate(self._sessions):
-            await self._look_after(session)
+            with self._chores.surviving("a session could not be looked after", session.id):
+                await self._look_after(session)
             if place % _TEND_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._times_are_written = healthy
@@ -64,10 +67,12 @@ class Tending:
             session.exchange.asks.give_up()
         elif away >= settings.session_grace / 4 and session.exchange.asks.open:
             tell_missed(session)
-        if await self._is_unused(session, settings.replay_window):
-            await self._sessions.end(session, SessionStep.WINDOW_PASSED, "The session has expired")
-        elif not session.waits and await self._is_unused(session, settings.session_grace):
+        unused_for = min(settings.session_grace, settings.replay_window)
+        if not session.waits and await self._is_unused(session, unused_for):
+            # No time ends what is held in memory: it rests first, and what rests may expire.
             await self._sessions.rest(session)
+            if now - session.active >= settings.replay_window:
+                await self._sessions.expire(session.id)
         elif session.exchange.runtime_may_go(settings.runtime_idle):
             await session.exchange.drop_runtime()
 
@@ -75,6 +80,8 @@ class Tending:
         """Nobody has used it for so long, here or at any other node."""
         if session.busy or self._house.clock() - max(session.active, session.seen) < seconds:
             return False
+        if self._house.journal.state is LogState.DEGRADED:
+            return False  # what rests is known to the store alone, and the store does not know everything now
         if not self._house.neighbours.alone:
             try:
                 await self._sessions.load(session.id)  # with what the others have written
@@ -99,6 +106,7 @@ class Tending:
             note(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
             return
         for session in self._sessions:
-            session.retained.swept(before)
+            with self._chores.surviving("a session could not be told what was removed", session.id):
+                session.retained.swept(before)
         if rows:
             note(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)

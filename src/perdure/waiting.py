@@ -14,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.states import CallState
+from perdure.chores import Chores
 from perdure.errors import HeldElsewhere, StoreError
 from perdure.house import House
 from perdure.journal import Steps
@@ -45,6 +46,7 @@ class Waiting:
         self._settler = settler
         self._outcomes = outcomes
         self._monotonic = monotonic
+        self._chores = Chores()
         self._waiting: dict[SessionId, float] = {}
         """Sessions with such calls, here or elsewhere, and until when they wait."""
 
@@ -101,12 +103,16 @@ class Waiting:
         """Answer what has waited here for too long."""
         now = self._monotonic()
         for session_id in [session_id for session_id, until in self._waiting.items() if until <= now]:
-            for record in await self._waiting_streams(session_id):
-                if record.node == self._house.node and await self._is_free(record):
-                    await self._answer_all(record, self._too_long)
-            if (session := self._sessions.held(session_id)) is not None:
-                session.waits = False
-            self._waiting.pop(session_id, None)
+            with self._chores.surviving("calls that waited for too long could not be answered", session_id):
+                await self._give_up(session_id)
+
+    async def _give_up(self, session_id: SessionId) -> None:
+        for record in await self._waiting_streams(session_id):
+            if record.node == self._house.node and await self._is_free(record):
+                await self._answer_all(record, self._too_long)
+        if (session := self._sessions.held(session_id)) is not None:
+            session.waits = False
+        self._waiting.pop(session_id, None)
 
     async def cancel(self, cancelled: mail.Cancelled) -> None:
         """The client cancels a call that waits."""

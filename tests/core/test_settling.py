@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from perdure._core.settling import MOST_ATTEMPTS, READS, Verdict, may_run_again, verdict
+from perdure._core.settling import MOST_ATTEMPTS, READS, Verdict, as_progress, may_run_again, progress_in, verdict
 from perdure._core.sticky import METHODS as STICKY
 
 
@@ -46,3 +47,40 @@ def test_whatever_nobody_calls_a_read_is_not_run_again(method: str) -> None:
 )
 def test_only_a_plain_true_lets_a_tool_run_again(tool: dict[str, Any], may: bool) -> None:
     assert may_run_again(tool) is may
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        (3, 3.0),
+        (0.5, 0.5),
+        (2**53, 2.0**53),
+        (2**53 + 1, 2.0**53 + 2),
+        (2**63, 2.0**63),
+        (2**63 + 1, math.nextafter(2.0**63, math.inf)),
+        (10**400, math.inf),
+        (-(10**400), None),
+        (math.inf, math.inf),
+        (math.nan, None),
+        (True, None),
+        ("5", None),
+        (None, None),
+    ],
+)
+def test_progress_is_kept_as_a_float_that_is_not_below_it(sent: object, kept: float | None) -> None:
+    assert as_progress(sent) == kept
+
+
+@pytest.mark.parametrize(
+    ("payload", "progress"),
+    [
+        (b'{"method":"notifications/progress","params":{"progressToken":"t","progress":2}}', 2.0),
+        (b'{"method":"notifications/progress","params":{"progressToken":"u","progress":2}}', None),
+        (b'{"method":"notifications/progress","params":{"progressToken":"t","progress":"2"}}', None),
+        (b'{"method":"notifications/progress","params":{"progressToken":"t","progress":' + b"9" * 5_000 + b"}}", None),
+        (b'{"method":"notifications/progress"}', None),
+        (b'{"method":"notifications/message","params":{"progressToken":"t","progress":2}}', None),
+    ],
+)
+def test_progress_is_found_in_the_messages_that_report_it(payload: bytes, progress: float | None) -> None:
+    assert progress_in(payload, ("t",)) == progress

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +16,21 @@ import pytest
 
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id, new_stream_id, parse_position
 from perdure._core.states import CallState
+from perdure.errors import StoreError
 from perdure.store import SqliteStore
-from perdure.store.base import Forward, OpenStream, Post, PutSession, Step, StreamRecord
+from perdure.store.base import (
+    Append,
+    CallRecord,
+    Event,
+    Forward,
+    OpenStream,
+    Post,
+    PutCall,
+    PutSession,
+    Refusals,
+    Step,
+    StreamRecord,
+)
 from perdure.tokens import FileTokens
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
@@ -496,3 +509,82 @@ async def _homes(ghost: Ghost, pattern: SessionId, count: int) -> list[StreamId]
     for start in range(0, len(steps), 500):
         assert not any(await ghost.store.commit(steps[start : start + 500]))
     return streams
+
+
+# What cannot be dealt with
+
+
+@pytest.mark.parametrize("sent", [2**63, 2**64 + 1, 10**400, 1e300, float("inf"), -(10**400), float("nan"), True])
+async def test_no_progress_that_a_tool_reported_keeps_its_call_from_running_again(house: House, sent: float) -> None:
+    """Promise 3, A33: SQLite's integers end at 2**63, and a dead node's tool may have counted further."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("look_up", n=2, token="t"), said=[progress_of_call("t", sent)])
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled == 1)
+    messages = await read(peer, left)
+    assert text_of(messages[-1]) == "looked up 2"
+    assert progress_of(messages) == ([] if sent > 2 else [1, 2])
+
+
+async def test_progress_too_long_to_be_read_is_passed_over(house: House) -> None:
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("look_up", n=1, token="t"), said=[progress_of_call("t", 0)])
+    digits = b"9" * 5_000  # more than Python turns into a number
+    payload = json.dumps(progress_of_call("t", 0)).encode().replace(b'"progress": 0', b'"progress": ' + digits)
+    step = Append(stream=left.stream, fence=ghost.fence, events=(Event(2, 0.0, payload),))
+    assert not any(await ghost.store.commit([step]))
+    await ghost.die()
+    await until(lambda: finals(site, left))
+    assert [text_of(answer) for answer in await finals(site, left)] == ["looked up 1"]
+
+
+class _Poisoned(SqliteStore):
+    """Refuses for good whatever concerns one stream's calls, or one session's."""
+
+    poison: object = None
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        if any(isinstance(step, PutCall) and step.stream == self.poison for step in steps):
+            raise StoreError("this row cannot be written")
+        return await super().commit(steps)
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        return None if self.poison is not None else super().commit_now(steps)
+
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        if session == self.poison:
+            raise StoreError("this row cannot be read")
+        return await super().calls(session)
+
+
+async def test_a_call_that_cannot_run_again_is_answered_and_costs_only_itself(house: House) -> None:
+    """Promise 3: its row fails in each round; the other call runs, the node is buried, and it is told once."""
+    store = _Poisoned(str(house.path))
+    site, _ = await house.node(store=store, complaint="cannot run again")
+    peer, ghost = await site.join(), await house.ghost()
+    bad = await ghost.take(peer.session, peer.tool("look_up", n=1))
+    good = await ghost.take(peer.session, peer.tool("look_up", n=2))
+    store.poison = bad.stream
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled == 1)
+    assert_unknown((await read(peer, bad))[-1], name="look_up")
+    assert text_of((await read(peer, good))[-1]) == "looked up 2"
+
+
+async def test_calls_that_cannot_be_given_up_do_not_keep_others_waiting(house: House, tokens: FileTokens) -> None:
+    """A33 with owners: both principals do not come back, and one session's rows cannot be read."""
+    store = _Poisoned(str(house.path))
+    site, _ = await house.node(store=store, auth=tokens, session_grace=0.3)
+    ghost = await house.ghost()
+    peers = [await site.join(token=TOKENS[who]) for who in ("ann", "bob")]
+    left = [await ghost.take(peer.session, peer.tool("look_up", n=1)) for peer in peers]
+    store.poison = peers[0].session
+    await ghost.die()
+    await until(lambda: finals(site, left[1]))
+    [answer] = await finals(site, left[1])
+    assert answer["error"]["code"] == UNKNOWN
+    assert await finals(site, left[0]) == []
+    store.poison = None
+    await until(lambda: site.app.counters.calls_settled == 2)

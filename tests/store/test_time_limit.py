@@ -159,7 +159,7 @@ async def writing(path: Path) -> AsyncIterator[Writer]:
 @asynccontextmanager
 async def reading(path: Path) -> AsyncIterator[ReaderPool]:
     open_writer(str(path), sync="normal", busy_timeout=LIMIT).close()
-    readers = ReaderPool(str(path), busy_timeout=LIMIT, check=lambda: None)
+    readers = ReaderPool(str(path), busy_timeout=LIMIT, check=lambda: None, identity=Identity(str(path)))
     readers.open()
     try:
         yield readers

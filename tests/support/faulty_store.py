@@ -228,6 +228,9 @@ class FaultyStore:
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
         self._inner.hint(node, streams)
 
+    def clock(self) -> float:
+        return self._inner.clock()
+
     def stamp(self) -> object:
         return self._inner.stamp()
 

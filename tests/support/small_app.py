@@ -8,11 +8,12 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
 from perdure import serving
-from perdure.errors import PerdureError, StoreTooNew
+from perdure.errors import PerdureError, StoreLost, StoreTooNew
 from perdure.leash import LEAVE, Leash
 from perdure.listener import listen
 from perdure.settings import Settings
@@ -33,6 +34,9 @@ class SmallApp:
                 await asyncio.Event().wait()
             case "drain-raises":
                 raise ValueError("no plug")
+
+    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
+        """It has no store."""
 
     def begin_stop(self) -> None:
         self.stopping.set()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from perdure._core.sticky import METHODS as STICKY
@@ -44,6 +46,30 @@ def verdict(method: str, *, attempt: int) -> Verdict:
     if method in READS or method in STICKY:
         return Verdict.RERUN
     return Verdict.ASK if method == "tools/call" else Verdict.UNKNOWN
+
+
+def progress_in(payload: bytes, tokens: Collection[int | str]) -> float | None:
+    """The progress that a message reports under one of the tokens; `None` if it reports none that can be compared."""
+    if b"notifications/progress" not in payload:
+        return None
+    try:
+        params = json.loads(payload).get("params")
+    except ValueError:  # a number with more digits than Python reads
+        return None
+    if not isinstance(params, dict) or params.get("progressToken") not in tokens:
+        return None
+    return as_progress(params.get("progress"))
+
+
+def as_progress(sent: object) -> float | None:
+    """Progress as the ledger keeps it: the smallest float that is not below it. What is not above that was sent."""
+    if isinstance(sent, bool) or not isinstance(sent, int | float) or sent != sent:
+        return None
+    try:
+        progress = float(sent)
+    except OverflowError:
+        return math.inf if sent > 0 else None
+    return progress if progress >= sent else math.nextafter(progress, math.inf)
 
 
 def may_run_again(tool: Mapping[str, Any]) -> bool:

@@ -92,6 +92,7 @@ class Refusal(enum.Enum):
         STORE_UNAVAILABLE,
         "Another process of this server holds what the log does not take at the moment",
     )
+    STORE_LOST = (503, STORE_UNAVAILABLE, "This server has lost its log: {state}")
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
     STOPPING = (503, STOPPING, "This server is stopping")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from perdure._core.principals import NOBODY, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
 from perdure.broker import Broker
-from perdure.errors import Misuse
+from perdure.errors import Misuse, StoreLost
 from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import Bodies, ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
@@ -73,6 +73,8 @@ class App:
         self._draining = False
         self._told_sessionless = False
         self._ending: asyncio.Future[None] | None = None
+        self._lost: StoreLost | None = None
+        self._on_lost: Callable[[StoreLost], None] | None = None
         self._entry = self._make_entry(auth)
         self._beside = self._make_beside(auth)
 
@@ -109,6 +111,7 @@ class App:
         """Open the store, enter the server's own lifespan once, and run until the end."""
         self._stopping = self._draining = False
         self._ending = None
+        self._lost = None
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
@@ -122,6 +125,7 @@ class App:
                     settings=settings,
                     counters=self.counters,
                     lapsed=self._lapsed,
+                    lost=self._lose,
                 )
             )
             manager = sessionless(server, state, json_response=settings.json_response, max_body=settings.max_body)
@@ -164,6 +168,20 @@ class App:
         """The process stops now: refuse what is new, end what runs. May be called from a signal handler."""
         if self._life is not None:
             self._life.loop.call_soon_threadsafe(self._stop)
+
+    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
+        """Have it told if the store is lost to this process: from then on everything is refused."""
+        self._on_lost = tell
+
+    def _lose(self, failure: StoreLost) -> None:
+        if self._lost is not None:
+            return
+        self._lost = failure
+        note(logging.ERROR, "store.lost", f"nothing can be served any more: {failure}", state=failure.state)
+        if self._life is not None:
+            self._life.house.hub.end_all()  # clients may find another process
+        if self._on_lost is not None:
+            self._on_lost(failure)
 
     def _stop(self) -> asyncio.Future[None]:
         """Refuse what is new from now on. What runs ends as soon as it is known which calls the next process may run
@@ -265,6 +283,8 @@ class App:
             raise Misuse("Perdure was not started: hand `app.lifespan` to the application that it is mounted in")
         if self._stopping:
             raise Refused(Refusal.STOPPING)
+        if self._lost is not None:
+            raise Refused(Refusal.STORE_LOST, state=self._lost.state)
         return self._endpoint
 
     def _is_sessionless(self, headers: dict[bytes, bytes]) -> bool:
@@ -293,11 +313,13 @@ class App:
             )
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
-        """`ok`, `degraded` or `stopping`; 503 whenever new work should go elsewhere."""
+        """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
         journal = None if self._life is None else self._life.house.journal
         stopping = self._stopping or self._draining
         if stopping or journal is None:
             status, word = 503, "stopping" if stopping else "starting"
+        elif self._lost is not None:
+            status, word = 503, self._lost.state
         elif journal.state is LogState.DEGRADED:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:

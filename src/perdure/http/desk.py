@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -42,11 +43,21 @@ class Desk:
         self.settings = house.settings
         self._retry_ms = round(house.settings.retry * 1000)
 
-    async def session(self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True) -> Session:
+    @asynccontextmanager
+    async def session(
+        self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True
+    ) -> AsyncIterator[Session]:
         """The session that a request names, if it is the caller's. A foreign one and none are answered alike.
 
+        It is in use until the request has its response, or a reader that holds it.
         `resume`: calls that wait for their principal run again in the context of this request.
         """
+        session = await self._find(headers, owner, scope)
+        with session.in_use():
+            await self._bring_back(session, scope, resume=resume)
+            yield session
+
+    async def _find(self, headers: Headers, owner: str, scope: Scope) -> Session:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
@@ -54,8 +65,16 @@ class Desk:
             session = await self.sessions.find(text.decode("latin-1"), owner)
             if session is None or session.state is SessionState.OPENING:
                 raise await self.recovery.gone(headers, owner, scope)
-            spans.tell(session=session.name)
-            self.credentials.bring(session.id, scope)
+        except SessionEnded:
+            raise self.gone() from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+        spans.tell(session=session.name)
+        return session
+
+    async def _bring_back(self, session: Session, scope: Scope, *, resume: bool) -> None:
+        self.credentials.bring(session.id, scope)
+        try:
             await session.come_back()
             if session.waits and resume:
                 await self.settler.waiting.resume(session, HttpRequest(scope))
@@ -63,7 +82,6 @@ class Desk:
             raise self.gone() from None
         except StoreError as failure:
             raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
-        return session
 
     def refuse_if_draining(self, request_id: int | str | None = None) -> None:
         """New work goes elsewhere once the end has begun."""

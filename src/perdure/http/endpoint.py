@@ -42,6 +42,6 @@ class Endpoint:
         self._desk.draining = True
 
     async def _delete(self, scope: Scope, headers: Headers, owner: str) -> Answer:
-        session = await self._desk.session(headers, owner, scope, resume=False)
-        await self._desk.sessions.end(session, SessionStep.CLIENT_DELETED, "The session was deleted by its client")
-        return Answer(status=200)
+        async with self._desk.session(headers, owner, scope, resume=False) as session:
+            await self._desk.sessions.end(session, SessionStep.CLIENT_DELETED, "The session was deleted by its client")
+            return Answer(status=200)

@@ -42,15 +42,15 @@ class Get:
     async def __call__(self, scope: Scope, headers: Headers, owner: str) -> Streamed:
         if not accepts(headers)[1]:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
-        session = await self._desk.session(headers, owner, scope)
-        arrival = self._house.hub.arrive()
-        text = headers.get(b"last-event-id", b"").decode("latin-1")
-        try:
-            while (response := await self._attach(session, text, arrival)) is None:
-                pass  # this node has claimed the stream meanwhile, and knows it by another object now
-            return response
-        except StoreError as failure:
-            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+        async with self._desk.session(headers, owner, scope) as session:
+            arrival = self._house.hub.arrive()
+            text = headers.get(b"last-event-id", b"").decode("latin-1")
+            try:
+                while (response := await self._attach(session, text, arrival)) is None:
+                    pass  # this node has claimed the stream meanwhile, and knows it by another object now
+                return response
+            except StoreError as failure:
+                raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
 
     async def _attach(self, session: Session, text: str, arrival: int) -> Streamed | None:
         """A reader on the stream that a position names; `None` if it has to be looked for again."""

@@ -52,17 +52,23 @@ class Post:
         except InvalidMessage as error:
             raise Refused(Refusal.BAD_MESSAGE, id=error.id, code=error.code, reason=error.reason) from None
         try:
-            return await self._take(parsed, body, HttpRequest(scope, replayed(body)), headers, owner)
+            return await self._answer(parsed, body, HttpRequest(scope, replayed(body)), headers, owner)
         except Refused as refused:
             raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
 
-    async def _take(
+    async def _answer(
         self, parsed: Envelope | Batch, body: bytes, http: HttpRequest, headers: Headers, owner: str
     ) -> Answer | Streamed:
         if isinstance(parsed, Request) and parsed.method == "initialize":
             return await self._initialize(parsed, body, http, headers, owner)
         # A word that is no request may be that a call shall not run again.
-        session = await self._desk.session(headers, owner, http.scope, resume=isinstance(parsed, Request | Batch))
+        resume = isinstance(parsed, Request | Batch)
+        async with self._desk.session(headers, owner, http.scope, resume=resume) as session:
+            return await self._take(session, parsed, body, http)
+
+    async def _take(
+        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest
+    ) -> Answer | Streamed:
         messages = self._messages(parsed, session)
         size = weigh(body)
         self._check_work(session, messages, size)
@@ -206,10 +212,11 @@ class Post:
                 return None
             session, incarnation = found
             self._desk.credentials.bring(session.id, http.scope)
-            if session.waits:
-                await self._desk.settler.waiting.resume(session, http)
-            session.exchange.calls.reserve([request], incarnation=incarnation)
-            [call] = await session.accept([request], [body], incarnation=incarnation)
+            with session.in_use():
+                if session.waits:
+                    await self._desk.settler.waiting.resume(session, http)
+                session.exchange.calls.reserve([request], incarnation=incarnation)
+                [call] = await session.accept([request], [body], incarnation=incarnation)
         except StoreError as failure:
             raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=request.id) from None
         except SessionEnded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -55,7 +56,8 @@ class NodeRow:
 class MemoryNodes:
     """The part of `MemoryStore` that is about nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._offset = wall() - time.monotonic()
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
         self._subscriptions: dict[object, tuple[NodeId, Listener, asyncio.AbstractEventLoop]] = {}
@@ -179,6 +181,9 @@ class MemoryNodes:
 
     def stamp(self) -> object:
         return self._writes
+
+    def clock(self) -> float:
+        return time.monotonic() + self._offset
 
     # Who is alive
 

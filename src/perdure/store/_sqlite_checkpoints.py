@@ -14,7 +14,9 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from perdure.errors import StoreReplaced
 from perdure.store._sqlite_file import NAMED, open_checkpointer
+from perdure.store._sqlite_identity import Identity
 
 STEP = 4 << 20
 """Bytes written between two checkpoints: SQLite's own default."""
@@ -31,8 +33,9 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """Told of every commit by whoever holds the writer's lock."""
 
-    def __init__(self, path: str, *, log_full: Callable[[], None]) -> None:
+    def __init__(self, path: str, identity: Identity, *, log_full: Callable[[], None]) -> None:
         self._path = path
+        self._identity = identity
         self._log_full = log_full
         self._connection: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-sqlite-checkpoint")
@@ -55,7 +58,7 @@ class Checkpoints:
     def _run(self) -> None:
         try:
             self._checkpoint()
-        except NAMED as error:
+        except (*NAMED, StoreReplaced) as error:
             # Put off, not lost; the commits themselves tell if the file is in trouble.
             _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "store.checkpoint"})
         finally:
@@ -63,7 +66,7 @@ class Checkpoints:
 
     def _checkpoint(self) -> None:
         if self._connection is None:
-            self._connection = open_checkpointer(self._path)
+            self._connection = open_checkpointer(self._path, check=self._identity.check)
         if _copy(self._connection) > MAX_LOG:
             # Once more what came in meanwhile, so that the rest is short.
             _copy(self._connection)

@@ -104,16 +104,32 @@ def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connec
         return connection
 
 
-def open_reader(path: str, *, busy_timeout: float) -> sqlite3.Connection:
-    connection = connect(path, timeout=busy_timeout)
+def open_reader(path: str, *, busy_timeout: float, check: Callable[[], None] = lambda: None) -> sqlite3.Connection:
+    connection = _connect_to_same(path, timeout=busy_timeout, check=check)
     connection.execute("PRAGMA query_only = 1")
     return connection
 
 
-def open_checkpointer(path: str) -> sqlite3.Connection:
+def open_checkpointer(path: str, *, check: Callable[[], None] = lambda: None) -> sqlite3.Connection:
     # It waits for nobody: a reader or writer in the way only puts the checkpoint off.
-    connection = connect(path, timeout=0)
+    connection = _connect_to_same(path, timeout=0, check=check)
     connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _connect_to_same(path: str, *, timeout: float, check: Callable[[], None]) -> sqlite3.Connection:
+    """A further connection. `check` raises if the path leads to another file than the one that is in use.
+
+    Looked at before and after: SQLite makes a file that is not there, and one that was replaced meanwhile must not be
+    read. Until its first statement a connection has opened nothing but the file, and may be closed.
+    """
+    check()
+    connection = connect(path, timeout=timeout)
+    try:
+        check()
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

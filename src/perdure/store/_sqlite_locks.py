@@ -130,6 +130,16 @@ class Locks:
         except OSError as error:
             raise self._unusable(error) from error
 
+    def lives(self, node: NodeId) -> bool:
+        """Whether a process holds the node's lock; nothing is kept of a dead one's."""
+        with self._turn:
+            if node in self._own or node in self._settling:
+                return node in self._own
+            if (held := self._lock(node)) is None:
+                return True
+            self._remove(node, held)  # a file that is missing says the same as one that is not locked
+            return False
+
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
         """Those of the nodes that are dead, and those that live."""
         dead: list[NodeId] = []
@@ -237,6 +247,9 @@ class SoleLocks(Locks):
 
     def leave(self, node: NodeId) -> None:
         self._nodes.discard(node)
+
+    def lives(self, node: NodeId) -> bool:
+        return node in self._nodes
 
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
         """Who has not joined itself does not know who lives."""

@@ -18,9 +18,17 @@ from perdure.store.base import RECORD_VERSION, StreamRecord
 _SQL = _sql.queries()
 
 
-def join(steps: Steps, connection: sqlite3.Connection, *, node: NodeId) -> Fence:
+def join(
+    steps: Steps, connection: sqlite3.Connection, *, node: NodeId, locks: Locks, offset: float
+) -> tuple[Fence, float]:
+    """The node's fence, and what it adds to its monotonic clock: what those that live do, or else what it says."""
+    found = connection.execute(_SQL["read_clock"]).fetchone()
+    if found is not None and any(locks.lives(other) for other in _joined(connection, but=node)):
+        (offset,) = found
+    else:
+        connection.execute(_SQL["set_clock"], (offset,))
     connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
-    return steps.next_fence()
+    return steps.next_fence(), offset
 
 
 def leave(_: Steps, connection: sqlite3.Connection, *, node: NodeId) -> None:
@@ -88,6 +96,7 @@ class SqliteLiveness:
         return {node: now - seen for node, seen in self._alive.items()} | {self._node: 0.0}
 
     def _look(self, connection: sqlite3.Connection) -> tuple[list[NodeId], list[NodeId]]:
+        self._writer.look_at_file()
         joined = _joined(connection, but=self._node)
         left_behind = [node for node in self._locks.names() if node not in joined and node != self._node]
         free, alive = self._locks.take([*joined, *left_behind])

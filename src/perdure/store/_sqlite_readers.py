@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from perdure.errors import StoreUnavailable
 from perdure.store._sqlite_file import NAMED, STUCK, failure, open_reader, refuse_newer
+from perdure.store._sqlite_identity import Identity
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
@@ -19,11 +20,12 @@ THREADS = 2
 
 
 class ReaderPool:
-    """`check` raises once the file is not to be read any more."""
+    """`check` raises once the file is not to be read any more; `identity` tells it from another one of its name."""
 
-    def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None]) -> None:
+    def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None], identity: Identity) -> None:
         self._path = path
         self._check = check
+        self._identity = identity
         self._busy_timeout = busy_timeout
         self._limit = TimeLimit(busy_timeout * STUCK)
         self._threads: ThreadPoolExecutor | None = None
@@ -50,13 +52,16 @@ class ReaderPool:
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            connection = self._idle.pop() if self._idle else open_reader(self._path, busy_timeout=self._busy_timeout)
+            connection = self._idle.pop() if self._idle else self._open()
             try:
                 return self._work(connection, work)
             finally:
                 self._idle.append(connection)
         except NAMED as error:
             raise failure(error, self._path, "read") from error
+
+    def _open(self) -> sqlite3.Connection:
+        return open_reader(self._path, busy_timeout=self._busy_timeout, check=self._identity.check)
 
     def _work(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
         try:

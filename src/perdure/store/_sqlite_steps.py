@@ -274,6 +274,10 @@ class Steps:
             self._cursor.execute(_SQL["set_sticky"], (RECORD_VERSION, rows.sticky_text(requests), step.session))
 
     def _end_session(self, step: EndSession) -> None:
+        if step.unused_since is not None:
+            unused = self._cursor.execute(_SQL["is_unused"], (step.session, step.unused_since)).fetchone()
+            if unused is None:
+                return
         self.forget()
         cursor = self._cursor
         cursor.execute(_SQL["drop_streams"], (step.session,))

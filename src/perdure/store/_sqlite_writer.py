@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store._sqlite_checkpoints import Checkpoints
 from perdure.store._sqlite_file import NAMED, STUCK, Sync, begin, failure, is_busy, open_writer, refuse_newer, rollback
+from perdure.store._sqlite_identity import Identity
 from perdure.store._sqlite_steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, Steps
 from perdure.store.base import Refusals, Step
 from perdure.store.time_limit import TimeLimit
@@ -73,6 +74,7 @@ class Writer:
         self._closed = True
         self._log_full = False
         self._too_new: str | None = None
+        self.identity = Identity(path)
         self._seen = 0
         """The number of the file's last change by another process, as far as this one has looked."""
         self._moves = 0
@@ -83,12 +85,13 @@ class Writer:
 
     def open(self) -> None:
         self._connection = open_writer(self._path, sync=self._sync, busy_timeout=self._busy_timeout)
+        self.identity.opened()
         self._execute = self._connection.cursor().execute
         self._steps = Steps(self._connection)
         self._too_new = None
         self._seen = self._data_version()
         self.life += 1
-        self._checkpoints = Checkpoints(self._path, log_full=self._note_log_full)
+        self._checkpoints = Checkpoints(self._path, self.identity, log_full=self._note_log_full)
         self._thread = threading.Thread(target=self._serve, name="perdure-sqlite-writer", daemon=True)
         self._closed = False
         self._thread.start()
@@ -105,9 +108,22 @@ class Writer:
     # In the event loop
 
     def check(self) -> None:
-        """Raise if a newer release has taken the file over."""
+        """Raise if a newer release has taken the file over, or the file is not the one at its path any more."""
         if self._too_new is not None:
             raise StoreTooNew(self._too_new)
+        if self.identity.lost:
+            self.identity.check()
+
+    def look_at_file(self) -> None:
+        """Raise if the path leads to another file. Called in a thread of the readers'."""
+        try:
+            self.identity.check()
+        except StoreReplaced:
+            # The lost file is completed, wherever it is now, and its log does not meet the next one.
+            with self._lock, contextlib.suppress(*NAMED):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self.identity.take_logs_away()
+            raise
 
     def look(self) -> int | None:
         """A number that changes when another process has written; `None` if it cannot be told at once."""
@@ -194,6 +210,8 @@ class Writer:
             self._close_file()
 
     def _close_file(self) -> None:
+        with contextlib.suppress(StoreReplaced, OSError):
+            self.identity.check()  # it may have gone since it was last looked at
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except NAMED as error:
@@ -204,6 +222,8 @@ class Writer:
                 error,
                 extra={"action": "store.checkpoint"},
             )
+        if self.identity.lost:
+            self.identity.take_logs_away()
         self._connection.close()
 
     def _work_off(self) -> None:

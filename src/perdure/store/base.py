@@ -41,6 +41,11 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 16. **Forwarded in order.** Messages that a node forwards to a stream belong to the stream, whoever writes it. They wait
     in the order of their commits; those of one sender are numbered, each number is taken once, and none before the one
     in front of it. An `Append` takes them away in one step with their events, so each is appended once.
+17. **In use, it stays.** No time that has passed ends a session that a node which is not buried uses: as its home, as
+    the writer of a call that has not ended, or as the node of a reader. `sweep`, `longest_dormant` and an `EndSession`
+    with `unused_since` leave it alone.
+18. **One clock.** `clock` tells all nodes that live at the same time the same time, nearly, and does not jump,
+    whatever their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
 """
 
 from __future__ import annotations
@@ -102,7 +107,7 @@ class SessionRecord:
     standalone: StreamId
     created: float
     active: float
-    """Last activity. Times serve retention only; no decision between processes depends on them."""
+    """Last activity, by the store's clock. Times serve retention only, and end nothing that is in use (17)."""
     ended: str = ""
     """Why, once it has: the value of a `SessionStep`."""
     address: str = ""
@@ -286,6 +291,8 @@ class EndSession:
     session: SessionId
     time: float
     reason: str
+    unused_since: float | None = None
+    """Given: only if its last activity is not later, and no node uses it (17); otherwise nothing happens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -538,7 +545,8 @@ class Sessions(Protocol):
         ...
 
     async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
-        """The session that has been dormant for longest, of one caller or of all."""
+        """The one without activity for longest, of one caller or of all: of those that are dormant and in no use
+        (17)."""
         ...
 
 
@@ -650,6 +658,11 @@ class Nodes(Protocol):
 
     async def leave(self, node: NodeId) -> None:
         """The node stops: dead from now on, to be buried by another (at once, if it left nothing behind)."""
+        ...
+
+    def clock(self) -> float:
+        """The store's time (18), for a node that has joined: seconds since 1970, by the wall clock of the node that
+        joined when no other one was there."""
         ...
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:

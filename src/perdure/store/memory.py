@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Self
@@ -65,8 +66,8 @@ class MemoryStore(MemoryNodes):
     shared = False
     keeps_time = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
+        super().__init__(wall)
         self._sessions: dict[SessionId, SessionRecord] = {}
         self._of_session: dict[SessionId, dict[StreamId, StreamRow]] = {}
         self._asks: dict[SessionId, dict[str, AskRecord]] = {}
@@ -214,6 +215,10 @@ class MemoryStore(MemoryNodes):
         return found if found is not None and found.record.fence == fence else None
 
     def _end(self, step: EndSession) -> None:
+        if step.unused_since is not None:
+            found = self._sessions.get(step.session)
+            if found is None or found.active > step.unused_since or self._in_use(found):
+                return
         for stream in list(self._of_session.get(step.session, ())):
             self._drop(stream)
         if (record := self._going_on(step.session)) is not None:
@@ -240,6 +245,13 @@ class MemoryStore(MemoryNodes):
             if len(sessions) > most:
                 del self._sessions[min(sessions, key=attrgetter("active")).id]
                 return  # one has ended, so one was too many
+
+    def _in_use(self, session: SessionRecord) -> bool:
+        return any(
+            (not stream.record.sealed and stream.record.node in self._nodes)
+            or (stream.reader is not None and stream.reader.node in self._nodes)
+            for stream in self._of_session.get(session.id, {}).values()
+        )
 
     def _drop(self, stream_id: StreamId) -> None:
         if (stream := self._streams.pop(stream_id, None)) is not None:
@@ -302,7 +314,7 @@ class MemoryStore(MemoryNodes):
             if over and not kept and stream.record.opened < cutoffs.answers:
                 self._drop(stream.record.id)
                 rows += 1
-        for session in [s for s in self._sessions.values() if s.active < cutoffs.answers]:
+        for session in [s for s in self._sessions.values() if s.active < cutoffs.answers and not self._in_use(s)]:
             self._end(EndSession(session=session.id, time=session.active, reason=""))
             del self._sessions[session.id]
             rows += 1
@@ -334,7 +346,7 @@ class MemoryStore(MemoryNodes):
     async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
         dormant = (session for session in self._sessions.values() if session.state is SessionState.DORMANT)
         wanted = (session for session in dormant if owner is None or _caller(session) == (owner, address))
-        return min(wanted, key=attrgetter("active"), default=None)
+        return min((session for session in wanted if not self._in_use(session)), key=attrgetter("active"), default=None)
 
     # Chains
 

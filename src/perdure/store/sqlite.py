@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
@@ -42,16 +43,22 @@ class SqliteStore(Reads):
     """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
 
     `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
-    in the queues of the threads does not count.
+    in the queues of the threads does not count. `wall`: the time in seconds since 1970, asked when a node joins.
     """
 
     shared = True
     keeps_time = True
 
-    def __init__(self, path: str, *, sync: Sync = "normal", busy_timeout: float = 1.0) -> None:
+    def __init__(
+        self, path: str, *, sync: Sync = "normal", busy_timeout: float = 1.0, wall: Callable[[], float] = time.time
+    ) -> None:
         self._path = os.path.abspath(path)
+        self._wall = wall
+        self._offset = wall() - time.monotonic()
         self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout)
-        self._readers = ReaderPool(self._path, busy_timeout=busy_timeout, check=self._writer.check)
+        self._readers = ReaderPool(
+            self._path, busy_timeout=busy_timeout, check=self._writer.check, identity=self._writer.identity
+        )
         self._locks = locks_of(self._path)
         self._hints = Hints(self._locks, look=self._writer.look)
         self._open = False
@@ -146,12 +153,20 @@ class SqliteStore(Reads):
         """The lock first: a row without one is that of a dead node."""
         joined = self._locks.holds(node)
         await asyncio.to_thread(self._locks.join, node)
+        offset = self._wall() - time.monotonic()
         try:
-            return await self._writer.run(partial(nodes.join, node=node))
+            fence, self._offset = await self._writer.run(
+                partial(nodes.join, node=node, locks=self._locks, offset=offset)
+            )
         except BaseException:
             if not joined:
                 self._locks.leave(node)
             raise
+        return fence
+
+    def clock(self) -> float:
+        """By the machine's monotonic clock, which all its processes share."""
+        return time.monotonic() + self._offset
 
     async def leave(self, node: NodeId) -> None:
         await self._writer.run(partial(nodes.leave, node=node))

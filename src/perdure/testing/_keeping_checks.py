@@ -1,13 +1,16 @@
-"""Promises 7 and 9: what is kept and what is forgotten, and failures; and the readers."""
+"""Promises 7, 9, 14 and 15: what is kept and what is forgotten, and failures; and the readers."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
-from perdure._core.ids import Kind, StreamId
+from perdure._core.ids import Kind, NodeId, StreamId
 from perdure._core.retention import Cutoffs
+from perdure._core.states import CallState, SessionState
 from perdure.errors import StoreError
 from perdure.store.base import (
+    CallEnd,
     ChangeSession,
     DropStream,
     EndSession,
@@ -18,6 +21,7 @@ from perdure.store.base import (
     OpenStream,
     PutReader,
     PutSession,
+    Release,
     Trim,
 )
 from perdure.testing._case import Case, same
@@ -39,6 +43,9 @@ from perdure.testing._values import (
     put,
     some_events,
 )
+
+_BURIED = NodeId("buried")
+"""A node that is not there any more."""
 
 
 async def promise_7_trimming_leaves_the_answers(case: Case) -> None:
@@ -91,12 +98,15 @@ async def promise_7_sweeping_forgets_events_before_answers_and_sessions_last(cas
 
 async def promise_7_sweeping_a_session_takes_all_of_it_and_nothing_of_its_neighbour(case: Case) -> None:
     for name, active in (("old", 1.0), ("young", 9.0)):
-        record, call = a_stream(case.fence, name, session=name), a_call(stream=name, session=name)
+        record = a_stream(case.fence, name, session=name, node=_BURIED)
+        call = a_call(stream=name, session=name)
         await put(
             case.store,
             PutSession(record=a_session(name, active=active)),
             OpenStream(record=record, calls=(call,)),
-            OpenStream(record=a_stream(case.fence, f"{name}-standalone", session=name, kind=Kind.STANDALONE)),
+            OpenStream(
+                record=a_stream(case.fence, f"{name}-standalone", session=name, kind=Kind.STANDALONE, node=_BURIED)
+            ),
             an_append(case.fence, some_events(1, 5, time=active), stream=name),
             OpenAsk(record=an_ask(stream=name, session=name)),
         )
@@ -106,6 +116,58 @@ async def promise_7_sweeping_a_session_takes_all_of_it_and_nothing_of_its_neighb
     same("the neighbour", await picture(case.store, sessions=["young"]), young)
     same("streams of the expired session", len(await case.store.streams(a_session("old").id)), 0)
     same("asks of the expired session", len(await case.store.asks(a_session("old").id)), 0)
+
+
+async def promise_17_no_time_ends_a_session_that_a_node_uses(case: Case) -> None:
+    """Its home, a call that runs, a reader: each of them keeps it, however old its last activity is."""
+    store, end = case.store, EndSession(session=SESSION, time=9.0, reason="why", unused_since=5.0)
+    home = a_stream(case.fence, "home", kind=Kind.STANDALONE)
+    await put(store, PutSession(record=a_session(active=5.0, state=SessionState.DORMANT)), OpenStream(record=home))
+    await _is_left_alone(case, end, "a session with a home")
+    await put(store, Release(stream=home.id, fence=case.fence))
+    await put(store, OpenStream(record=a_stream(case.fence), calls=(a_call(),)))
+    await _is_left_alone(case, end, "a session with a running call")
+    answered = CallEnd(incarnation=1, request_id=1, state=CallState.ANSWERED)
+    await put(store, an_append(case.fence, some_events(1, 1, time=90.0, final=True), ends=(answered,), seal=True))
+    await put(store, PutReader(record=a_reader(stream="home")))
+    await _is_left_alone(case, end, "a session with a reader")
+    await put(store, LeaveReader(stream=home.id, reader="reader-1"))
+    same("of those that may go", await store.longest_dormant(), a_session(active=5.0, state=SessionState.DORMANT))
+    await put(store, replace(end, unused_since=4.9))
+    same("a session used since", len(await all_sessions(store)), 1)
+    await put(store, end)
+    same("its end", [session.ended for session in await all_sessions(store)], ["why"])
+
+
+async def promise_17_what_is_not_used_may_be_swept(case: Case) -> None:
+    """A node that is buried uses nothing, whatever it left behind."""
+    node = NodeId("another")
+    fence = await case.store.join(node)
+    record = a_stream(fence, "home", kind=Kind.STANDALONE, node=node)
+    await put(case.store, PutSession(record=a_session(active=5.0)), OpenStream(record=record))
+    await case.store.sweep(Cutoffs(events=80.0, answers=80.0))
+    same("sessions of a node that is there", len(await all_sessions(case.store)), 1)
+    await case.store.bury(node, heir=NODE)
+    await case.store.sweep(Cutoffs(events=80.0, answers=80.0))
+    same("sessions of a node that is buried", await all_sessions(case.store), [])
+
+
+async def _is_left_alone(case: Case, end: EndSession, what: str) -> None:
+    await put(case.store, end)
+    await case.store.sweep(Cutoffs(events=80.0, answers=80.0))
+    same(f"{what}: its state", [session.ended for session in await all_sessions(case.store)], [""])
+    same(f"{what}: the longest dormant of those that may go", await case.store.longest_dormant(), None)
+
+
+async def promise_18_all_nodes_are_told_the_same_time(case: Case) -> None:
+    before = case.store.clock()
+    async with case.elsewhere() as elsewhere:
+        await elsewhere.join(NodeId("another"))
+        between = elsewhere.clock()
+        after = case.store.clock()
+    # The clock of processes, and of machines, may be a little off; what is kept is kept for minutes at least.
+    assert before - 1 <= between <= after + 1, f"{before}, {between}, {after}"
+    assert before <= after, f"the clock went back from {before} to {after}"
 
 
 async def promise_9_a_closed_store_fails_by_name_or_not_at_all(case: Case) -> None:

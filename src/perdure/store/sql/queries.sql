@@ -179,15 +179,20 @@ SELECT count(*) FROM session WHERE owner = ? AND address = ? AND state <> 'ended
 -- count_states: how many sessions are in each state
 SELECT state, count(*) FROM session GROUP BY state;
 
--- longest_dormant: the session that has been dormant for longest
+-- longest_dormant: the session that has been dormant for longest, of those that no node uses
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address
-FROM session WHERE state = 'dormant' ORDER BY active LIMIT 1;
+FROM session
+WHERE state = 'dormant' AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
+ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address
-FROM session WHERE owner = ? AND address = ? AND state = 'dormant' ORDER BY active LIMIT 1;
+FROM session
+WHERE owner = ? AND address = ? AND state = 'dormant'
+    AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
+ORDER BY active LIMIT 1;
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
@@ -266,6 +271,12 @@ DELETE FROM generation WHERE stream = (SELECT key FROM stream WHERE id = :stream
 -- put_node: a node joins
 INSERT INTO node (id, record, beat, facts) VALUES (?, ?, 0, ?)
 ON CONFLICT (id) DO UPDATE SET record = excluded.record;
+
+-- read_clock: what is added to the monotonic clock
+SELECT offset FROM clock WHERE only = 1;
+
+-- set_clock: the same, as a node says that finds no other one
+INSERT INTO clock (only, offset) VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET offset = excluded.offset;
 
 -- beat: what a node has to tell of itself
 UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
@@ -368,14 +379,21 @@ WHERE key = :stream AND opened < :answers
   AND (sealed = 1 OR NOT EXISTS (SELECT 1 FROM session WHERE id = stream.session))
   AND NOT EXISTS (SELECT 1 FROM event WHERE stream = :stream);
 
--- stale_sessions: sessions that nobody used for long
-SELECT id FROM session WHERE active < ? LIMIT ?;
+-- is_unused: whether a session was not used since a time, and no node uses it now
+SELECT 1 FROM session
+WHERE id = ? AND active <= ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
 
--- expire_session: forget a session's record, if still nobody used it
-DELETE FROM session WHERE id = ? AND active < ?;
+-- stale_sessions: sessions that were not used for long, and are not in use
+SELECT id FROM session
+WHERE active < ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id) LIMIT ?;
 
--- empty_session: forget some of the events of a session that nobody used for long
+-- expire_session: forget a session's record, if it is still not used
+DELETE FROM session
+WHERE id = ? AND active < ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
+
+-- empty_session: forget some of the events of a session that was not used for long, and is not in use
 DELETE FROM event WHERE (stream, seq) IN (
     SELECT e.stream, e.seq FROM stream AS s JOIN event AS e ON e.stream = s.key
     WHERE s.session = :session AND EXISTS (SELECT 1 FROM session WHERE id = :session AND active < :answers)
+      AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = :session)
     LIMIT :limit);
