@@ -36,6 +36,8 @@ pytestmark = pytest.mark.anyio
 
 STUBBORN = "tests.support.stubborn:server"
 PROMPT_SECONDS = 8
+#: A busy machine is not a failing store, whose refusals a test of refusals must not see.
+PATIENT = ("--store-timeout", "20s")
 
 
 @pytest.fixture(autouse=True)
@@ -292,7 +294,7 @@ async def test_an_idle_connection_of_a_worker_that_leaves_is_answered_once_more(
 
 async def test_a_call_that_comes_over_an_idle_connection_of_a_worker_that_leaves_is_served(folder: Path) -> None:
     (folder / "bread").touch()
-    async with started(folder) as (served, peer):
+    async with started(folder, *PATIENT) as (served, peer):
         before = workers_of(served)
         async with calling(peer, "until_there", name="bread") as call:
             await call.answer()
@@ -325,10 +327,10 @@ async def test_no_request_over_kept_connections_is_reset_or_refused_while_worker
                         break
                     await talk.again(session.request("POST", session.call_body("until_there", name="bread")))
 
-    async with started(folder) as (served, peer), asyncio.TaskGroup() as clients:
+    async with started(folder, *PATIENT) as (served, peer), asyncio.TaskGroup() as clients:
         for _ in range(8):
             clients.create_task(client(peer))
-        for _ in range(3):
+        for _ in range(2):
             before = workers_of(served)
             served.send(signal.SIGHUP)
             await until(lambda before=before: not workers_of(served) & before)  # type: ignore[misc]
