@@ -22,6 +22,7 @@ from perdure._core.ids import Kind, RandomBytes
 from perdure._core.states import StreamStep
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, note
+from perdure.read_marks import ReadMarks
 from perdure.settings import Settings
 from perdure.spans import Replay
 from perdure.store.base import Event
@@ -253,6 +254,7 @@ class Reader:
                 self.replay = self.replay.at(cursor, end=self.live_from)
             self.cursor = cursor
             stream.delivered = max(stream.delivered, cursor)
+            self._hub.marks.moved(stream)
             if not stream.writes:
                 self._hub.registry.progressed(self)
             stream.moved()
@@ -338,12 +340,14 @@ class Hub:
         self,
         settings: Settings,
         counters: Counters,
+        marks: ReadMarks,
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         random: RandomBytes,
     ) -> None:
         self.counters = counters
+        self.marks = marks
         self.clock = clock
         self.monotonic = monotonic
         self.random = random
@@ -390,6 +394,7 @@ class Hub:
         if stream.reader is reader:
             stream.reader = None
             stream.lost_at = self.arrive()
+            self.marks.left(stream)
             if not (stream.over or stream.foreign is not None):
                 stream.advance(StreamStep.READER_LOST)
             if reader.registered is not None:

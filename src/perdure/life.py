@@ -28,6 +28,7 @@ from perdure.letters import Letters
 from perdure.neighbours import Neighbours
 from perdure.node import Node
 from perdure.observe import Counters, note
+from perdure.read_marks import ReadMarks
 from perdure.sessions import Sessions
 from perdure.settings import Settings
 from perdure.settling import Settler
@@ -86,6 +87,7 @@ async def living(
         house, neighbours, liveness = await _furnish(server, state, store, settings, counters)
         stack.push_async_callback(_leave, house)
         stack.push_async_callback(house.journal.aclose)
+        stack.callback(house.hub.marks.close)
         sessions = Sessions(house)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(house, sessions, monotonic=time.monotonic)
@@ -123,7 +125,7 @@ async def _furnish(
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds)
-    hub = Hub(settings, counters, clock=time.time, monotonic=time.monotonic, random=random)
+    hub = Hub(settings, counters, ReadMarks(journal), clock=time.time, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
     house = House(

@@ -32,6 +32,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     opened (`SessionEnded`).
 13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several who change a
     chain from what they have all seen, one succeeds, in whatever process; what it wrote is durable (3).
+14. **Read this far.** How far a stream's readers have got only moves forward, and never beyond what was appended in the
+    generation in which they read it: an event that took the number of a lost one counts as unread.
 """
 
 from __future__ import annotations
@@ -103,6 +105,10 @@ class StreamRecord:
     last: int = 0
     """The highest sequence number ever appended, whether retained or not."""
     sealed: bool = False
+    delivered: int = 0
+    """How far its readers have got, as far as it was written (14)."""
+    unread: bool = False
+    """The reader of this call's stream was lost before the end, and no reader has come to the end since."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,6 +338,17 @@ class LeaveReader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """Readers of a stream have got this far, in this generation (14). Nothing if the stream is not there."""
+
+    stream: StreamId
+    generation: int
+    through: int
+    unread: bool = False
+    """From now on it counts as a call's stream whose reader was lost before the end; or it does not any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Post:
     """A message for a node, who is given a hint.
 
@@ -366,6 +383,7 @@ Step = (
     | PutReader
     | MoveReader
     | LeaveReader
+    | Reached
     | Post
     | Received
 )
@@ -405,6 +423,10 @@ class Events(Protocol):
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""
+        ...
+
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        """A session's streams that count as unread (`Reached`), the oldest first."""
         ...
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:

@@ -40,6 +40,7 @@ from perdure.store.base import (
     PutCall,
     PutReader,
     PutSession,
+    Reached,
     ReaderRecord,
     Received,
     Refusals,
@@ -132,6 +133,8 @@ class MemoryStore(MemoryNodes):
             case LeaveReader() if found := self._streams.get(step.stream):
                 if found.reader is not None and found.reader.reader == step.reader:
                     found.reader = None
+            case Reached() if found := self._streams.get(step.stream):
+                found.record = _reached(found, step)
         return None
 
     def _open(self, step: OpenStream) -> IdTaken | SessionEnded | None:
@@ -227,6 +230,9 @@ class MemoryStore(MemoryNodes):
 
     async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
         return [self._streams[stream].record for stream in streams if stream in self._streams]
+
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        return [stream for stream in await self.streams(session) if stream.unread]
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         return [_kept(stream) for stream in self._of_session.get(session, {}).values() if stream.record.sealed]
@@ -364,6 +370,13 @@ def _changed(session: SessionRecord, step: ChangeSession | Stick) -> SessionReco
         result=session.result if step.result is None else step.result,
         initialized=session.initialized if step.initialized is None else step.initialized,
     )
+
+
+def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
+    record = stream.record
+    ends = {ended.generation: ended.end for ended in stream.generations} | {record.generation: record.last}
+    through = min(step.through, ends.get(step.generation, 0))
+    return replace(record, delivered=max(record.delivered, through), unread=step.unread)
 
 
 def _name(call: CallRecord) -> tuple[SessionId, int, int | str]:
