@@ -125,6 +125,10 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.written_by(node)
 
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        await _fail(self.reads)
+        return await self._inner.unread(session)
+
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         await _fail(self.reads)
         return await self._inner.kept(session)
