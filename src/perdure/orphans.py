@@ -20,7 +20,7 @@ from perdure._core import mail, orphan
 from perdure._core.ids import Kind, NodeId, Position
 from perdure._core.orphan import Orphan
 from perdure._core.states import SessionState
-from perdure.errors import SessionEnded, StoreError
+from perdure.errors import StoreError
 from perdure.ledger import Call, name_of
 from perdure.messages import encode_notification
 from perdure.observe import note
@@ -111,7 +111,11 @@ class Orphans:
 
     def _spawn(self, *, here: bool) -> None:
         task = asyncio.create_task(self._tell(here=here), name="perdure-orphans")
-        self._tasks = (*(task for task in self._tasks if not task.done()), task)
+        self._tasks += (task,)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, done: asyncio.Task[None]) -> None:
+        self._tasks = tuple(task for task in self._tasks if task is not done)
 
     async def _tell(self, *, here: bool) -> None:
         if self._session.state is SessionState.ENDED:
@@ -119,9 +123,11 @@ class Orphans:
         try:
             for call in self._session.exchange.calls.all_running():
                 self._tell_running(call)
-            await self._tell_unread(here=here)
-        except (StoreError, SessionEnded) as failure:
-            note(logging.WARNING, "orphans.untold", f"a client could not be told of its calls: {failure}")
+            async with self._session.house.hub.marks.one_at_a_time:
+                await self._tell_unread(here=here)
+        except StoreError as failure:
+            note(logging.DEBUG, "orphans.untold", f"a client is told of its calls later, the store fails: {failure}")
+            self.give_time()
 
     def _tell_running(self, call: Call) -> None:
         if call.told_at > self._begun_at or not self._is_due(call.stream):

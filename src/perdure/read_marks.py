@@ -28,6 +28,8 @@ class ReadMarks:
         self._journal = journal
         self._unwritten: dict[StreamId, Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self.one_at_a_time = asyncio.Lock()
+        """For whoever looks for unread calls: thousands of clients may come at once, and their requests go first."""
 
     def moved(self, stream: Stream) -> None:
         """A reader has got further; which is of interest on a standalone stream only."""

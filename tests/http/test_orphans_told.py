@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from perdure._core.ids import Kind, SessionId
 from perdure._core.orphan import METHOD
 from perdure.orphans import MOST_TOLD
+from perdure.store import MemoryStore
 from perdure.store.base import Reached
+from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.site import Site, serve, until
 from tests.support.wire import Message, Peer, Wire, progress_of, text_of
 from tests.support.workshop import Workshop
@@ -241,6 +244,47 @@ async def test_a_handshake_is_no_call_to_be_told_of(site: Site, shop: Workshop, 
     await site.store.commit([Reached(stream=handshake.id, generation=1, through=0, unread=True)])
     await _nothing_is_told(site, shop, peer, await peer.get())
     assert await site.store.unread(SessionId(peer.session)) == []
+
+
+async def test_what_the_store_cannot_say_in_time_is_told_later(caplog: pytest.LogCaptureFixture) -> None:
+    """Promise 4: a store that fails at the moment of telling delays it."""
+    shop, store = Workshop(), FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, retry=0.1) as site:
+        peer = await site.join()
+        call = await begin(shop, peer, 1, seen=1, id=7)
+        await lose(site, peer, call)
+        shop.open("g/1")
+        await until(lambda: shop.seen)
+        standalone = await peer.get()
+        await standalone.event()
+        with caplog.at_level(logging.DEBUG, "perdure"):
+            store.reads = Fault.RAISES
+            await until(lambda: "orphans.untold" in {getattr(record, "action", "") for record in caplog.records})
+            store.works()
+        assert told(await standalone.message())["state"] == "ended"
+
+
+async def test_how_far_readers_have_got_is_written_once_the_store_is_back() -> None:
+    """Promise 7: while it fails, nothing is held for that; then one step says it all."""
+    shop, store = Workshop(), FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, complaint="the store fails") as site:
+        peer = await site.join()
+        standalone = await peer.get()
+        await standalone.event()
+        store.writes = Fault.RAISES
+        await peer.result("announce", n=3)
+        await standalone.messages(3)
+        await standalone.drop()
+        assert site.app.counters.outages == 1
+        assert await _delivered(site, peer) == 0
+        store.works()
+        await until(lambda: _delivered(site, peer))
+        assert await _delivered(site, peer) == 3
+
+
+async def _delivered(site: Site, peer: Peer) -> int:
+    [record] = [s for s in await site.store.streams(SessionId(peer.session)) if s.kind is Kind.STANDALONE]
+    return record.delivered
 
 
 # Cancelling
