@@ -154,7 +154,9 @@ class Exchange(RuntimeHolder):
     def goes_standalone(self, call: Call) -> bool:
         """What belongs to this call finds nobody on the call's own stream."""
         stream = call.stream
-        return self.session.house.settings.json_response or (stream.reader is None and self.session.is_orphan(stream))
+        return self.session.house.settings.json_response or (
+            stream.reader is None and self.session.orphans.is_orphan(stream)
+        )
 
     def _emit_answer(self, message: JSONRPCResponse | JSONRPCError) -> Flow | None:
         call = self.calls.numbered(message.id)

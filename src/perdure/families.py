@@ -53,6 +53,7 @@ COUNTED = {
     "events_appended": "Events appended to streams.",
     "events_replayed": "Events that a reader got from further back than the moment it came.",
     "gaps": "Gaps told to readers: events that are no longer there.",
+    "orphans_told": "Times that a client was told of a call whose position it had lost.",
     "positions_lost": "Positions that could not be honoured.",
     "take_overs": "Readers ended because a newer one took their stream.",
     "slow_readers_ended": "Readers ended because they took nothing for stream_timeout.",

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from perdure._core import mail
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
+from perdure._core.orphan import read_call
 from perdure.asks import node_of_ask
 from perdure.errors import NodeGone, StoreUnavailable
 from perdure.observe import note
@@ -61,13 +62,21 @@ async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
     request_id = params.get("requestId")
     if not isinstance(request_id, str | int) or isinstance(request_id, bool):
         return
-    incarnation = session.record.incarnation
-    if session.exchange.cancel(request_id, incarnation=incarnation, params=params):
-        return
-    house = session.house
+    # An id of this incarnation; or the name of a call that is an orphan, which holds in any incarnation.
+    named = (session.record.incarnation, request_id), read_call(request_id)
+    for incarnation, name in filter(None, named):
+        cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
+        if await _cancel(session, cancelled):
+            return
+
+
+async def _cancel(session: Session, cancelled: mail.Cancelled) -> bool:
+    """Cancel a call, in whatever process it runs or waits. Tells whether there is one."""
+    house, incarnation, request_id = session.house, cancelled.incarnation, cancelled.request_id
+    if session.exchange.cancel(request_id, incarnation=incarnation, params=cancelled.params):
+        return True
     if house.neighbours.alone and not session.waits:
-        return
-    cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=request_id, params=params)
+        return False
 
     async def running() -> CallRecord | None:
         asked = house.store.open_call(session.id, incarnation=incarnation, request_id=request_id)
@@ -80,11 +89,12 @@ async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
         row = None if holders else await running()
     stream = None if row is None else await house.journal.within_time(house.store.stream(row.stream))
     if stream is None or not stream.node:
-        return
+        return False
     if stream.node == house.node:
         await house.neighbours.cancel_waiting(cancelled)
     else:
         await _tell(session, stream.node, cancelled)
+    return True
 
 
 async def _tell(session: Session, node: NodeId, message: mail.Message) -> bool:

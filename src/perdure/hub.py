@@ -23,6 +23,7 @@ from perdure._core.states import StreamStep
 from perdure.chores import Chores
 from perdure.errors import StoreUnavailable
 from perdure.observe import Counters, PeerLog
+from perdure.read_marks import ReadMarks
 from perdure.settings import Settings
 from perdure.spans import Replay
 from perdure.store.base import READ_BYTES, Event
@@ -258,6 +259,7 @@ class Reader:
                 self.replay = self.replay.at(cursor, end=self.live_from)
             self.cursor = cursor
             stream.delivered = max(stream.delivered, cursor)
+            self._hub.marks.moved(stream)
             if not stream.writes:
                 self._hub.registry.progressed(self)
             stream.moved()
@@ -346,6 +348,7 @@ class Hub:
         settings: Settings,
         counters: Counters,
         peers: PeerLog,
+        marks: ReadMarks,
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
@@ -353,6 +356,7 @@ class Hub:
     ) -> None:
         self.counters = counters
         self.peers = peers
+        self.marks = marks
         self.clock = clock
         self.monotonic = monotonic
         self.random = random
@@ -402,6 +406,7 @@ class Hub:
         if stream.reader is reader:
             stream.reader = None
             stream.lost_at = self.arrive()
+            self.marks.left(stream)
             if not (stream.over or stream.foreign is not None):
                 stream.advance(StreamStep.READER_LOST)
             if reader.registered is not None:

@@ -19,7 +19,9 @@ def begin_incarnation(session: Session, *, here: bool) -> None:
             _end_reader(session, stream)
             if here:  # otherwise one elsewhere may be of this incarnation already
                 _end_elsewhere(session, stream)
-    session.attached()  # after its readers have left, so that they count as lost before
+    session.orphans.begun()  # after its readers have left, so that they count as lost before
+    if here:
+        session.orphans.give_time()
     session.exchange.asks.repeat()
 
 

@@ -56,6 +56,8 @@ class Call:
     """Of a call that runs again: what was sent before. Only what is greater is sent."""
     logged: Counter[bytes] | None = None
     """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
+    told_at: int = 0
+    """When its client was told that it is an orphan, as an arrival number of the hub's."""
 
     @property
     def key(self) -> Key:
@@ -227,9 +229,15 @@ def rows(
 def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: dict[str, Any] | None) -> bytes:
     """The answer to a request that was interrupted and may not run again (promise 3)."""
     data = {"outcome": "unknown", "reason": reason, "method": method}
-    if params and isinstance(name := params.get("name", params.get("uri")), str):
+    if (name := name_of(params)) is not None:
         data["name"] = name
     return error_payload(request_id, OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+
+
+def name_of(params: dict[str, Any] | None) -> str | None:
+    """The tool's or the prompt's name or the resource's URI, where a request has one."""
+    name = params.get("name", params.get("uri")) if params else None
+    return name if isinstance(name, str) else None
 
 
 def error_payload(request_id: int | str | None, code: int, message: str, data: object = None) -> bytes:

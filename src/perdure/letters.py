@@ -41,6 +41,11 @@ class Letters:
                 await self._reading(message)
             case mail.Missed():
                 self._missed(message)
+            case mail.Lost():
+                self._lost(message)
+            case mail.Unread():
+                if (session := await self._sessions.load(message.session)) is not None:
+                    session.orphans.time_has_passed_elsewhere()
             case mail.Here():
                 if (session := self._sessions.held(message.session)) is not None:
                     session.touch()
@@ -77,7 +82,7 @@ class Letters:
         if message.incarnation > session.record.incarnation:
             await self._sessions.load(message.session)  # which begins the incarnation
         else:
-            session.attached()
+            session.orphans.begun()
 
     async def _reading(self, message: mail.Reading) -> None:
         session = self._sessions.held(message.session)
@@ -87,6 +92,11 @@ class Letters:
         if stream is not None:
             await self._look_who_writes(stream)
             await self._neighbours.look_who_reads(stream)
+
+    def _lost(self, message: mail.Lost) -> None:
+        session = self._sessions.held(message.session)
+        if session is not None and session.standalone.reader is not None:
+            session.orphans.give_time()
 
     def _missed(self, message: mail.Missed) -> None:
         session = self._sessions.held(message.session)

@@ -29,6 +29,7 @@ from perdure.letters import Letters
 from perdure.neighbours import Neighbours
 from perdure.node import Node
 from perdure.observe import Counters, PeerLog, note
+from perdure.read_marks import ReadMarks
 from perdure.sessions import Sessions
 from perdure.settings import Settings
 from perdure.settling import Settler
@@ -99,6 +100,7 @@ async def living(
         house, neighbours, liveness = await _furnish(server, state, store, settings, counters)
         stack.push_async_callback(_leave, house, liveness)
         stack.push_async_callback(house.journal.aclose)
+        stack.callback(house.hub.marks.close)
         sessions = Sessions(house)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(house, sessions, monotonic=time.monotonic)
@@ -137,8 +139,8 @@ async def _furnish(
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
-    peers = PeerLog()
-    hub = Hub(settings, counters, peers, clock=store.clock, monotonic=time.monotonic, random=random)
+    peers, marks = PeerLog(), ReadMarks(journal)
+    hub = Hub(settings, counters, peers, marks, clock=store.clock, monotonic=time.monotonic, random=random)
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
     house = House(

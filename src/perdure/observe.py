@@ -98,6 +98,8 @@ class Counters:
     events_replayed: int = 0
     """Events that a resumed reader got from further back than the moment it attached."""
     gaps: int = 0
+    orphans_told: int = 0
+    """Calls of which a client was told that had lost their positions: that they run, or that they have ended."""
     positions_lost: int = 0
     take_overs: int = 0
     slow_readers_ended: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perdure._core.ids import Kind, NodeId, StreamId
+from perdure.errors import StoreUnavailable
 from perdure.ledger import POSITION_LOST, error_payload
 from perdure.store.base import Event
 from perdure.streams import Stream
@@ -65,6 +67,20 @@ async def catch_up(session: Session, stream: Stream) -> None:
     if stream.kind is Kind.CALL:  # it may be over, and let go of: but its reader comes now
         session.streams.setdefault(stream.id, stream)
         stream.on_settled = stream.on_settled or session.let_go
+
+
+async def look_how_far(session: Session) -> None:
+    """See how far readers at other nodes have got on the standalone stream. While the store fails, what is known here
+    counts."""
+    house, stream = session.house, session.standalone
+    if house.neighbours.alone:
+        return
+    with contextlib.suppress(StoreUnavailable):
+        record = await house.journal.within_time(house.store.stream(stream.id))
+        if record is not None:
+            stream.follow(record)
+            if record.generation == stream.generation:
+                stream.delivered = max(stream.delivered, record.delivered)
 
 
 async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:

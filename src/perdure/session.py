@@ -28,6 +28,7 @@ from perdure.house import House
 from perdure.incarnations import begin_incarnation
 from perdure.ledger import Call, rows
 from perdure.observe import note
+from perdure.orphans import Orphans
 from perdure.record_keeping import RecordKeeper
 from perdure.retained import Retained
 from perdure.store.base import (
@@ -52,9 +53,9 @@ class Session(RecordKeeper):
     __slots__ = (
         "_tells_by_log",
         "_users",
-        "attached_at",
         "exchange",
         "home",
+        "orphans",
         "retained",
         "seen",
         "standalone",
@@ -70,8 +71,7 @@ class Session(RecordKeeper):
         self.streams: dict[StreamId, Stream] = {}
         self.retained = Retained(house.limits)
         self.exchange = Exchange(self)
-        self.attached_at = 0
-        """When its client was last here anew, as an arrival number of the hub's (R5)."""
+        self.orphans = Orphans(self)
         self.waits = False
         """Calls of it wait for their principal to come back."""
         self._tells_by_log = _declares_logging(record.result)
@@ -237,6 +237,7 @@ class Session(RecordKeeper):
 
         The runtime goes first, because what it still said behind the release would be refused.
         """
+        self.orphans.close()
         await self.exchange.drop_runtime()
         if self.home.here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
@@ -273,21 +274,12 @@ class Session(RecordKeeper):
             await self._close("The session has ended")
 
     async def _close(self, reason: str) -> None:
+        self.orphans.close()
         await self.exchange.aclose(reason)
         self.standalone.advance(StreamStep.SESSION_ENDED)
         for stream in (self.standalone, *self.streams.values()):
             if stream.reader is not None and not (stream.writes and stream.sealed):
                 stream.reader.end()
-
-    # Whether the client is there
-
-    def attached(self) -> None:
-        """The client is here anew, without positions of calls whose readers it lost (R5)."""
-        self.attached_at = self.house.hub.arrive()
-
-    def is_orphan(self, stream: Stream) -> bool:
-        """Nobody reads this call's stream, and its client has come back since without asking for it."""
-        return not stream.is_read and stream.lost_at < self.attached_at and stream.lost_at > 0
 
     # Streams that are over
 
@@ -295,6 +287,7 @@ class Session(RecordKeeper):
         """A call's stream is over and nobody reads: from now on the store alone knows it."""
         self.let_go(stream)
         if self.state is not SessionState.ENDED:
+            self.orphans.ended(stream)
             self.retained.add(stream.kept, time=self.house.clock())
             self.enforce_limits()
 

@@ -359,6 +359,8 @@ class Sessions:
 
     async def aclose(self) -> None:
         """Drop every runtime; nothing is ended, nothing is told."""
+        for session in self._by_id.values():
+            session.orphans.close()
         await asyncio.gather(*(session.exchange.drop_runtime() for session in list(self._by_id.values())))
 
 

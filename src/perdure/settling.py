@@ -256,10 +256,23 @@ class Settler:
 
     def take_over(self, session: Session | None, claimed: StreamRecord, *, owed: int) -> Stream:
         if session is not None:
-            return session.take_over(claimed, owed=owed)
-        stream = self._house.stream(claimed, writes=True, owed=owed)
-        self._house.neighbours.now_written_here(stream)
+            stream = session.take_over(claimed, owed=owed)
+        else:
+            stream = self._house.stream(claimed, writes=True, owed=owed)
+            self._house.neighbours.now_written_here(stream)
+        if not stream.is_read:
+            self._lost_its_reader(session, stream)
         return stream
+
+    def _lost_its_reader(self, session: Session | None, stream: Stream) -> None:
+        """The reader went with the node. Its client may be here, or at another node, and never ask for the call."""
+        house = self._house
+        house.hub.marks.lost(stream)
+        if session is not None and session.standalone.reader is not None:
+            session.orphans.give_time()
+        told = mail.encode(mail.Lost(session=stream.session))
+        if posts := [Post(node=node, message=told) for node in house.neighbours.others]:
+            house.journal.put(Steps(posts))
 
     async def _verdict(self, owner: SessionRecord, call: Left, round_: Round) -> Verdict:
         if call.request is None:

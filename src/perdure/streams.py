@@ -87,6 +87,7 @@ class Stream:
         "kind",
         "last",
         "lost_at",
+        "marked_unread",
         "node",
         "on_also",
         "on_grown",
@@ -117,7 +118,10 @@ class Stream:
         self.last = self.visible = self.durable = record.last
         self._show(record)
         self.writes = writes
-        self.delivered = 0
+        self.delivered = record.delivered
+        """How far its readers have got."""
+        self.marked_unread = record.unread
+        """The store has it down as a call's whose reader was lost before the end."""
         self.owed = owed
         self.state = StreamState.SEALED if record.sealed else StreamState.DETACHED
         self.reader: Reader | None = None
@@ -176,6 +180,8 @@ class Stream:
             self._lose((), shown=self.durable)
         grown = record.last > self.visible
         self.last = self.visible = self.durable = max(self.visible, record.last)
+        self.delivered = max(self.delivered, record.delivered)
+        self.marked_unread = record.unread
         if record.sealed and not self.over:
             self.advance(StreamStep.LAST_RESPONSE)
         if self.reader is not None and (grown or self.over):
@@ -200,7 +206,8 @@ class Stream:
         self._finals = tuple(seq for seq in self._finals if seq <= record.last)
         self.last = self.visible = self.durable = record.last
         self._forget_sizes()
-        self.delivered = min(self.delivered, record.last)
+        self.delivered = max(min(self.delivered, record.last), record.delivered)
+        self.marked_unread = record.unread
         self.owed = owed
         self._pace()
         self._end_reader_beyond(record.last)
@@ -220,6 +227,7 @@ class Stream:
         before, self.foreign = self.foreign, record
         if record is None:
             self.lost_at = arrival
+            self.marked_unread = self.kind is Kind.CALL  # so its node wrote, unless it had read to the end
         if record is not None and self.reader is not None:
             self.reader.end()  # the newest wins
         if record is not None:
@@ -232,6 +240,11 @@ class Stream:
     def is_read(self) -> bool:
         """Somebody reads it, here or elsewhere."""
         return self.reader is not None or self.foreign is not None
+
+    @property
+    def is_read_through(self) -> bool:
+        """Readers have got to its end."""
+        return self.state is StreamState.SEALED and self.delivered >= self.last
 
     def _read_through(self) -> int | None:
         """As far as its reader has got; `None` if nobody reads."""

@@ -137,10 +137,10 @@ async def test_a_first_get_changes_nothing_for_calls_that_are_read(site: Site, s
     assert progress_of((await logged(site, peer))["standalone"]) == []
 
 
-async def test_a_get_with_a_position_of_the_standalone_stream_makes_no_orphans(
+async def test_a_get_with_a_position_of_the_standalone_stream_makes_no_orphans_of_calls_that_are_resumed(
     site: Site, shop: Workshop, peer: Peer
 ) -> None:
-    """R5: who kept that position has not begun anew, and kept the others too."""
+    """R5: a client that kept that position may have kept the others too, and gets the time to use them."""
     standalone = await peer.get()
     await standalone.event()
     call = await counting(peer, 2)

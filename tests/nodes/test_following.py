@@ -18,6 +18,7 @@ from perdure.hub import Hub
 from perdure.journal import Journal
 from perdure.neighbours import Neighbours
 from perdure.observe import Counters, PeerLog
+from perdure.read_marks import ReadMarks
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import PutReader, ReaderRecord
@@ -172,11 +173,13 @@ async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
     await store.join(NodeId("left"))
     await store.leave(NodeId("left"))
     settings, counters = Settings(), Counters()
-    hub = Hub(settings, counters, PeerLog(), clock=time.time, monotonic=time.monotonic, random=os.urandom)
+    journal = Journal(store, settings, counters)
+    peers, marks = PeerLog(), ReadMarks(journal)
+    hub = Hub(settings, counters, peers, marks, clock=time.time, monotonic=time.monotonic, random=os.urandom)
     neighbours = Neighbours(
         node=NodeId("here"),
         store=store,
-        journal=Journal(store, settings, counters),
+        journal=journal,
         hub=hub,
         liveness=store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic),
         lag=100,

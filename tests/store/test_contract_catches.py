@@ -26,6 +26,7 @@ from perdure.store.base import (
     Post,
     PutCall,
     PutSession,
+    Reached,
     Received,
     Refusals,
     Refused,
@@ -334,6 +335,28 @@ class FailsNamelessly(MemoryStore):
         return await super().commit(steps)
 
 
+class TakesReadersBack(MemoryStore):
+    """Believes whoever spoke last about how far readers have got."""
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        for step in steps:
+            if isinstance(step, Reached) and (found := self._streams.get(step.stream)):
+                found.record = replace(found.record, delivered=0)
+        return super().commit_now(steps)
+
+
+class CountsLostEventsAsRead(MemoryStore):
+    """Takes the number of an event that was lost for the one that has its place now."""
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        return super().commit_now([self._of_now(step) for step in steps])
+
+    def _of_now(self, step: Step) -> Step:
+        if isinstance(step, Reached) and (found := self._streams.get(step.stream)):
+            return replace(step, generation=found.record.generation)
+        return step
+
+
 @pytest.mark.parametrize(
     ("broken", "promise"),
     [
@@ -369,6 +392,8 @@ class FailsNamelessly(MemoryStore):
         (ChangesWhateverIsThere, "promise 13 of several"),
         (KeepsChainsOfEndedSessions, "promise 13 a chain ends"),
         (ForgetsNoChain, "promise 13 a session has one"),
+        (TakesReadersBack, "promise 19 how far"),
+        (CountsLostEventsAsRead, "promise 19 an event in the place"),
         (KeepsTheStamp, "equal stamps"),
     ],
 )

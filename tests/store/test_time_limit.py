@@ -16,6 +16,7 @@ import pytest
 
 from perdure.errors import StoreUnavailable
 from perdure.store._sqlite_file import open_writer
+from perdure.store._sqlite_identity import Identity
 from perdure.store._sqlite_readers import THREADS, ReaderPool
 from perdure.store._sqlite_writer import Writer
 from perdure.store.time_limit import TICKS, TimeLimit

@@ -136,6 +136,10 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.forwarded_to(node)
 
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        await _fail(self.reads)
+        return await self._inner.unread(session)
+
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         await _fail(self.reads)
         return await self._inner.kept(session)

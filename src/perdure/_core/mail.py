@@ -65,6 +65,20 @@ class Reading:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """To everybody: a call of this session lost its reader together with its node."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unread:
+    """To a node that writes calls without a reader: their client, at another node, has had the time to resume them."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Missed:
     """To everybody: an ask waits at this node, whose client has not been seen there for a while."""
 
@@ -87,7 +101,7 @@ class Ended:
     reason: str
 
 
-Message = AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Missed | Here | Ended
+Message = AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Lost | Unread | Missed | Here | Ended
 
 _KINDS: dict[str, type[Message]] = {
     "ask-answered": AskAnswered,
@@ -96,6 +110,8 @@ _KINDS: dict[str, type[Message]] = {
     "attached": Attached,
     "waiting": Waiting,
     "reading": Reading,
+    "lost": Lost,
+    "unread": Unread,
     "missed": Missed,
     "here": Here,
     "ended": Ended,

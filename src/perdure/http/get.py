@@ -16,7 +16,7 @@ from perdure.http.desk import Desk, Headers
 from perdure.http.streamed import Streamed
 from perdure.hub import BATCH, gap_frames, warning_frames
 from perdure.incarnations import tell_attached
-from perdure.replayed import catch_up, find_stream
+from perdure.replayed import catch_up, find_stream, look_how_far
 from perdure.session import Session
 from perdure.streams import Stream
 
@@ -74,7 +74,9 @@ class Get:
     async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed | None:
         """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
         stream, cursor, told, named = start
+        stream.delivered = max(stream.delivered, cursor)  # the client has it; or it is told now that it is gone
         if stream.state is StreamState.SEALED and cursor >= stream.last:
+            self._house.hub.marks.left(stream)
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
         ahead = await stream.read(after=cursor, limit=BATCH)
         if not named and stream.delivered > cursor:
@@ -86,14 +88,16 @@ class Get:
         if stream is session.standalone:
             self._house.counters.standalone_readers += 1
             if not named:
-                session.attached()
+                session.orphans.begun()
                 tell_attached(session)
+            session.orphans.give_time()
         return self._desk.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
 
     async def _start(self, session: Session, text: str) -> _Start:
         """What to read, and from where. Without a position: the standalone stream from where its readers had got to,
-        so that what was sent while nobody was there still arrives."""
+        in whatever process, so that what was sent while no reader was there still arrives."""
         if not text:
+            await look_how_far(session)
             return _Start(session.standalone, session.standalone.delivered, named=False)
         self._house.counters.resumes += 1
         position = parse_position(text)

@@ -72,6 +72,9 @@ class Reads:
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         return await self._all("streams_of_node", rows.stream_record, node)
 
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        return await self._all("unread_streams", rows.stream_record, session)
+
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         return await self._all("kept_of_session", rows.kept_record, session)
 

@@ -113,7 +113,7 @@ def stream_row(record: StreamRecord, *, listed: bool) -> Row:
 
 
 def stream_record(row: Row) -> StreamRecord:
-    version, id_, session, kind, node, fence, opened, generation, last, sealed = row
+    version, id_, session, kind, node, fence, opened, generation, last, sealed, delivered, unread = row
     _known(version, f"stream {id_}")
     return StreamRecord(
         id=id_,
@@ -125,6 +125,8 @@ def stream_record(row: Row) -> StreamRecord:
         generation=generation,
         last=last,
         sealed=bool(sealed),
+        delivered=delivered,
+        unread=bool(unread),
     )
 
 

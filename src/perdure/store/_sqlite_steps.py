@@ -47,6 +47,7 @@ from perdure.store.base import (
     PutCall,
     PutReader,
     PutSession,
+    Reached,
     Received,
     Refusals,
     Refused,
@@ -101,6 +102,7 @@ class Steps:
             PutReader: self._put_reader,
             MoveReader: self._move_reader,
             LeaveReader: self._leave_reader,
+            Reached: self._reached,
             Post: self._post,
             Received: self._received,
         }
@@ -305,6 +307,10 @@ class Steps:
 
     def _leave_reader(self, step: LeaveReader) -> None:
         self._cursor.execute(_SQL["leave_reader"], (step.stream, step.reader))
+
+    def _reached(self, step: Reached) -> None:
+        values = {"stream": step.stream, "generation": step.generation, "through": step.through, "unread": step.unread}
+        self._cursor.execute(_SQL["reach"], values)
 
     # Mail
 

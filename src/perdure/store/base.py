@@ -46,6 +46,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     with `unused_since` leave it alone.
 18. **One clock.** `clock` tells all nodes that live at the same time the same time, nearly, and does not jump,
     whatever their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
+19. **Read this far.** How far a stream's readers have got only moves forward, and never beyond what was appended in the
+    generation in which they read it: an event that took the number of a lost one counts as unread.
 """
 
 from __future__ import annotations
@@ -127,6 +129,10 @@ class StreamRecord:
     last: int = 0
     """The highest sequence number ever appended, whether retained or not."""
     sealed: bool = False
+    delivered: int = 0
+    """How far its readers have got, as far as it was written (19)."""
+    unread: bool = False
+    """The reader of this call's stream was lost before the end, and no reader has come to the end since."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -418,6 +424,17 @@ class LeaveReader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """Readers of a stream have got this far, in this generation (19). Nothing if the stream is not there."""
+
+    stream: StreamId
+    generation: int
+    through: int
+    unread: bool = False
+    """From now on it counts as a call's stream whose reader was lost before the end; or it does not any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Post:
     """A message for a node, who is given a hint.
 
@@ -453,6 +470,7 @@ Step = (
     | PutReader
     | MoveReader
     | LeaveReader
+    | Reached
     | Post
     | Received
 )
@@ -503,6 +521,10 @@ class Events(Protocol):
 
     async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams for which forwarded messages wait, and which a node writes, or none that has joined."""
+        ...
+
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        """A session's streams that count as unread (`Reached`), the oldest first."""
         ...
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:

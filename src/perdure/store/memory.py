@@ -44,6 +44,7 @@ from perdure.store.base import (
     PutCall,
     PutReader,
     PutSession,
+    Reached,
     ReaderRecord,
     Received,
     Refusals,
@@ -139,6 +140,8 @@ class MemoryStore(MemoryNodes):
             case LeaveReader() if found := self._streams.get(step.stream):
                 if found.reader is not None and found.reader.reader == step.reader:
                     found.reader = None
+            case Reached() if found := self._streams.get(step.stream):
+                found.record = _reached(found, step)
         return None
 
     def _put_session(self, step: PutSession) -> TooManySessions | None:
@@ -286,6 +289,9 @@ class MemoryStore(MemoryNodes):
     async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
         return [self._streams[stream].record for stream in streams if stream in self._streams]
 
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        return [stream for stream in await self.streams(session) if stream.unread]
+
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         return [_kept(stream) for stream in self._of_session.get(session, {}).values() if stream.record.sealed]
 
@@ -428,6 +434,13 @@ def _changed(session: SessionRecord, step: ChangeSession | Stick) -> SessionReco
 def _caller(session: SessionRecord) -> tuple[str, str]:
     """Whose session it is: a name, or an address."""
     return session.owner, session.address
+
+
+def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
+    record = stream.record
+    ends = {ended.generation: ended.end for ended in stream.generations} | {record.generation: record.last}
+    through = min(step.through, ends.get(step.generation, 0))
+    return replace(record, delivered=max(record.delivered, through), unread=step.unread)
 
 
 def _name(call: CallRecord) -> tuple[SessionId, int, int | str]:

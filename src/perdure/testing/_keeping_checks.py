@@ -1,4 +1,4 @@
-"""Promises 7, 9, 14 and 15: what is kept and what is forgotten, and failures; and the readers."""
+"""Promises 7, 9, 17, 18 and 19: what is kept and what is forgotten, failures, clocks, and how far readers have got."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from perdure.store.base import (
     OpenStream,
     PutReader,
     PutSession,
+    Reached,
     Release,
+    Store,
     Trim,
 )
 from perdure.testing._case import Case, same
@@ -73,7 +75,7 @@ async def promise_7_dropping_and_ending_take_everything(case: Case) -> None:
     same("events of the dropped stream", await numbers(case.store, "dropped"), [])
     await put(case.store, EndSession(session=SESSION, time=9.0, reason="why"))
     ended = an_ended_session(active=9.0, ended="why")
-    nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in ("streams", "calls", "asks", "kept")}
+    nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in ("streams", "calls", "asks", "kept", "unread")}
     nothing[f"{SESSION}: chain"] = None
     same("all that is there", await picture(case.store), {"sessions": [ended]} | nothing)
     same("its reader", await case.store.reader(STREAM), None)
@@ -199,6 +201,50 @@ async def the_newest_reader_stays_when_an_older_one_leaves(case: Case) -> None:
     await put(case.store, PutReader(record=a_reader(stream="not there")), OpenAsk(record=an_ask(stream="not there")))
     same("the reader of no stream", await case.store.reader(StreamId("not there")), None)
     same("asks of no stream", list(await case.store.asks(SESSION)), [])
+
+
+async def promise_19_how_far_readers_have_got_only_moves_forward(case: Case) -> None:
+    """Whoever tells it, and in whatever order: a reader from further back takes nothing away."""
+    await case.open_stream()
+    await put(case.store, an_append(case.fence, some_events(1, 5)))
+    for through, reached in ((2, 2), (1, 2), (4, 4), (9, 5)):
+        await put(case.store, Reached(stream=STREAM, generation=1, through=through))
+        same(f"how far readers have got, told {through}", await _delivered(case.store), reached)
+    await put(case.store, Reached(stream=StreamId("not there"), generation=1, through=1))
+    same("the stream that is not there", await case.store.stream(StreamId("not there")), None)
+
+
+async def promise_19_an_event_in_the_place_of_a_lost_one_is_unread(case: Case) -> None:
+    """A reader was shown 5, of which the store got 3; another writer has given the numbers 4 and 5 to other events."""
+    await case.open_stream()
+    await put(case.store, an_append(case.fence, some_events(1, 3)))
+    claimed = await case.store.claim(STREAM, node=NODE, held=case.fence)
+    if claimed is None:
+        raise AssertionError("the stream could not be claimed")
+    await put(case.store, an_append(claimed.fence, some_events(4, 6)))
+    await put(case.store, Reached(stream=STREAM, generation=1, through=5))
+    same("how far readers have got, told of the lost ones", await _delivered(case.store), 3)
+    await put(case.store, Reached(stream=STREAM, generation=7, through=5))
+    same("how far readers have got, told of a generation that never was", await _delivered(case.store), 3)
+    await put(case.store, Reached(stream=STREAM, generation=2, through=5))
+    same("how far readers have got, told of the new ones", await _delivered(case.store), 5)
+
+
+async def _delivered(store: Store) -> int:
+    record = await store.stream(STREAM)
+    return -1 if record is None else record.delivered
+
+
+async def calls_whose_reader_was_lost_are_known_until_they_are_read(case: Case) -> None:
+    for name in ("z", "read", "a"):
+        await case.open_stream(name)
+        await put(case.store, an_append(case.fence, some_events(1, 3), stream=name))
+        await put(case.store, Reached(stream=StreamId(name), generation=1, through=2, unread=True))
+    await put(case.store, Reached(stream=StreamId("read"), generation=1, through=3))
+    seen = [(stream.id, stream.delivered) for stream in await case.store.unread(SESSION)]
+    same("the unread streams and how far they were read", seen, [("z", 2), ("a", 2)])
+    await put(case.store, DropStream(stream=StreamId("z")), Reached(stream=StreamId("z"), generation=1, through=1))
+    same("the unread streams", [stream.id for stream in await case.store.unread(SESSION)], ["a"])
 
 
 async def what_is_retained_of_sealed_streams_is_known_in_numbers(case: Case) -> None:

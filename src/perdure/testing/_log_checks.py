@@ -20,6 +20,7 @@ from perdure.store.base import (
     PutCall,
     PutReader,
     PutSession,
+    Reached,
     Received,
     Refusals,
     Release,
@@ -179,6 +180,8 @@ async def promise_5_committing_again_changes_nothing(case: Case) -> None:
         PutReader(record=a_reader("first")),
         PutReader(record=a_reader("second", seq=2)),
         LeaveReader(stream=STREAM, reader="first"),
+        Reached(stream=STREAM, generation=1, through=2, unread=True),
+        Reached(stream=STREAM, generation=1, through=3),
         an_append(case.fence, some_events(4, 6, final=True), ends=(end,), seal=True),
     ]
     for step in history:

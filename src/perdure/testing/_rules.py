@@ -29,6 +29,7 @@ from perdure.store.base import (
     PutCall,
     PutReader,
     PutSession,
+    Reached,
     Release,
     Stick,
     Trim,
@@ -196,6 +197,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(stream=streams, reader=st.sampled_from(["old", "new"]))
     def leave_reader(self, stream: str, reader: str) -> None:
         self.twins.put(LeaveReader(stream=StreamId(stream), reader=reader))
+
+    @rule(stream=streams, generation=st.integers(1, 3), through=few, unread=st.booleans())
+    def reach(self, stream: str, generation: int, through: int, unread: bool) -> None:
+        self.twins.put(Reached(stream=StreamId(stream), generation=generation, through=through, unread=unread))
 
     # Nodes and mail
 

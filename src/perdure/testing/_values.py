@@ -151,6 +151,7 @@ async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict
         seen[f"{session}: calls"] = list(await store.calls(session))
         seen[f"{session}: asks"] = list(await store.asks(session))
         seen[f"{session}: chain"] = await store.chain_of(session)
+        seen[f"{session}: unread"] = list(await store.unread(session))
         seen[f"{session}: kept"] = list(await store.kept(session))
         for stream in streams:
             seen[f"{stream.id}: events"] = await all_events(store, stream.id)

@@ -120,6 +120,14 @@ UPDATE reader SET seq = ? WHERE stream = (SELECT key FROM stream WHERE id = ?) A
 -- leave_reader: a reader left, unless another one has taken its place
 DELETE FROM reader WHERE stream = (SELECT key FROM stream WHERE id = ?) AND reader = ?;
 
+-- reach: readers of a stream have got this far, in this generation
+UPDATE stream SET
+    delivered = max(delivered, min(:through, CASE WHEN generation = :generation THEN last ELSE
+        coalesce((SELECT g."end" FROM generation AS g WHERE g.stream = stream.key AND g.generation = :generation), 0)
+    END)),
+    unread = :unread
+WHERE id = :stream;
+
 -- read_events: the retained events of a stream after a sequence number
 SELECT e.seq, e.time, e.payload, e.final
 FROM stream AS s JOIN event AS e ON e.stream = s.key
@@ -127,14 +135,19 @@ WHERE s.id = ? AND e.seq > ?
 ORDER BY e.seq LIMIT ?;
 
 -- stream_by_id: one stream
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed FROM stream WHERE id = ?;
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM stream WHERE id = ?;
 
 -- streams_of_session: a session's streams, the oldest first
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM stream WHERE session = ? ORDER BY key;
 
+-- unread_streams: a session's calls whose readers were lost before the end, the oldest first
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM stream WHERE session = ? AND unread = 1 ORDER BY key;
+
 -- streams_of_node: the streams that a node writes, the oldest first: what is listed, and what has open calls
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM stream WHERE sealed = 0 AND key IN (
     SELECT key FROM stream WHERE node = :node AND listed = 1
     UNION SELECT s.key FROM call AS c INDEXED BY call_open JOIN stream AS s ON s.key = c.stream
@@ -298,7 +311,8 @@ WHERE id = :node
   AND NOT EXISTS (SELECT 1 FROM reader WHERE node = :node);
 
 -- streams_read_from: the streams that are read on a node
-SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed
+SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed,
+       s.delivered, s.unread
 FROM reader AS r JOIN stream AS s ON s.key = r.stream
 WHERE r.node = ? ORDER BY s.key;
 

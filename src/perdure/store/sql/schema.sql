@@ -45,7 +45,9 @@ CREATE TABLE stream (
     generation INTEGER NOT NULL CHECK (generation >= 1),
     last       INTEGER NOT NULL CHECK (last >= 0),
     sealed     INTEGER NOT NULL CHECK (sealed IN (0, 1)),
-    listed     INTEGER NOT NULL CHECK (listed IN (0, 1))
+    listed     INTEGER NOT NULL CHECK (listed IN (0, 1)),
+    delivered  INTEGER NOT NULL DEFAULT 0 CHECK (delivered >= 0),
+    unread     INTEGER NOT NULL DEFAULT 0 CHECK (unread IN (0, 1))
 );
 
 CREATE INDEX stream_of_session ON stream (session);
@@ -53,6 +55,9 @@ CREATE INDEX stream_of_session ON stream (session);
 -- What a node writes is found by its calls that have not ended ("call_open"); only a stream without such calls is listed
 -- here. An index of all would have each call write a page more when it begins, and one when it ends.
 CREATE INDEX stream_of_node ON stream (node) WHERE listed = 1;
+
+-- Few calls lose their reader and never get another.
+CREATE INDEX stream_unread ON stream (session) WHERE unread = 1;
 
 CREATE TABLE event (
     stream  INTEGER NOT NULL,

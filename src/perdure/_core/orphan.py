@@ -1,0 +1,63 @@
+"""A call whose reader was lost, as a client hears of it that came back without the call's position."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perdure._core.ids import Position
+
+METHOD = "notifications/perdure/orphan"
+
+MAX_NAME = 200
+"""Characters of a name that are told: enough for a tool's, and a resource's URI may be as long as a request."""
+
+_CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
+"""Nine digits: more incarnations than a session can have, and a number that every store can look for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Orphan:
+    """What the server says of such a call."""
+
+    incarnation: int
+    request_id: int | str
+    method: str
+    name: str | None
+    """The tool, the prompt or the resource, where the server still has the request."""
+    ended: bool
+    position: Position
+    """Behind it lies what no reader was sent; of a call that has ended, also the answer."""
+    last: int
+    """The last event on the call's own stream."""
+
+    @property
+    def call(self) -> str:
+        """The call's name in any incarnation; `notifications/cancelled` takes it as `requestId`."""
+        return f"{self.incarnation}:{self.request_id}"
+
+    @property
+    def params(self) -> dict[str, object]:
+        params: dict[str, object] = {"call": self.call, "requestId": self.request_id, "method": self.method}
+        if self.name is not None:
+            params["name"] = self.name[:MAX_NAME]
+        params |= {"state": "ended" if self.ended else "running", "position": str(self.position)}
+        if self.position.seq < self.last:
+            params |= {"from": self.position.seq + 1, "to": self.last}
+        return params
+
+    @property
+    def sentence(self) -> str:
+        """The same for people, in a log message."""
+        what = self.method if self.name is None else f"{self.method} {self.name[:MAX_NAME]}"
+        state = "has ended" if self.ended else f"still runs (cancel it as {self.call!r})"
+        if self.position.seq >= self.last:
+            return f"call {self.call} ({what}) {state}"
+        missed = f"events {self.position.seq + 1} to {self.last}{', its answer among them,' if self.ended else ''}"
+        return f"call {self.call} ({what}) {state}; {missed} can be read with Last-Event-ID {self.position}"
+
+
+def read_call(request_id: int | str) -> tuple[int, str] | None:
+    """The incarnation and the request id in a call's name; `None` if it is not such a name."""
+    match = _CALL.fullmatch(request_id) if isinstance(request_id, str) else None
+    return None if match is None else (int(match[1]), match[2])
