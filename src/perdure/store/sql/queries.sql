@@ -351,7 +351,7 @@ WHERE s.id = ? AND f.key > ? ORDER BY f.key LIMIT ?;
 DELETE FROM forward WHERE stream = ? AND key <= ?;
 
 -- forwarded_to: the streams for which messages wait, and which a node writes, or none that is there
-SELECT record, id, session, kind, node, fence, opened, generation, last, sealed
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM stream WHERE key IN (SELECT stream FROM forward)
     AND (node = ? OR NOT EXISTS (SELECT 1 FROM node WHERE id = stream.node))
 ORDER BY key;
