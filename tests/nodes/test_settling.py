@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,49 @@ async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(hous
     assert text_of(messages[-1]) == f"Bearer {TOKENS['ann']}"
     assert other_shop.seen == ["who"]
     assert shop.seen == []
+
+
+class SlowLedger(SqliteStore):
+    """Reads a session's calls, and keeps them for a while when a test says so."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.tells = asyncio.Event()
+        self.tells.set()
+        self.has_read = asyncio.Event()
+
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        found = await super().calls(session)
+        self.has_read.set()
+        await self.tells.wait()
+        return found
+
+
+async def test_a_call_that_another_node_has_begun_to_run_is_not_taken_from_it(house: House, tokens: FileTokens) -> None:
+    """Both nodes get the principal's requests. The second has seen the call wait, and looks again before it claims."""
+    slow = SlowLedger(str(house.path))
+    one, shop = await house.node(auth=tokens)
+    other, other_shop = await house.node(store=slow, auth=tokens, store_timeout=60.0)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    at_other = peer.through(other)
+    assert (await at_other.send(peer.request("ping"))).status_code == 200  # both hold the session
+    left = await ghost.take(peer.session, peer.tool("look_up", n=2, gate="g"))
+    await ghost.die()
+    for site in (one, other):
+        held = life_of(site).sessions.held(SessionId(peer.session))
+        assert held is not None
+        await until(partial(getattr, held, "waits"))
+    slow.has_read.clear()
+    slow.tells.clear()
+    asked = asyncio.create_task(at_other.send(peer.request("ping")))
+    await slow.has_read.wait()
+    resumed = await peer.get(left.position())
+    await until(lambda: shop.seen == ["looking up", "waiting at g"])
+    slow.tells.set()
+    assert (await asked).status_code == 200
+    shop.open("g")
+    assert text_of((await resumed.rest())[-1]) == "looked up 2"
+    assert other_shop.seen == []
 
 
 async def test_a_client_that_was_back_first_is_asked_to_come_again(house: House, tokens: FileTokens) -> None:
