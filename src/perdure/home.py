@@ -254,7 +254,7 @@ class Home:
                 found = house.store.forwarded(standalone.id, after=self._drawn_through)
                 page = await house.journal.within_time(found)
                 if not standalone.writes or standalone.fence != fence:
-                    return False  # lost, or claimed again: what was read may be of before
+                    return False  # lost, or claimed again: what was read may be out of date
                 if not page:
                     return True
                 for key, payload in page:

@@ -140,20 +140,14 @@ class Stream:
         self._clock = clock
         self._limit = limit
         self._pending: list[Event] = []
-        self._ahead_bytes = 0
+        self._ahead_bytes = self._taken = 0
         # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
         self._ends: tuple[CallEnd, ...] = ()
         self._also: tuple[Step, ...] = ()
-        self._taken = 0
         self._finals: tuple[int, ...] = ()
         self._blocked: tuple[asyncio.Future[None], ...] = ()
-        self._seal = False
-        self._queued = False
-        self._fenced = False
-        self._whole = False
-        self._unlogged = False
-        self._trimmed = 0
-        self._final_bytes = 0
+        self._seal = self._queued = self._fenced = self._whole = self._unlogged = False
+        self._trimmed = self._final_bytes = 0
         self._forget_sizes()
         self._tail: list[Event] = []
         self._tail_bytes = 0
