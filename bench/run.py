@@ -30,7 +30,7 @@ TIMEOUT = 180.0  # of one measure; none should come near
 
 # The defaults serve everything but what asks for more than they keep.
 KEEP_MORE = {"max_stream_events": 20_000, "max_session_events": 10_000_000, "max_streams": 10_000}
-MANY_SESSIONS = {"max_principal_sessions": 10_000}
+MANY_SESSIONS = {"max_address_sessions": 10_000}
 DROP_AT_ONCE = {"runtime_idle": 0.2}
 
 
