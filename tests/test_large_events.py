@@ -103,7 +103,7 @@ async def test_many_calls_with_large_events_are_no_outage_and_all_is_written(tmp
 async def test_a_call_whose_events_are_larger_than_any_group_is_no_outage(tmp_path: Path) -> None:
     path, shop = tmp_path / "log.db", Workshop()
     store = SqliteStore(str(path), busy_timeout=TIMEOUT)
-    async with serve(shop.server, store=store, store_timeout=TIMEOUT) as site:
+    async with serve(shop.server, store=store, store_timeout=TIMEOUT, max_session_bytes=100 << 20) as site:
         peer = await site.join()
         call = await peer.call("flood", n=40, size=2_000_000, token=1, gate="left")
         await call.messages(1)

@@ -121,8 +121,9 @@ async def test_thousands_of_sessions_leave_nothing_behind(tmp_path: Path, monkey
     path = tmp_path / "log.db"
     async with serving(CRASHBOX, *EXPIRY, *ROOM, "--store", f"sqlite:{path}") as served:
         peer = Peer(port=served.port)
-        await come_and_go(peer, SESSIONS)  # what the allocator keeps of so many at once is no leak
-        await at_rest(path)
+        for _ in range(2):  # what the allocator keeps of so many at once is no leak; the first round may be a slow one
+            await come_and_go(peer, SESSIONS)
+            await at_rest(path)
         before = await census(served)
         await come_and_go(peer, SESSIONS)
         await at_rest(path)

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import observe
 from tests.support.live import live
-from tests.support.raw import Peer, SessionPeer
+from tests.support.raw import Peer, SessionPeer, message
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -72,9 +72,9 @@ async def test_each_action_has_records_of_its_own_and_gets_them_again(
 
 async def test_a_caller_in_a_loop_writes_no_line_for_each_round(told: list[tuple[str, str]]) -> None:
     async with live(recover="reissue") as served:
-        gone = {"mcp-session-id": "A" * 43}
-        for _ in range(50):
-            await Peer(port=served.port).ask("GET", headers=gone)
+        for number in range(50):
+            gone = {"mcp-session-id": f"{number:043}"}
+            await Peer(port=served.port).ask("POST", message("ping", id=1), headers=gone)
         loops = [sentence for action, sentence in told if action == "session.loop"]
         assert len(loops) == observe.PEER_RECORDS
         assert served.app.counters.recoveries_refused == 20

@@ -110,9 +110,9 @@ class Bridge:
         return [(params["progressToken"], params["progress"]) for params in found]
 
     def reports(self) -> list[Message]:
-        """What it tells of calls of before."""
+        """What it tells of calls of an earlier instance. (A sentence is the server's: it tells of orphans.)"""
         found = [message["params"] for message in self.heard if message["method"] == "notifications/message"]
-        return [params["data"] for params in found if params["logger"] == "perdure"]
+        return [params["data"] for params in found if isinstance(params["data"], dict)]
 
     def asked(self) -> list[Message]:
         return [message for message in self.heard if "id" in message]
