@@ -130,6 +130,22 @@ async def test_a_caller_that_never_uses_the_new_session_gets_no_other(
         assert len(site.app.session_ids()) == 3
 
 
+async def test_a_lost_session_is_replaced_once_by_a_program_that_used_an_earlier_one(
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up whether the earlier one was used; several requests may come meanwhile."""
+    monkeypatch.setattr("perdure.http.recovery.ADOPTION_SECONDS", 0.0)
+    async with serve(shop.server, recover="reissue") as site:
+        peer = Peer(site)
+        first = await lose(peer, "a")
+        assert first is not None
+        peer.session = first
+        assert await peer.result("count", n=2) == "counted to 2"
+        at_once = await asyncio.gather(*(lose(peer, "b") for _ in range(5)))
+        assert sum(new is not None for new in at_once) == 1
+        assert len(site.app.session_ids()) == 2
+
+
 async def lose(peer: Peer, letter: str, **headers: str) -> str | None:
     """Ask for a session that is not there; gives the new one, if there is one."""
     response = await peer.send(peer.request("ping"), mcp_session_id=letter * 43, **headers)
