@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.server.lowlevel.server import Server
 
 from perdure.http.recovery import REISSUES
+from perdure.store import SqliteStore
 from tests.support.site import serve, until
 from tests.support.wire import Peer, text_of
 from tests.support.workshop import Workshop
@@ -131,11 +133,11 @@ async def test_a_caller_that_never_uses_the_new_session_gets_no_other(
 
 
 async def test_a_lost_session_is_replaced_once_by_a_program_that_used_an_earlier_one(
-    shop: Workshop, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked up whether the earlier one was used; several requests may come meanwhile."""
     monkeypatch.setattr("perdure.http.recovery.ADOPTION_SECONDS", 0.0)
-    async with serve(shop.server, recover="reissue") as site:
+    async with serve(shop.server, store=SqliteStore(str(tmp_path / "log.db")), recover="reissue") as site:
         peer = Peer(site)
         first = await lose(peer, "a")
         assert first is not None
