@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.server.lowlevel.server import Server
 
 from perdure.http.recovery import REISSUES
+from perdure.store import SqliteStore
 from tests.support.site import serve, until
 from tests.support.wire import Peer, text_of
 from tests.support.workshop import Workshop
@@ -128,6 +130,22 @@ async def test_a_caller_that_never_uses_the_new_session_gets_no_other(
         assert await peer.result("count", n=2) == "counted to 2"
         assert await lose(peer, "d", user_agent="another program") is not None
         assert len(site.app.session_ids()) == 3
+
+
+async def test_a_lost_session_is_replaced_once_by_a_program_that_used_an_earlier_one(
+    shop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked up whether the earlier one was used; several requests may come meanwhile."""
+    monkeypatch.setattr("perdure.http.recovery.ADOPTION_SECONDS", 0.0)
+    async with serve(shop.server, store=SqliteStore(str(tmp_path / "log.db")), recover="reissue") as site:
+        peer = Peer(site)
+        first = await lose(peer, "a")
+        assert first is not None
+        peer.session = first
+        assert await peer.result("count", n=2) == "counted to 2"
+        at_once = await asyncio.gather(*(lose(peer, "b") for _ in range(5)))
+        assert sum(new is not None for new in at_once) == 1
+        assert len(site.app.session_ids()) == 2
 
 
 async def lose(peer: Peer, letter: str, **headers: str) -> str | None:

@@ -76,7 +76,8 @@ def test_every_query_fits_the_schema_and_none_of_the_serving_ones_scans_a_table(
         "read_fence",
         "count_sessions",
         "count_states",
-        "longest_dormant",
+        "longest_dormant",  # in its order, and stops at the first
+        "forget_ended",  # the same
         "all_nodes",
         "streams_of_node",
         "leave_node",
@@ -94,6 +95,26 @@ def test_every_query_fits_the_schema_and_none_of_the_serving_ones_scans_a_table(
             plan = connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
             scans = [detail for *_, detail in plan if detail.startswith("SCAN") and detail != "SCAN CONSTANT ROW"]
             assert name in may_scan or not scans, f"{name}: {scans}"
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("forget_ended", "session_ended"),
+        ("longest_dormant", "session_dormant"),
+        ("longest_dormant_of", "session_of_caller"),
+    ],
+)
+def test_room_is_made_without_a_look_at_all_sessions(name: str, index: str) -> None:
+    """Whoever opens sessions in a loop, at a limit, must not have all of them sorted each time."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for statement in _sql.schema():
+            connection.execute(statement)
+        query = _sql.queries()[name]
+        names = set(re.findall(r":(\w+)", query))
+        values = dict.fromkeys(names, 0) if names else (0,) * query.count("?")
+        plan = [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {query}", values)]
+        assert any(f"session USING INDEX {index}" in detail for detail in plan), plan
 
 
 async def test_an_older_file_gets_the_migrations_it_lacks_and_keeps_its_content(

@@ -84,7 +84,7 @@ class Recovery:
         program = caller, headers.get(b"user-agent", b"")[:_MOST_AGENT]
         # Clients that take a new id take it from the answer to a POST. One that listens as well may do that first.
         wanted = self._reissues and scope["method"] == "POST" and not deleted and lost not in self._replaced
-        if not wanted or await self._left_unused(program) or not self._may(owner):
+        if not wanted or await self._left_unused(program) or lost in self._replaced or not self._may(owner):
             return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
         _remember(self._replaced, lost, None)  # before the handshake, during which the same id may be asked for
         session: Session | None = None
@@ -111,7 +111,7 @@ class Recovery:
         except StoreError:
             return True
         if record is None or record.ended or not handshake_only:
-            del self._given[program]
+            self._given.pop(program, None)  # another request of the program may have been faster
             return False
         self._house.counters.recoveries_refused += 1
         return True

@@ -41,7 +41,7 @@ DELETE FROM session WHERE id IN (
 
 -- forget_ended: the oldest of all ended sessions, where there are too many (and not many in one commit)
 DELETE FROM session WHERE id IN (
-    SELECT id FROM session WHERE state = 'ended'
+    SELECT id FROM session INDEXED BY session_ended WHERE state = 'ended'
     ORDER BY active LIMIT (SELECT max(0, min(100, ended - :most)) FROM tally WHERE only = 1));
 
 -- drop_streams: forget a session's streams, and with them all that is in them
@@ -195,15 +195,15 @@ SELECT state, count(*) FROM session GROUP BY state;
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address
-FROM session
+FROM session INDEXED BY session_dormant
 WHERE state = 'dormant' AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
--- longest_dormant_of: the same of one caller's
+-- longest_dormant_of: the same of one caller's (that it has not ended is said for the index)
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address
-FROM session
-WHERE owner = ? AND address = ? AND state = 'dormant'
+FROM session INDEXED BY session_of_caller
+WHERE owner = ? AND address = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
@@ -313,8 +313,8 @@ WHERE id = :node
 -- streams_read_from: the streams that are read on a node
 SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed,
        s.delivered, s.unread
-FROM reader AS r JOIN stream AS s ON s.key = r.stream
-WHERE r.node = ? ORDER BY s.key;
+FROM reader AS r CROSS JOIN stream AS s ON s.key = r.stream
+WHERE r.node = ? ORDER BY r.stream;
 
 -- drop_readers: nobody reads on a node any more
 DELETE FROM reader WHERE node = ?;
