@@ -15,7 +15,7 @@ import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import LogState
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.journal import _GROUP_BYTES, _GROUP_STEPS, Journal, Steps
 from perdure.observe import Counters
 from perdure.settings import Settings
@@ -251,6 +251,43 @@ async def test_a_store_that_hangs_is_told_and_caught_up_with(fault: Fault) -> No
     await until(lambda: journal.state is LogState.HEALTHY)
     assert await store.numbers() == [1]
     await journal.aclose()
+
+
+class FailsHalfWay(FaultyStore):
+    """Refuses groups that ask for the impossible, and is away once the first part of such a group is written."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.parts = 0
+
+    async def prepare(self, fence: Fence) -> None:
+        await super().commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        return None
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        if any(isinstance(step, OpenStream) for step in steps):
+            raise StoreError("impossible")
+        self.parts += 1
+        if self.parts == 2:
+            raise StoreUnavailable("away")
+        return await super().commit(steps)
+
+
+async def test_no_source_is_told_twice_where_the_store_fails_in_the_middle_of_a_group() -> None:
+    """The first was written and told; the others are held, and told when the store is back."""
+    store, seen = FailsHalfWay(), list[str]()
+    fence = await store.join(NodeId("n"))
+    await store.prepare(fence)
+    journal = Journal(store, Settings(), Counters())
+    for seq in (1, 2):
+        journal.put(Witness(message("a", fence=fence, seq=seq), seen))
+    await journal.write(opening("b", fence=fence))  # it is held as well, and refused behind that
+    await journal.aclose()
+    # The second was held: it is shown at once, and again with being written.
+    assert seen == ["shown", "written", "shown", "shown", "written"]
+    assert [event.seq for event in await store.read(StreamId("a"), after=0, limit=9)] == [1, 2]
 
 
 class Witness(Steps):

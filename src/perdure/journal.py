@@ -31,6 +31,8 @@ from perdure.store.weigh import weigh
 
 T = TypeVar("T")
 
+_logger = logging.getLogger("perdure")
+
 _RETRY_FIRST = 0.02
 _RETRY_MOST = 0.5
 """Seconds between attempts while the store fails: soon at first, then without being a burden to a store in trouble."""
@@ -244,10 +246,11 @@ class Journal:
             self._hold(list(self._taken()))  # what came while the store was tried: nobody puts it into the queue again
 
     async def _commit(self, group: _Group) -> None:
-        """Write a group, and tell its sources. Raises `StoreUnavailable` with nobody told."""
+        """Write a group, and tell its sources: those that are told are taken out of it. Raises `StoreUnavailable` with
+        the others left in it."""
         if not self._claims_hold():
-            for source, steps in group:
-                source.refused(steps, StaleFence("this node's lease has lapsed"))
+            lapsed = StaleFence("this node's lease has lapsed")
+            self._done(group, [lapsed] * len(_flat(group)))
             return
         try:
             refusals = await self.within_time(self._store.commit(_flat(group)))
@@ -256,10 +259,11 @@ class Journal:
         except StoreError as failure:
             # No use in trying again: one of them asks for the impossible. It must not hold up the others.
             if len(group) == 1:
-                group[0][0].refused(group[0][1], failure)
-                return
-            for one in group:
-                await self._commit([one])
+                source, steps = group.pop()
+                _tell(source, steps, failure)
+            while group:
+                await self._commit([group[0]])
+                del group[0]
         else:
             self._done(group, refusals)
 
@@ -268,11 +272,8 @@ class Journal:
         for source, steps in group:
             reasons = [reason for reason in refusals[place : place + len(steps)] if reason is not None]
             place += len(steps)
-            if reasons:
-                source.refused(steps, reasons[0])
-            else:
-                source.accepted(steps)
-                source.written(steps)
+            _tell(source, steps, reasons[0] if reasons else None)
+        group.clear()
 
     def _timed(self) -> None:
         """A group is written. Those that are held while the store fails would tell of the outage only."""
@@ -337,15 +338,21 @@ class Journal:
             await self._probe()
         while self._backlog:
             group = _front(self._backlog)
-            await self._commit(group)
+            told = len(group)
+            try:
+                await self._commit(group)
+            finally:
+                self._take_from_backlog(told - len(group))
             self._groups += 1
-            for _, steps in group:
-                self._backlog.popleft()
-                self._held -= _events(steps)
-                self._held_bytes -= _size(steps)
             if self._held < self._most_held and self._held_bytes < _MOST_HELD_BYTES:
                 self.has_room = True
                 self._room.set()
+
+    def _take_from_backlog(self, parts: int) -> None:
+        for _ in range(parts):
+            _, steps = self._backlog.popleft()
+            self._held -= _events(steps)
+            self._held_bytes -= _size(steps)
 
     async def _probe(self) -> None:
         """Write something, and take it away again. Where nothing is held that would show it (`refuse`), as much as
@@ -396,6 +403,18 @@ class _Waiter:
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if not self.future.done():
             self.future.set_exception(reason)
+
+
+def _tell(source: Source, steps: Sequence[Step], refusal: PerdureError | None) -> None:
+    """Tell a source what became of its steps. One that fails at that must not keep the news from the others."""
+    try:
+        if refusal is not None:
+            source.refused(steps, refusal)
+        else:
+            source.accepted(steps)
+            source.written(steps)
+    except Exception:
+        _logger.exception("a source of the journal failed", extra={"action": "journal.source"})
 
 
 def _front(parts: Iterable[_Part]) -> _Group:

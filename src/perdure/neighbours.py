@@ -17,7 +17,7 @@ from typing import Protocol
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId
 from perdure.chores import Chores
-from perdure.errors import HeldElsewhere, PerdureError, StoreError
+from perdure.errors import HeldElsewhere, PerdureError, StoreError, StoreLost, StoreUnavailable
 from perdure.hub import Hub, Reader
 from perdure.journal import Journal, Steps
 from perdure.mailbox import Addressee, Mailbox
@@ -326,7 +326,7 @@ class Neighbours:
     async def _draw_one(self, inside: Inside, record: StreamRecord) -> None:
         try:
             await inside.forwarded(record)
-        except StoreError:
+        except (StoreUnavailable, StoreLost):
             raise
         except Exception as failure:  # it must not stand in the way of other streams
             note(logging.ERROR, "forward.failed", f"what was forwarded could not be appended: {failure!r}")

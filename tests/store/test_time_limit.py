@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from perdure.errors import StoreUnavailable
-from perdure.store._sqlite_file import open_writer
+from perdure.store._sqlite_file import RETRY, open_writer, patiently
 from perdure.store._sqlite_identity import Identity
 from perdure.store._sqlite_readers import THREADS, ReaderPool
 from perdure.store._sqlite_writer import Writer
@@ -183,6 +184,63 @@ async def test_a_writer_with_much_to_do_is_waited_for(tmp_path: Path) -> None:
     async with writing(tmp_path / "log.db") as writer:
         jobs = (writer.run(taking(LIMIT / 4, number)) for number in range(20))
         assert await asyncio.gather(*jobs) == list(range(20))
+
+
+async def test_a_writer_that_is_at_work_on_one_long_job_is_waited_for(tmp_path: Path) -> None:
+    """On a busy machine a commit takes many times as long as it should; its thread works all the while."""
+
+    def work(*_: object) -> str:
+        end = time.thread_time() + 3 * LIMIT
+        while time.thread_time() < end:
+            pass
+        return "done"
+
+    async with writing(tmp_path / "log.db") as writer:
+        assert await writer.run(work) == "done"
+
+
+class Locked:
+    """A file that is locked for so many tries, each of which takes a while."""
+
+    def __init__(self, tries: int, *, code: int = sqlite3.SQLITE_BUSY, pause: float = 0.0) -> None:
+        self.tries = 0
+        self._locked = tries
+        self._code = code
+        self._pause = pause
+
+    def __call__(self) -> None:
+        time.sleep(self._pause)
+        self.tries += 1
+        if self.tries <= self._locked:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = self._code
+            raise error
+
+
+TRIES = 200
+PATIENCE = TRIES * RETRY
+
+
+@pytest.mark.parametrize("pause", [0.0, 2 * RETRY])
+def test_a_locked_file_is_tried_so_often_however_slow_the_machine_is(pause: float) -> None:
+    free = Locked(TRIES - 2, pause=pause)
+    patiently(free, patience=PATIENCE)
+    locked = Locked(2 * TRIES, pause=pause)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        patiently(locked, patience=PATIENCE)
+    assert abs(locked.tries - TRIES) <= 1
+
+
+def test_a_file_whose_log_is_recovered_is_tried_ten_times_as_often() -> None:
+    patiently(Locked(8 * TRIES, code=sqlite3.SQLITE_BUSY_RECOVERY), patience=PATIENCE)
+
+
+def test_a_file_that_others_write_is_tried_for_as_long_as_they_do() -> None:
+    moves = iter([True] * 10)
+    locked = Locked(10 * TRIES)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        patiently(locked, patience=PATIENCE, has_moved=lambda: next(moves, False))
+    assert locked.tries > 3 * TRIES
 
 
 async def test_a_herd_of_readers_is_served_in_its_turn(tmp_path: Path) -> None:

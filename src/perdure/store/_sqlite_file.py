@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import sqlite3
 import time
@@ -28,6 +29,9 @@ SQLite's default makes them a tenth cheaper (19.6 instead of 21.5 µs for an eve
 
 RETRY = 0.0007
 """Seconds between two tries to become the writer. SQLite's own handler waits up to 100 ms: too long here."""
+
+_LOOK = 64
+"""Tries between two looks whether whoever is in the way gets on: about twenty in a second."""
 
 STUCK = 1.25
 """Times `busy_timeout`: when a thread counts as stuck in one operation. A thread that only waits for a locked file
@@ -65,22 +69,27 @@ def is_busy(error: sqlite3.Error) -> bool:
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def patiently(work: Callable[[], object], *, deadline: float) -> None:
-    """Try until nobody is in the way, or until the deadline (of the monotonic clock); at least once."""
-    while True:
+def patiently(work: Callable[[], object], *, patience: float, has_moved: Callable[[], bool] = lambda: False) -> None:
+    """Try until no other connection is in the way, or for so many seconds; at least once.
+
+    Tries are counted, not seconds: on a busy machine this thread makes fewer of them in the same time, and so does
+    whichever process is in the way. `has_moved` tells now and then whether that one gets on; then the count begins
+    again. A process that recovers the log after another one was killed reads all of it, so its tries count a tenth.
+    """
+    whole = left = max(1.0, patience / RETRY)
+    for tried in itertools.count(1):
         try:
             work()
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) or time.monotonic() >= deadline:
-                raise
-            time.sleep(RETRY)
-        else:
             return
-
-
-def begin(connection: sqlite3.Connection, *, deadline: float) -> None:
-    """Become the writer."""
-    patiently(partial(connection.execute, "BEGIN IMMEDIATE"), deadline=deadline)
+        except sqlite3.OperationalError as error:
+            left -= 0.1 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_RECOVERY else 1
+            if not is_busy(error):
+                raise
+            if tried % _LOOK == 0 and has_moved():
+                left = whole
+            if left <= 0:
+                raise
+        time.sleep(RETRY)
 
 
 def connect(path: str, *, timeout: float) -> sqlite3.Connection:
@@ -97,7 +106,7 @@ def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connec
         _make_file(path)
         connection = connect(path, timeout=0)
         try:
-            patiently(partial(_prepare, connection, path, sync=sync), deadline=time.monotonic() + busy_timeout)
+            patiently(partial(_prepare, connection, path, sync=sync), patience=busy_timeout)
         except BaseException:
             connection.close()
             raise

@@ -16,12 +16,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store._sqlite_checkpoints import Checkpoints
-from perdure.store._sqlite_file import NAMED, STUCK, Sync, begin, failure, is_busy, open_writer, refuse_newer, rollback
+from perdure.store._sqlite_file import (
+    NAMED,
+    STUCK,
+    Sync,
+    failure,
+    is_busy,
+    open_writer,
+    patiently,
+    refuse_newer,
+    rollback,
+)
 from perdure.store._sqlite_identity import Identity
 from perdure.store._sqlite_steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, Steps
 from perdure.store.base import Refusals, Step
@@ -35,10 +46,6 @@ _log = logging.getLogger(__name__)
 MAX_GROUP = 256
 MAX_GROUP_BYTES = 4 << 20
 """Jobs and bytes in one transaction. More would gain little and make the first of them wait for the last."""
-
-_TRIES = 16
-"""Looks at a locked file within its time: often enough that a thread which is late now and then still looks several
-times."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,8 +85,10 @@ class Writer:
         self._seen = 0
         """The number of the file's last change by another process, as far as this one has looked."""
         self._moves = 0
-        """Rises whenever the thread has got on: a job is done, or another process was seen to write."""
-        self._limit = TimeLimit(busy_timeout * STUCK, moves=lambda: self._moves)
+        """Rises whenever the thread has got on: a job is done, or the file was looked at while it is locked."""
+        self._processor: int | None = None
+        """The clock of the processor's time that the thread has had; systems without such clocks have none."""
+        self._limit = TimeLimit(busy_timeout * STUCK, moves=self._progress)
         self.life = 0
         """Rises with each opening: `look` begins anew then."""
 
@@ -199,9 +208,19 @@ class Writer:
         self._wake.put(True)
         return await self._limit.wait(future)
 
+    def _progress(self) -> tuple[int, float]:
+        """Changes while the thread gets on, also within one long commit on a busy machine: a thread that is stuck, in
+        the disk or in a lock, is given no time by the processor."""
+        try:
+            return self._moves, 0.0 if self._processor is None else time.clock_gettime(self._processor)
+        except OSError:  # it has ended
+            return self._moves, 0.0
+
     # In the thread
 
     def _serve(self) -> None:
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._processor = time.pthread_getcpuclockid(threading.get_ident())
         while self._wake.get():
             self._work_off()
         self._work_off()
@@ -267,20 +286,17 @@ class Writer:
     def _begin(self) -> None:
         """Become the writer, or raise once the file was locked for the whole time without a change in it.
 
-        A file that other processes write is busy, and does not fail. Tries are counted and not seconds, because this
-        thread may be late."""
+        A file that other processes write is busy, and does not fail."""
         seen: int | None = self._seen
-        left = _TRIES
-        while True:
-            try:
-                begin(self._connection, deadline=time.monotonic() + self._busy_timeout / _TRIES)
-                return
-            except sqlite3.OperationalError as error:
-                before, seen = seen, self._written_elsewhere()
-                left = left - 1 if seen == before else _TRIES
-                if not is_busy(error) or not left:
-                    raise
-                self._moves += seen != before
+
+        def has_moved() -> bool:
+            nonlocal seen
+            self._moves += 1
+            before, seen = seen, self._written_elsewhere()
+            return seen != before
+
+        begin = partial(self._connection.execute, "BEGIN IMMEDIATE")
+        patiently(begin, patience=self._busy_timeout, has_moved=has_moved)
 
     def _written_elsewhere(self) -> int | None:
         """`_seen` as it is now; `None` while another process keeps even readers out."""
