@@ -30,8 +30,11 @@ from perdure.streams import Stream
 if TYPE_CHECKING:
     from perdure.session import Session
 
-SLACK = 1.0
-"""Seconds beyond `retry` in which a client may resume its calls: to connect and to ask takes time as well."""
+ATTEMPTS = 2
+SLACK = 3.0
+"""A client may resume its calls for so many times `retry`, as stock clients try, and seconds beyond: one that backs
+off, or whose streams take turns, needs them. What is said meanwhile waits on the call's own stream, in front of the
+answer; on the standalone stream it could arrive behind it, where clients no longer want it."""
 
 MOST_TOLD = 100
 """Calls that have ended of which a client is told at a time, because they share the standalone stream with everything
@@ -73,7 +76,7 @@ class Orphans:
             self._begin(self._newest)
 
     def _begin(self, since: int) -> None:
-        seconds = self._session.house.settings.retry + SLACK
+        seconds = ATTEMPTS * self._session.house.settings.retry + SLACK
         self._timer = asyncio.get_running_loop().call_later(seconds, self._time_has_passed, since)
 
     def _time_has_passed(self, since: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from perdure import orphans
 from perdure._core.ids import Kind, SessionId
 from perdure._core.orphan import METHOD
 from perdure.orphans import MOST_TOLD
@@ -21,6 +22,11 @@ from tests.support.workshop import Workshop
 pytestmark = pytest.mark.anyio
 
 CANCELLED = -32800
+
+
+@pytest.fixture(autouse=True)
+def little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "SLACK", 0.8)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure import orphans
 from perdure._core.ids import SessionId
 from perdure._core.orphan import METHOD
 from tests.nodes.conftest import Node, Pair, Start
@@ -18,6 +19,11 @@ from tests.support.wire import Message, Peer, Web, Wire, progress_of, text_of
 pytestmark = pytest.mark.anyio
 
 UNKNOWN, CANCELLED = -31001, -32800
+
+
+@pytest.fixture(autouse=True)
+def little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "SLACK", 0.8)
 
 
 @pytest.fixture
