@@ -34,7 +34,9 @@ async def browser(chromium: Browser) -> AsyncIterator[Browser]:
 async def shared(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     origins = (chromium.origin, chromium.origin.replace("127.0.0.1", "plain.test"))
     options = [word for origin in origins for word in ("--cors-origin", origin)]
-    async with cluster(tmp_path_factory.mktemp("browser") / "log.db", "--retry", "100ms", *options) as it:
+    # On a busy machine a page is away for longer than a call takes to say 500 events, the default.
+    options += ["--retry", "100ms", "--max-stream-events", "20000", "--max-session-events", "100000"]
+    async with cluster(tmp_path_factory.mktemp("browser") / "log.db", *options) as it:
         yield it
 
 
