@@ -35,7 +35,7 @@ class Credentials:
         """The contexts of running calls keep them. Without calls there is no one to show a token to."""
 
     def bring(self, session: SessionId, scope: Scope) -> None:
-        """A request of the session's principal: running calls see its token, and so does what the request begins."""
+        """Take the token of a request: running calls of the session see it, and so does what the request begins."""
         shown = scope.get("user")
         if not isinstance(shown, AuthenticatedUser):
             return

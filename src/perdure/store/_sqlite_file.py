@@ -31,7 +31,7 @@ RETRY = 0.0007
 """Seconds between two tries to become the writer. SQLite's own handler waits up to 100 ms: too long here."""
 
 _LOOK = 64
-"""Tries between two looks whether whoever is in the way gets on: about twenty in a second."""
+"""Tries between two looks whether the process in the way gets on: about twenty in a second."""
 
 STUCK = 1.25
 """Times `busy_timeout`: when a thread counts as stuck in one operation. A thread that only waits for a locked file
