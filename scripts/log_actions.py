@@ -1,8 +1,8 @@
 """Every log record that the package can write, read from its source: the table of actions is made from this.
 
-A record is written by `note(level, action, sentence, **facts)` of `perdure.observe` (the function, or the method that
-limits what peers cause), or, where the package must not be
-imported or an exception goes along, by a logger with `extra={"action": …}`.
+A record is written by `log_event(level, action, sentence, **facts)` of `perdure.telemetry.events` (the function, or the
+method that limits what peers cause), or, where the package must not be imported or an exception goes along, by a logger
+with `extra={"action": …}`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def records(package: Path = PACKAGE) -> Iterator[Record]:
     for source in sorted(package.rglob("*.py")):
         name = source.relative_to(package).as_posix()
         if name == "observe.py":
-            continue  # `note` itself
+            continue  # `log_event` itself
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and (record := _record(node, name)) is not None:
                 yield record
@@ -51,7 +51,9 @@ def _record(call: ast.Call, name: str) -> Record | None:
     where = f"{name}:{call.lineno}"
     match call:
         case ast.Call(
-            func=ast.Name("note") | ast.Attribute(attr="note"), args=[level, action, sentence], keywords=keywords
+            func=ast.Name("log_event") | ast.Attribute(attr="log_event"),
+            args=[level, action, sentence],
+            keywords=keywords,
         ):
             names = tuple(fact.arg for fact in keywords if fact.arg)
             spoken = ast.unparse(level).rpartition(".")[2].lower()

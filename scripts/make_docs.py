@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from log_actions import records
-from perdure import families, observe
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
-from perdure.cli import perdure_command
-from perdure.http.answers import RETRY_AFTER, Refusal
-from perdure.human import say_duration, say_size
-from perdure.options import ServeOption
+from perdure._core.units import say_duration, say_size
+from perdure.cli.main import perdure_command
+from perdure.cli.options import ServeOption
+from perdure.http.refusals import RETRY_AFTER, Refusal
 from perdure.settings import Rule, Settings, rule_of
+from perdure.telemetry import events as observe
+from perdure.telemetry import families
 from proofs import checklist, promises, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,18 +71,38 @@ FIXED = [
     ("perdure.http.post", "MAX_HANDSHAKE", "bytes of an `initialize` request", "413, -31004"),
     ("perdure.http.post", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
     ("perdure.http.body", "PACE_BYTES", "bytes that a body brings in 20 seconds on its way, at least", "408, -31004"),
-    ("perdure.observe", "PEER_RECORDS", "log records of one action that peers cause in a minute", "they are counted"),
+    (
+        "perdure.telemetry.events",
+        "PEER_RECORDS",
+        "log records of one action that peers cause in a minute",
+        "they are counted",
+    ),
     ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "what is for it is refused"),
     ("perdure.store.base", "MAX_FORWARDED", "messages that wait for the writer of one stream", "their tools wait"),
     ("perdure.store.base", "MAX_FORWARDED_BYTES", "bytes of these messages", "their tools wait"),
     ("perdure.store.base", "KEPT_GENERATIONS", "ends of generations kept of one stream", "older positions are lost"),
     ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a minute", "404 without a new one"),
-    ("perdure.http.resume", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
-    ("perdure.listener", "HEAD_SECONDS", "seconds until a request's headers are complete", "the connection is closed"),
-    ("perdure.serving", "STOP_SECONDS", "seconds that connections get to end when the server stops", "they are cut"),
-    ("perdure.streams", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
-    ("perdure.tokens", "MIN_TOKEN", "characters of a bearer token, at least", "`perdure serve` does not start"),
-    ("perdure.tokens", "MAX_FILE", "bytes of a token file", "`perdure serve` does not start"),
+    ("perdure.http.resume_tokens", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
+    (
+        "perdure.serve.connection",
+        "HEAD_SECONDS",
+        "seconds until a request's headers are complete",
+        "the connection is closed",
+    ),
+    (
+        "perdure.serve.uvicorn_server",
+        "STOP_SECONDS",
+        "seconds that connections get to end when the server stops",
+        "they are cut",
+    ),
+    ("perdure.log.stream", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    (
+        "perdure.serve.token_file",
+        "MIN_TOKEN",
+        "characters of a bearer token, at least",
+        "`perdure serve` does not start",
+    ),
+    ("perdure.serve.token_file", "MAX_FILE", "bytes of a token file", "`perdure serve` does not start"),
 ]
 
 MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure._core.units import read_count, read_duration, read_size, say_duration, say_size
 from perdure.errors import BadSetting, Misuse
-from perdure.human import read_count, read_duration, read_size, say_duration, say_size
 from perdure.settings import Settings, rule_of
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}

@@ -12,7 +12,6 @@ if _typing.TYPE_CHECKING:
     from perdure.client.client import Client
     from perdure.client.connect import connect
     from perdure.client.pending import PendingCall
-    from perdure.client.store import StateStore
     from perdure.errors import (
         BadSetting,
         BadTarget,
@@ -32,6 +31,7 @@ if _typing.TYPE_CHECKING:
         Unreachable,
     )
     from perdure.http.app import App
+    from perdure.remote.state_file import StateStore
     from perdure.settings import Settings
     from perdure.store import open_store
     from perdure.store.base import Store
@@ -96,7 +96,7 @@ _HOMES = {
     "Patience": "perdure._core.reconnect",
     "PendingCall": "perdure.client.pending",
     "Settings": "perdure.settings",
-    "StateStore": "perdure.client.store",
+    "StateStore": "perdure.remote.state_file",
     "Store": "perdure.store.base",
     "connect": "perdure.client.connect",
     "open_store": "perdure.store",

@@ -1,6 +1,6 @@
 """`python -m perdure`."""
 
-from perdure.command import main
+from perdure.cli.entry import main
 
 if __name__ == "__main__":
     main()

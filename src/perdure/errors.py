@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure._core.gap import Gap
-    from perdure.client_errors import UNREACHABLE as UNREACHABLE
-    from perdure.client_errors import OutcomeUnknown as OutcomeUnknown
-    from perdure.client_errors import Unreachable as Unreachable
+    from perdure.errors_sdk import UNREACHABLE as UNREACHABLE
+    from perdure.errors_sdk import OutcomeUnknown as OutcomeUnknown
+    from perdure.errors_sdk import Unreachable as Unreachable
 
 #: They need the SDK, which takes most of a second to import; the other errors do not wait for it.
 _OF_THE_SDK = ("UNREACHABLE", "OutcomeUnknown", "Unreachable")
@@ -151,7 +151,7 @@ class StateUnusable(StateError):
 
 def __getattr__(name: str) -> Any:
     if name in _OF_THE_SDK:
-        from perdure import client_errors
+        from perdure import errors_sdk as client_errors
 
         return getattr(client_errors, name)
     raise AttributeError(f"module 'perdure.errors' has no attribute {name!r}")

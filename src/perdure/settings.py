@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from perdure._core.units import say_duration, say_size
 from perdure.errors import BadSetting
-from perdure.human import say_duration, say_size
 
 Eras = Literal["both", "session"]
 OnStoreFailure = Literal["hold", "refuse"]

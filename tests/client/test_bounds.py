@@ -20,9 +20,10 @@ from starlette.responses import Response, StreamingResponse
 import perdure
 from perdure._core.reconnect import FREE_POLLS, MOST_ASKED, Course, Patience, delay
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.client import pace, session
+from perdure.client import callback_limit as pace
+from perdure.client import session
 from perdure.client.incoming import MAX_ASK_BYTES, MAX_ASKS
-from perdure.client.wire import retry_after
+from perdure.remote.endpoint import retry_after
 from tests.client.conftest import text
 from tests.client.odd import Odd, event, events, flow, good, odd_client
 from tests.support.site import Site, under_uvicorn, until

@@ -10,7 +10,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 
 import perdure
-from perdure.client.wire import past_proxies
+from perdure.remote.endpoint import past_proxies
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, good, json_of
 from tests.support.site import under_uvicorn

@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import Response
 
 import perdure
-from perdure.client import pulse
-from perdure.client.pulse import Pulse
+from perdure.remote import heartbeat as pulse
+from perdure.remote.heartbeat import Pulse
 from tests.client.conftest import Inbox, Progress, numbers, text
 from tests.client.odd import Odd, event, flow, good, odd_client
 from tests.support.cutting_proxy import cutting_proxy

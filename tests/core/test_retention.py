@@ -4,15 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core.ids import StreamId
-from perdure._core.retention import Cutoffs, Kept, Limits, answers_to_drop, cutoffs, events_to_trim
+from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, cutoffs, events_to_trim
 
 LIMITS = Limits(streams=3, session_events=10, answers=4, size=1_000)
 
 
 def kept(
     name: str, *, events: int = 0, answers: int = 1, idle: bool = True, event_bytes: int = 0, answer_bytes: int = 0
-) -> Kept:
-    return Kept(
+) -> StreamUsage:
+    return StreamUsage(
         stream=StreamId(name),
         events=events,
         answers=answers,

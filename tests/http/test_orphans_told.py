@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from perdure import orphans
 from perdure._core.ids import Kind, SessionId
 from perdure._core.orphan import METHOD
-from perdure.orphans import MOST_TOLD
+from perdure.sessions import orphans
+from perdure.sessions.orphans import MOST_TOLD
 from perdure.store import MemoryStore
 from perdure.store.base import Reached
 from tests.support.faulty_store import Fault, FaultyStore

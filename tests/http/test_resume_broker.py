@@ -21,7 +21,7 @@ from starlette.routing import Mount
 import perdure
 from perdure._core.ids import SessionId
 from perdure._core.states import SessionState
-from perdure.http.resume import REQUESTS
+from perdure.http.resume_tokens import REQUESTS
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import SessionRecord, Store
 from tests.runtime.test_own_auth import GUARDED

@@ -11,11 +11,11 @@ import pytest
 
 from perdure._core.ids import SessionId
 from perdure._core.states import SessionState
-from perdure.hub import Reader
-from perdure.session import Session
+from perdure.log.hub import Reader
+from perdure.log.stream import Stream
+from perdure.sessions.session import Session
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import Store
-from perdure.streams import Stream
 from tests.support.site import Site, serve, until
 from tests.support.wire import SESSION_VERSIONS, Ended, Peer, text_of
 from tests.support.workshop import Workshop

@@ -13,11 +13,11 @@ import pytest
 from starlette.responses import Response
 
 from perdure import Patience
-from perdure.client.wire import Wire
+from perdure.remote.endpoint import Wire
 from perdure.stdio import handshaking
 from perdure.stdio.bridge import Bridge
+from perdure.stdio.host.identity import Identity
 from perdure.stdio.notes import Notes
-from perdure.stdio.parent import Identity
 from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resuming import Resuming
 from perdure.stdio.target import Target

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
-from perdure.stdio.parent import Identity
-from perdure.stdio.processes import here
+from perdure.stdio.host.identity import Identity
+from perdure.stdio.host.processes import here
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot
 from perdure.store import SqliteStore

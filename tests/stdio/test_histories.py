@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import perdure
-from perdure.stdio.parent import Identity
-from perdure.stdio.processes import Seen
+from perdure.stdio.host.identity import Identity
+from perdure.stdio.host.processes import Seen
 from perdure.stdio.resuming import ONCE, Resuming
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import KeptSlot, open_slot

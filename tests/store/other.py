@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from perdure._core.ids import Fence, NodeId, StreamId
-from perdure.store.base import DropStream, OpenStream, Post, PutReader, Refusals
+from perdure.store.base import DropStream, OpenStream, PutReader, Refusals, SendMail
 from perdure.store.sqlite import SqliteStore
 from perdure.testing._values import a_call, a_reader, a_stream, an_append, put, some_events
 
@@ -60,7 +60,7 @@ class Other:
         self._store.hint(NodeId(node), [StreamId(stream) for stream in streams])
 
     async def post(self, node: str, *messages: str) -> str | None:
-        return _told(await put(self._store, *(Post(node=NodeId(node), message=m.encode()) for m in messages)))
+        return _told(await put(self._store, *(SendMail(node=NodeId(node), message=m.encode()) for m in messages)))
 
     async def drop(self, stream: str) -> None:
         await put(self._store, DropStream(stream=StreamId(stream)))

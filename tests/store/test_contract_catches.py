@@ -22,15 +22,15 @@ from perdure.store.base import (
     Forward,
     Generation,
     Mail,
+    MailReceived,
     OpenStream,
-    Post,
     PutCall,
     PutSession,
     Reached,
-    Received,
     Refusals,
     Refused,
     Release,
+    SendMail,
     Step,
     StreamRecord,
     Trim,
@@ -130,7 +130,7 @@ class HandsMailOutOnce(MemoryStore):
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         mail = await super().mail(node, after=after)
         if mail:
-            self.commit_now([Received(node=node, through=mail[-1].key)])
+            self.commit_now([MailReceived(node=node, through=mail[-1].key)])
         return mail
 
 
@@ -146,7 +146,7 @@ class InheritsUnderOldKeys(MemoryStore):
 
 class FailsTheWholeCommitForOneMessage(MemoryStore):
     def commit_now(self, steps: Sequence[Step]) -> Refusals:
-        unknown = [isinstance(step, Post) and step.node not in self._nodes for step in steps]
+        unknown = [isinstance(step, SendMail) and step.node not in self._nodes for step in steps]
         if not any(unknown):
             return super().commit_now(steps)
         return [self._apply(step) if gone else None for step, gone in zip(steps, unknown, strict=True)]
@@ -182,7 +182,7 @@ class TakesAwayWithoutAppending(MemoryStore):
 class CountsMailNowAndThen(MemoryStore):
     """One message in 64 is refused, and those behind it are taken."""
 
-    def _deliver(self, step: Post) -> NodeGone | MailFull | None:
+    def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
         row = self._nodes.get(step.node)
         if row is None or len(row.mail) < MAX_MAIL or self._mail_key % 64 == 0:
             self._mail_key += row is not None and len(row.mail) >= MAX_MAIL

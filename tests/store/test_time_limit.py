@@ -16,10 +16,10 @@ from typing import TypeVar
 import pytest
 
 from perdure.errors import StoreUnavailable
-from perdure.store._sqlite_file import RETRY, open_writer, patiently
-from perdure.store._sqlite_identity import Identity
-from perdure.store._sqlite_readers import THREADS, ReaderPool
-from perdure.store._sqlite_writer import Writer
+from perdure.store.sqlite.file import RETRY, open_writer, patiently
+from perdure.store.sqlite.identity import Identity
+from perdure.store.sqlite.read_pool import THREADS, ReaderPool
+from perdure.store.sqlite.writer import Writer
 from perdure.store.time_limit import TICKS, TimeLimit
 
 pytestmark = pytest.mark.anyio

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
-from perdure import cli
+from perdure.cli import main as cli
 
 #: Imported before the fork, so that no child has to.
-PRELOADED = ("tests.support.crashbox", "uvloop", "httptools", "perdure.store.sqlite", "perdure.http.app")
+PRELOADED = ("tests.support.crashbox", "uvloop", "httptools", "perdure.store.sqlite.store", "perdure.http.app")
 
 #: What the interpreter calls the edges of a function, and the steps within.
 EDGES = {"enter": "call", "leave": "return", "within": "c_call"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.support.nursery import Point
 
-STEPS = "perdure.store._sqlite_steps"
-WRITER = "perdure.store._sqlite_writer"
-FILE = "perdure.store._sqlite_file"
-NODES = "perdure.store._sqlite_nodes"
+STEPS = "perdure.store.sqlite.steps"
+WRITER = "perdure.store.sqlite.writer"
+FILE = "perdure.store.sqlite.file"
+NODES = "perdure.store.sqlite.nodes"
 
 
 def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = False) -> Point:
@@ -16,17 +16,17 @@ def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = Fal
 
 #: Met while calls run. The name says where the process dies.
 POINTS = {
-    "before the row of a call": at("perdure.session", "Session.accept", "enter"),
-    "before the row of the second call": at("perdure.session", "Session.accept", "enter", 2),
+    "before the row of a call": at("perdure.sessions.session", "Session.accept", "enter"),
+    "before the row of the second call": at("perdure.sessions.session", "Session.accept", "enter", 2),
     "in the transaction of the row": at(STEPS, "Steps._open_stream", "leave"),
-    "between the row and the runtime": at("perdure.exchange", "Exchange.start", "enter"),
-    "between the second row and the runtime": at("perdure.exchange", "Exchange.start", "enter", 2),
-    "before the first append": at("perdure.streams", "Stream.append", "enter"),
+    "between the row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
+    "between the second row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
+    "before the first append": at("perdure.log.stream", "Stream.append", "enter"),
     "in the transaction of the first events": at(STEPS, "Steps._append", "leave"),
-    "between an append and its send": at("perdure.streams", "Stream.accepted", "enter"),
-    "between a later append and its send": at("perdure.streams", "Stream.accepted", "enter", 4),
-    "before anything is sent": at("perdure.hub", "Reader._send", "enter"),
-    "after something was sent": at("perdure.hub", "Reader._send", "enter", 4),
+    "between an append and its send": at("perdure.log.stream", "Stream.accepted", "enter"),
+    "between a later append and its send": at("perdure.log.stream", "Stream.accepted", "enter", 4),
+    "before anything is sent": at("perdure.log.hub", "Reader._send", "enter"),
+    "after something was sent": at("perdure.log.hub", "Reader._send", "enter", 4),
     # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
     "between the answer and the end of its row": at(STEPS, "Steps._append", "within"),
     "behind the last statement, before the commit": at(STEPS, "Steps.apply", "leave", 5),
@@ -42,14 +42,14 @@ GROUP_POINTS = {
 
 #: Met by a server that starts on the file of one that was killed while calls ran.
 SECOND_POINTS = {
-    "before a stream is claimed": at("perdure.settling", "Settler.settle_stream", "enter"),
+    "before a stream is claimed": at("perdure.cluster.settler", "Settler.settle_stream", "enter"),
     "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
     "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
-    "before a session is loaded": at("perdure.sessions", "Sessions._build", "enter"),
-    "before a session's runtime is loaded": at("perdure.runtime_holding", "RuntimeHolder._load", "enter"),
-    "before it is noted that a call runs again": at("perdure.outcomes", "Outcomes.run_again", "enter"),
-    "between that note and the runtime": at("perdure.exchange", "Exchange.start", "enter"),
-    "before an unknown outcome is told": at("perdure.outcomes", "Outcomes.unknown", "enter"),
+    "before a session is loaded": at("perdure.sessions.registry", "Sessions._build", "enter"),
+    "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeHolder._load", "enter"),
+    "before it is noted that a call runs again": at("perdure.cluster.outcomes", "Outcomes.run_again", "enter"),
+    "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
+    "before an unknown outcome is told": at("perdure.cluster.outcomes", "Outcomes.unknown", "enter"),
     "in the transaction of a settled answer": at(STEPS, "Steps._append", "within"),
     "before the dead are buried": at(NODES, "bury", "enter"),
     "in the middle of a burial": at(NODES, "bury", "within", 3),

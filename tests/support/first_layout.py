@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from perdure._core.ids import Kind, Position, StreamId
-from perdure.store import _sql
-from perdure.store._sqlite_file import APPLICATION_ID
+from perdure.store.sqlite import sql_files as _sql
+from perdure.store.sqlite.file import APPLICATION_ID
 from tests.support.raw import VERSION
 
 SESSION = "S" * 43

@@ -26,8 +26,8 @@ from typing import Any
 
 #: Imported before the fork, so that no program has to.
 PRELOADED = (
-    "perdure.cli",
-    "perdure.store.sqlite",
+    "perdure.cli.main",
+    "perdure.store.sqlite.store",
     "uvloop",
     "httptools",
     "uvicorn.lifespan.on",

@@ -16,8 +16,8 @@ from mcp_types import LoggingMessageNotification, LoggingMessageNotificationPara
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, new_node_id, new_stream_id
 from perdure._core.states import CallState
-from perdure.life import Life
-from perdure.neighbours import Neighbours
+from perdure.assembly import ServerProcess
+from perdure.cluster.peers import Neighbours
 from perdure.store import SqliteStore
 from perdure.store.base import (
     Append,
@@ -118,7 +118,7 @@ class Left:
         return str(Position(kind=Kind.CALL, stream=self.stream, generation=1, seq=seq))
 
 
-def life_of(site: Site) -> Life:
+def life_of(site: Site) -> ServerProcess:
     """The parts of a running application, for what no client can bring about."""
     life = site.app._life
     assert life is not None
@@ -126,7 +126,7 @@ def life_of(site: Site) -> Life:
 
 
 def neighbours_of(site: Site) -> Neighbours:
-    neighbours = life_of(site).house.neighbours
+    neighbours = life_of(site).context.neighbours
     assert isinstance(neighbours, Neighbours)
     return neighbours
 

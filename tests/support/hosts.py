@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.parent import Identity
-from perdure.stdio.processes import Processes, Seen
+from perdure.stdio.host.identity import Identity
+from perdure.stdio.host.processes import Processes, Seen
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import KeptSlot, Slot, open_slot
 

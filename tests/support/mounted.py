@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import perdure
-from perdure.listener import listen
+from perdure.serve.connection import listen
 from tests.support.stubborn import server
 
 mcp = perdure.asgi(server, store=os.environ["MOUNTED_STORE"])

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 
 import perdure
 from perdure import App, Settings
-from perdure.listener import Connection, listen
+from perdure.serve.connection import Connection, listen
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import Store
 from tests.support.wire import Web

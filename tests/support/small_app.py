@@ -1,4 +1,4 @@
-"""A tiny app under `perdure.serving.serve`, for tests of starting and stopping."""
+"""A tiny app under `perdure.serve.uvicorn_server.serve`, for tests of starting and stopping."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
-from perdure import serving
 from perdure.errors import PerdureError, StoreLost, StoreTooNew
-from perdure.leash import LEAVE, Leash
-from perdure.listener import listen
+from perdure.serve import uvicorn_server as serving
+from perdure.serve.connection import listen
+from perdure.serve.worker_channel import LEAVE, WorkerChannel
 from perdure.settings import Settings
 
 
@@ -92,7 +92,7 @@ def main() -> int:
         return serving.serve(app, listener=listener, url=url, settings=Settings(drain_timeout=0), leash=leash)
 
 
-def leashed(listener: socket.socket, url: str) -> Leash:
+def leashed(listener: socket.socket, url: str) -> WorkerChannel:
     """The leash of a worker whose parent is this process: it tells the worker to leave at SIGUSR1."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -103,7 +103,7 @@ def leashed(listener: socket.socket, url: str) -> Leash:
         print(f"perdure: serving on {url}", flush=True)
 
     threading.Thread(target=tell_ready, daemon=True).start()
-    return Leash(listener, theirs)
+    return WorkerChannel(listener, theirs)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from tests.support.crash_child import EDGES, code_of, in_child
 
-PRELOADED = ("perdure.command", "perdure.stdio.cli", "perdure.stdio.program", "perdure.stdio.tokens")
+PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.tokens")
 
 
 def die_at(module: str, qualname: str, edge: str, nth: int) -> None:
@@ -50,7 +50,7 @@ def bridge(order: dict[str, Any]) -> NoReturn:
     sys.argv = ["perdure", "stdio", *order["arguments"]]
     if order["point"] is not None:
         die_at(**order["point"])
-    from perdure.command import main
+    from perdure.cli.entry import main
 
     main()
 

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 
-from perdure.stdio.parent import identify
+from perdure.stdio.host.identity import identify
 from perdure.stdio.tokens import open_slot
 from tests.support.hosts import target
 

@@ -1,0 +1,1 @@
+"""Pure values, tables and rules. Uses the standard library only."""

@@ -45,7 +45,7 @@ class Cutoffs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class StreamUsage:
     """What one stream keeps at the moment."""
 
     stream: StreamId
@@ -69,7 +69,7 @@ def cutoffs(*, now: float, event_ttl: float, replay_window: float) -> Cutoffs:
     return Cutoffs(events=now - event_ttl, answers=now - replay_window)
 
 
-def answers_to_drop(kept: Iterable[Kept], *, total: int, size: int, limits: Limits) -> Sequence[StreamId]:
+def answers_to_drop(kept: Iterable[StreamUsage], *, total: int, size: int, limits: Limits) -> Sequence[StreamId]:
     """The streams that go altogether so that no more than the limits allow of `total` answers with `size` bytes are
     kept: the oldest (`kept` comes in that order, and is looked at no further than needed)."""
     dropped: list[StreamId] = []
@@ -82,7 +82,7 @@ def answers_to_drop(kept: Iterable[Kept], *, total: int, size: int, limits: Limi
     return dropped
 
 
-def events_to_trim(kept: Iterable[Kept], limits: Limits, *, answer_bytes: int = 0) -> Sequence[StreamId]:
+def events_to_trim(kept: Iterable[StreamUsage], limits: Limits, *, answer_bytes: int = 0) -> Sequence[StreamId]:
     """The streams that lose their events, answers excepted: idle ones before busy ones, and the oldest first. Answers
     take their part of the bytes, so events go before them."""
     streams = sorted(kept, key=lambda stream: not stream.idle)

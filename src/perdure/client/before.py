@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from perdure.client.call import Call
 from perdure.client.pending import PendingCall
-from perdure.client.state import Running
+from perdure.remote.state import Running
 
 if TYPE_CHECKING:
     from perdure.client.link import Link

@@ -25,15 +25,15 @@ import httpx2
 from mcp_types import INTERNAL_ERROR, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 from pydantic import ValidationError
 
+from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.settling import READS
 from perdure._core.sse import EventTooLarge
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.reader import Answer, Reader
 from perdure.client.sessions import Sessions
-from perdure.client.state import Running
-from perdure.client.wire import Broken, NotSent, kind, retry_after, whole
 from perdure.errors import UNREACHABLE
-from perdure.ledger import OUTCOME_UNKNOWN
+from perdure.remote.endpoint import Broken, NotSent, kind, retry_after, whole
+from perdure.remote.state import Running
 
 #: A gateway's word that the server behind it did not answer: the request may have arrived there.
 NO_ANSWER = frozenset({502, 503, 504})

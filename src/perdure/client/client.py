@@ -18,7 +18,7 @@ from perdure.client.link import Link
 from perdure.client.outcomes import naming
 from perdure.client.pending import PendingCall
 from perdure.errors import OutcomeUnknown, Unreachable
-from perdure.observe import note
+from perdure.telemetry.events import log_event
 
 #: Pages of `tools/list` that are read to find out what a tool says of itself.
 TOOL_PAGES = 100
@@ -77,7 +77,7 @@ class Client(mcp.Client):
         except OutcomeUnknown as unknown:
             if not await self._may_be_called_again(name, unknown):
                 raise
-            note(logging.INFO, "client.call_again", "a tool that may run twice is called again", tool=name)
+            log_event(logging.INFO, "client.call_again", "a tool that may run twice is called again", tool=name)
             try:
                 return await once()
             except Unreachable:

@@ -15,15 +15,15 @@ from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, Message
 from mcp.client.streamable_http import streamable_http_client
 
 from perdure._core.reconnect import Patience
-from perdure.client.auth import Bearer, TokenProvider
 from perdure.client.client import Client
-from perdure.client.entering import enter, raised_as_it_was
 from perdure.client.incoming import OnGap
-from perdure.client.keeper import Keeper
 from perdure.client.link import Link
-from perdure.client.store import StateStore, state_store
-from perdure.client.wire import LIMITS, TIMEOUT, Wire, past_proxies
+from perdure.client.task_groups import enter, raised_as_it_was
 from perdure.errors import Misuse
+from perdure.remote.auth import Bearer, TokenProvider
+from perdure.remote.endpoint import LIMITS, TIMEOUT, Wire, past_proxies
+from perdure.remote.state_file import StateStore, state_store
+from perdure.remote.state_writer import Keeper
 
 
 @asynccontextmanager

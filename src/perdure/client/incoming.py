@@ -20,10 +20,10 @@ from mcp_types import INTERNAL_ERROR, JSONRPCMessage, JSONRPCNotification, JSONR
 
 from perdure._core.gap import METHOD as GAP
 from perdure._core.gap import Gap, read_gap
-from perdure.client.pace import Pace
-from perdure.client.state import Ask
+from perdure.client.callback_limit import Pace
 from perdure.errors import EventsLost
-from perdure.observe import note
+from perdure.remote.state import Ask
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.client.link import Link
@@ -64,7 +64,7 @@ class Incoming:
         await self._put(error)
 
     async def gap(self, gap: Gap) -> None:
-        note(
+        log_event(
             logging.WARNING,
             "client.gap",
             f"the server says that events {gap.first} to {gap.last} are gone: {gap.reason}",

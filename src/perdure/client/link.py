@@ -24,15 +24,15 @@ from perdure._core.gap import Gap
 from perdure._core.reconnect import Patience
 from perdure.client.before import Before
 from perdure.client.incoming import Incoming, OnGap
-from perdure.client.keeper import Keeper
 from perdure.client.outgoing import Outgoing
-from perdure.client.pulse import Pulse
 from perdure.client.session import Handshaking
 from perdure.client.standalone import Standalone
-from perdure.client.state import Handshake, State
 from perdure.client.teller import Teller
-from perdure.client.wire import Wire
-from perdure.observe import note
+from perdure.remote.endpoint import Wire
+from perdure.remote.heartbeat import Pulse
+from perdure.remote.state import Handshake, State
+from perdure.remote.state_writer import Keeper
+from perdure.telemetry.events import log_event
 
 #: Seconds for the farewell: a server that does not answer does not keep the program from ending.
 FAREWELL_SECONDS = 5.0
@@ -153,7 +153,7 @@ class Link:
             if handshake.session:
                 await self.wire.delete(handshake)
         except Exception as error:  # whatever it is, the client leaves
-            note(
+            log_event(
                 logging.INFO, "client.not_deleted", f"the server could not be told that the session has ended: {error}"
             )
         self._keeper.state.forget_session()

@@ -8,8 +8,8 @@ from typing import Any
 
 from mcp.shared.exceptions import MCPError
 
+from perdure._core.codes import OUTCOME_UNKNOWN, POSITION_LOST
 from perdure.errors import UNREACHABLE, OutcomeUnknown, Unreachable
-from perdure.ledger import OUTCOME_UNKNOWN, POSITION_LOST
 
 
 def named(error: MCPError, tool: str | None = None, arguments: Mapping[str, Any] | None = None) -> MCPError:

@@ -21,7 +21,7 @@ from perdure._core.sticky import METHODS as STICKY
 from perdure.client.call import Call
 from perdure.client.incoming import encoded
 from perdure.client.session import Handshaking
-from perdure.client.state import Running
+from perdure.remote.state import Running
 
 if TYPE_CHECKING:
     from perdure.client.link import Link

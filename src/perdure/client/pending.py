@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from perdure.client.outcomes import named
 from perdure.client.reader import Answer
-from perdure.client.state import Running
+from perdure.remote.state import Running
 
 #: Notifications that wait for somebody to look; beyond that the call's stream is not read further (promise 6).
 ROOM = 1_000

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import MAX_EVENT_BYTES, ServerSentEvent
-from perdure.client.pulse import Pulse
-from perdure.client.stream import Stream
-from perdure.client.wire import can_be_sent
+from perdure.remote.endpoint import can_be_sent
+from perdure.remote.heartbeat import Pulse
+from perdure.remote.stream import Stream
 
 Answer = JSONRPCResponse | JSONRPCError
 

@@ -31,10 +31,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from perdure.client.reader import Answer, Reader
-from perdure.client.state import Handshake
-from perdure.client.wire import Broken, NotSent, kind, whole
 from perdure.errors import UNREACHABLE
-from perdure.observe import note
+from perdure.remote.endpoint import Broken, NotSent, kind, whole
+from perdure.remote.state import Handshake
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.client.link import Link
@@ -107,7 +107,7 @@ class Handshaking:
         return renewal.trouble
 
     async def _renew(self, gone: Handshake, renewal: _Renewal) -> None:
-        note(logging.WARNING, "client.session_gone", "the session is gone; a new one is begun")
+        log_event(logging.WARNING, "client.session_gone", "the session is gone; a new one is begun")
         try:
             renewal.trouble = await self._begin_again(gone)
         finally:

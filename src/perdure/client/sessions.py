@@ -7,9 +7,9 @@ from typing import Protocol
 from mcp_types import JSONRPCError, JSONRPCMessage
 
 from perdure._core.reconnect import Patience
-from perdure.client.pulse import Pulse
-from perdure.client.state import Handshake
-from perdure.client.wire import Wire
+from perdure.remote.endpoint import Wire
+from perdure.remote.heartbeat import Pulse
+from perdure.remote.state import Handshake
 
 
 class Sessions(Protocol):

@@ -10,10 +10,10 @@ from mcp_types import JSONRPCMessage
 
 from perdure._core.gap import Gap
 from perdure.client.reader import Answer, Reader
-from perdure.client.state import Handshake
-from perdure.client.wire import Broken, NotSent, kind, retry_after
 from perdure.errors import UNREACHABLE
-from perdure.observe import note
+from perdure.remote.endpoint import Broken, NotSent, kind, retry_after
+from perdure.remote.state import Handshake
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.client.link import Link
@@ -58,7 +58,7 @@ class Standalone:
                 if trouble.error.code != UNREACHABLE:
                     break
         self.has_given_up = True
-        note(
+        log_event(
             logging.WARNING,
             "client.standalone_lost",
             f"the standalone stream is given up, what belongs to no call is missed: {self._reader.trouble}",

@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 
 from perdure._core.reconnect import Patience
-from perdure.client.attempts import Attempts
-from perdure.client.state import Handshake
-from perdure.client.wire import Broken, NotSent, Wire, retry_after
-from perdure.observe import note
+from perdure.remote.attempts import Attempts
+from perdure.remote.endpoint import Broken, NotSent, Wire, retry_after
+from perdure.remote.state import Handshake
+from perdure.telemetry.events import log_event
 
 
 class Teller:
@@ -31,7 +31,7 @@ class Teller:
             told = await self._attempt(attempts, body, handshake)
         if not told:
             what = body.get("method", "an answer")
-            note(logging.WARNING, "client.not_told", f"{what} could not be sent: {attempts.trouble}")
+            log_event(logging.WARNING, "client.not_told", f"{what} could not be sent: {attempts.trouble}")
         return bool(told)
 
     async def idle(self) -> None:

@@ -1,0 +1,1 @@
+"""The ASGI endpoint: routes, methods, refusals and event-stream responses. Uses `assembly` and what is below."""

@@ -21,29 +21,28 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure import spans
 from perdure._core.principals import NOBODY, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.broker import Broker
+from perdure.assembly import ServerProcess, living
 from perdure.errors import Misuse, StoreLost
-from perdure.http.answers import Answer, Refusal, Refused
 from perdure.http.body import Bodies, ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
+from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
+from perdure.http.host_and_origin import HostAndOrigin
 from perdure.http.metrics import SCRAPE, scrape
-from perdure.http.resume import ALLOW_POST, RESUME, ResumeDesk, resume_paths
-from perdure.http.security import Gate
+from perdure.http.paths import BESIDE, HEALTH, METRICS
+from perdure.http.refusals import Answer, Refusal, Refused
+from perdure.http.resume_tokens import ALLOW_POST, RESUME, ResumeTokenEndpoint, resume_paths
 from perdure.http.sessionless import SessionlessDesk
-from perdure.http.streamed import Streamed
-from perdure.life import Life, living
-from perdure.listener import BREAK_OFF
-from perdure.observe import Counters, note
-from perdure.paths import BESIDE, HEALTH, METRICS
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
-from perdure.session_info import SessionInfo
+from perdure.sessions.broker import Broker
+from perdure.sessions.info import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store
+from perdure.telemetry import tracing as spans
+from perdure.telemetry.events import Counters, log_event
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that came in by the entry."""
@@ -63,11 +62,11 @@ class App:
         self._resume_paths = resume_paths(self.path) if settings.broker else {}
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
         self._hosted = host(server, path=self.path)
-        self._gate = Gate(settings)
+        self._gate = HostAndOrigin(settings)
         self._shell = Starlette(lifespan=self.lifespan)
-        self._life: Life | None = None
+        self._life: ServerProcess | None = None
         self._endpoint: Endpoint | None = None
-        self._resume: ResumeDesk | None = None
+        self._resume: ResumeTokenEndpoint | None = None
         self._sessionless: SessionlessDesk | None = None
         self._stopping = False
         self._draining = False
@@ -136,10 +135,10 @@ class App:
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _Stand(self._serve)
             bodies = Bodies(settings)
-            self._life, self._endpoint = life, Endpoint(life.house, life.sessions, life.settler, bodies)
-            self._sessionless = SessionlessDesk(manager, life.house, bodies)
-            broker = Broker(life.house, life.sessions)
-            self._resume = ResumeDesk(broker, bodies, monotonic=life.house.hub.monotonic)
+            self._life, self._endpoint = life, Endpoint(life.context, life.sessions, life.settler, bodies)
+            self._sessionless = SessionlessDesk(manager, life.context, bodies)
+            broker = Broker(life.context, life.sessions)
+            self._resume = ResumeTokenEndpoint(broker, bodies, monotonic=life.context.hub.monotonic)
             try:
                 yield
             finally:
@@ -162,7 +161,7 @@ class App:
     def end_idle_readers(self) -> None:
         """Send clients that only listen elsewhere. Nothing is refused."""
         if self._life is not None:
-            self._life.house.hub.end_idle()
+            self._life.context.hub.end_idle()
 
     def begin_stop(self) -> None:
         """The process stops now: refuse what is new, end what runs. May be called from a signal handler."""
@@ -177,9 +176,9 @@ class App:
         if self._lost is not None:
             return
         self._lost = failure
-        note(logging.ERROR, "store.lost", f"nothing can be served any more: {failure}", state=failure.state)
+        log_event(logging.ERROR, "store.lost", f"nothing can be served any more: {failure}", state=failure.state)
         if self._life is not None:
-            self._life.house.hub.end_all()  # clients may find another process
+            self._life.context.hub.end_all()  # clients may find another process
         if self._on_lost is not None:
             self._on_lost(failure)
 
@@ -230,7 +229,7 @@ class App:
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
                 response = await self._respond(scope, receive, send)
-                if isinstance(response, Streamed):
+                if isinstance(response, EventStreamResponse):
                     response.breaks = scope.get(BREAK_OFF)
                     response.watch(span, scope, self.counters.replay_seconds)
                 if response is not None:
@@ -262,7 +261,7 @@ class App:
         }
         await self._entry(inside, receive, send)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | Streamed | None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | EventStreamResponse | None:
         scope = _trimmed(scope)
         headers = _headers(scope)
         self._gate.check(scope["headers"], headers)
@@ -306,7 +305,7 @@ class App:
         """Tell the operator, once: the clients that most profit from a session may never ask for one."""
         if not self._told_sessionless:
             self._told_sessionless = True
-            note(
+            log_event(
                 logging.WARNING,
                 "era.sessionless",
                 "a client speaks 2026-07-28: this client has no session; serve with --eras session to give it one",
@@ -314,7 +313,7 @@ class App:
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
-        journal = None if self._life is None else self._life.house.journal
+        journal = None if self._life is None else self._life.context.journal
         stopping = self._stopping or self._draining
         if stopping or journal is None:
             status, word = 503, "stopping" if stopping else "starting"
@@ -338,7 +337,7 @@ class App:
 
     def other_nodes(self) -> list[str]:
         """The nodes that share the store with this one, as far as it knows."""
-        return [] if self._life is None else list(self._life.house.neighbours.others)
+        return [] if self._life is None else list(self._life.context.neighbours.others)
 
 
 class _Stand:

@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import Message, Receive
 
-from perdure.http.answers import Refusal, Refused
+from perdure.http.refusals import Refusal, Refused
 from perdure.settings import Settings
 
 PACE_SECONDS = 20.0

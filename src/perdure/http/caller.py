@@ -6,7 +6,7 @@ import ipaddress
 
 from starlette.types import Scope
 
-from perdure.sessions import Caller
+from perdure.sessions.registry import Caller
 
 _NETWORK = 64
 """Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from starlette.types import Receive, Scope
 
 from perdure._core.states import SessionStep
-from perdure.house import House
-from perdure.http.answers import Answer, Refusal, Refused
+from perdure.cluster.settler import Settler
+from perdure.http.access import Headers, SessionAccess
 from perdure.http.body import Bodies
-from perdure.http.desk import Desk, Headers
-from perdure.http.get import Get
-from perdure.http.post import Post
-from perdure.http.streamed import Streamed
-from perdure.sessions import Sessions
-from perdure.settling import Settler
+from perdure.http.event_stream import EventStreamResponse
+from perdure.http.get import GetHandler
+from perdure.http.post import PostHandler
+from perdure.http.refusals import Answer, Refusal, Refused
+from perdure.sessions.context import ServerContext
+from perdure.sessions.registry import Sessions
 
 ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 
@@ -21,12 +21,14 @@ ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 class Endpoint:
     """From a request to its response; `Refused` is raised for every no."""
 
-    def __init__(self, house: House, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
-        self._desk = Desk(house, sessions, settler, bodies)
-        self._post = Post(self._desk)
-        self._get = Get(self._desk)
+    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
+        self._desk = SessionAccess(context, sessions, settler, bodies)
+        self._post = PostHandler(self._desk)
+        self._get = GetHandler(self._desk)
 
-    async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer | Streamed:
+    async def __call__(
+        self, scope: Scope, receive: Receive, headers: Headers, owner: str
+    ) -> Answer | EventStreamResponse:
         match scope["method"]:
             case "POST":
                 return await self._post(scope, receive, headers, owner)

@@ -10,15 +10,15 @@ from starlette.types import Scope
 from perdure._core.ids import Kind, Position, parse_position, place
 from perdure._core.states import SessionState, StreamState
 from perdure.errors import StoreError
-from perdure.http.answers import Refusal, Refused, refusal_of
+from perdure.http.access import Headers, SessionAccess
 from perdure.http.body import accepts
-from perdure.http.desk import Desk, Headers
-from perdure.http.streamed import Streamed
-from perdure.hub import BATCH, gap_frames, warning_frames
-from perdure.incarnations import tell_attached
-from perdure.replayed import catch_up, find_stream, look_how_far
-from perdure.session import Session
-from perdure.streams import Stream
+from perdure.http.event_stream import EventStreamResponse
+from perdure.http.refusals import Refusal, Refused, refusal_of
+from perdure.log.hub import BATCH, gap_frames, warning_frames
+from perdure.log.stream import Stream
+from perdure.sessions.reattach import tell_attached
+from perdure.sessions.replay import catch_up, find_stream, look_how_far
+from perdure.sessions.session import Session
 
 
 class _Start(NamedTuple):
@@ -31,19 +31,19 @@ class _Start(NamedTuple):
     """The client named the place. Otherwise it is where the readers before have got to, also while we look."""
 
 
-class Get:
+class GetHandler:
     """Attaches readers."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: SessionAccess) -> None:
         self._desk = desk
-        self._house = desk.house
+        self._context = desk.context
         self._settings = desk.settings
 
-    async def __call__(self, scope: Scope, headers: Headers, owner: str) -> Streamed:
+    async def __call__(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
         if not accepts(headers)[1]:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
         async with self._desk.session(headers, owner, scope) as session:
-            arrival = self._house.hub.arrive()
+            arrival = self._context.hub.arrive()
             text = headers.get(b"last-event-id", b"").decode("latin-1")
             try:
                 while (response := await self._attach(session, text, arrival)) is None:
@@ -52,13 +52,13 @@ class Get:
             except StoreError as failure:
                 raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
 
-    async def _attach(self, session: Session, text: str, arrival: int) -> Streamed | None:
+    async def _attach(self, session: Session, text: str, arrival: int) -> EventStreamResponse | None:
         """A reader on the stream that a position names; `None` if it has to be looked for again."""
         start = await self._start(session, text)
         if start.stream.kind is Kind.STANDALONE:
             self._desk.refuse_if_draining()
         try:
-            if not self._house.neighbours.alone and start.stream.writes:
+            if not self._context.neighbours.alone and start.stream.writes:
                 await self._look_who_reads(start.stream)
             return await self._read(session, start, arrival)
         except BaseException:
@@ -67,26 +67,26 @@ class Get:
 
     async def _look_who_reads(self, stream: Stream) -> None:
         """A reader on another node, of which this one may not have heard yet, is overtaken with the rest."""
-        row = await self._house.journal.within_time(self._house.store.reader(stream.id))
-        elsewhere = None if row is None or row.node == self._house.node else row
-        stream.read_elsewhere(elsewhere, arrival=self._house.hub.arrive())
+        row = await self._context.journal.within_time(self._context.store.reader(stream.id))
+        elsewhere = None if row is None or row.node == self._context.node else row
+        stream.read_elsewhere(elsewhere, arrival=self._context.hub.arrive())
 
-    async def _read(self, session: Session, start: _Start, arrival: int) -> Streamed | None:
+    async def _read(self, session: Session, start: _Start, arrival: int) -> EventStreamResponse | None:
         """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
         stream, cursor, told, named = start
         stream.delivered = max(stream.delivered, cursor)  # the client has it; or it is told now that it is gone
         if stream.state is StreamState.SEALED and cursor >= stream.last:
-            self._house.hub.marks.left(stream)
+            self._context.hub.marks.left(stream)
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
         ahead = await stream.read(after=cursor, limit=BATCH)
         if not named and stream.delivered > cursor:
             cursor, ahead = stream.delivered, ()
-        if self._house.hub.full and stream.reader is None:
+        if self._context.hub.full and stream.reader is None:
             raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
         if stream.kind is Kind.CALL and session.streams.get(stream.id) is not stream:
             return None
         if stream is session.standalone:
-            self._house.counters.standalone_readers += 1
+            self._context.counters.standalone_readers += 1
             if not named:
                 session.orphans.begun()
                 tell_attached(session)
@@ -99,7 +99,7 @@ class Get:
         if not text:
             await look_how_far(session)
             return _Start(session.standalone, session.standalone.delivered, named=False)
-        self._house.counters.resumes += 1
+        self._context.counters.resumes += 1
         position = parse_position(text)
         if position is None:
             return await self._start_unreadable(session)
@@ -111,8 +111,8 @@ class Get:
         if session.state is SessionState.ENDED:
             raise self._desk.gone()
         if stream is None:
-            self._house.counters.positions_lost += 1
-            self._house.peers.note(
+            self._context.counters.positions_lost += 1
+            self._context.peers.log_event(
                 logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name
             )
             raise Refused(Refusal.POSITION_UNKNOWN)
@@ -124,14 +124,14 @@ class Get:
 
     async def _start_unreadable(self, session: Session) -> _Start:
         """The client names nothing that we could have sent: warn, then give it what there is."""
-        self._house.peers.note(
+        self._context.peers.log_event(
             logging.WARNING, "position.unreadable", "a Last-Event-ID is no position", session=session.name
         )
-        self._house.counters.positions_lost += 1
+        self._context.counters.positions_lost += 1
         stream = session.standalone
         cursor = await stream.before_oldest() if self._settings.enable_replay else stream.delivered
         sentence = "the given Last-Event-ID is no position of this server's; here is the standalone stream"
-        log, random = session.tells_by_log, self._house.random
+        log, random = session.tells_by_log, self._context.random
         return _Start(stream, cursor, warning_frames(stream, sentence, behind=cursor, random=random, log=log))
 
     async def _start_standalone(self, session: Session, position: Position) -> _Start:
@@ -143,7 +143,7 @@ class Get:
             told = self._gap(session, stream, first, stream.last, reason="replay is off", behind=stream.last)
             return _Start(stream, stream.last, told)
         if position.stream != stream.id:
-            self._house.counters.positions_lost += 1
+            self._context.counters.positions_lost += 1
             oldest = await stream.before_oldest()
             # 0: nobody knows where the gap begins.
             told = self._gap(session, stream, 0, oldest, reason="unknown position", behind=oldest)
@@ -154,26 +154,26 @@ class Get:
         """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost,
         unless another node, which lives, holds them; then the reader rests there until they are written."""
         await catch_up(session, stream)
-        house = self._house
+        context = self._context
         if _is_beyond(stream, position):
-            if stream.node in await house.neighbours.holders():
+            if stream.node in await context.neighbours.holders():
                 return _Start(stream, position.seq)
             await catch_up(session, stream)  # they may have been written before nothing was held
         same = position.generation == stream.generation
-        ended = () if same else await house.journal.within_time(house.store.generations(stream.id))
+        ended = () if same else await context.journal.within_time(context.store.generations(stream.id))
         cursor = place(position, generation=stream.generation, last=stream.last, ended=ended)
         if cursor == position.seq:
             return _Start(stream, cursor)
-        self._house.counters.positions_lost += 1
+        self._context.counters.positions_lost += 1
         told = self._gap(session, stream, cursor + 1, position.seq, reason="lost", behind=cursor)
         return _Start(stream, cursor, told)
 
     def _gap(self, session: Session, stream: Stream, first: int, last: int, *, reason: str, behind: int) -> bytes:
-        self._house.counters.gaps += 1
-        self._house.peers.note(
+        self._context.counters.gaps += 1
+        self._context.peers.log_event(
             logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone: {reason}", stream=stream.id
         )
-        log, random = session.tells_by_log, self._house.random
+        log, random = session.tells_by_log, self._context.random
         return gap_frames(stream, first, last, reason=reason, behind=behind, random=random, log=log)
 
 

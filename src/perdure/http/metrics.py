@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure import metrics
 from perdure._core.states import LogState, SessionState
+from perdure.assembly import ServerProcess
 from perdure.errors import StoreError
-from perdure.http.answers import Answer
-from perdure.life import Life
+from perdure.http.refusals import Answer
 from perdure.store.base import NodeRecord
+from perdure.telemetry import prometheus as metrics
 
 SCRAPE = "perdure.scrape"
 """In the scope of a request for the metrics that came in by the endpoint's door."""
 
 
-async def scrape(method: str, life: Life | None) -> Answer:
+async def scrape(method: str, life: ServerProcess | None) -> Answer:
     """This node's numbers in any case; the others', and how many sessions are stored, while the store answers."""
     if method not in ("GET", "HEAD"):
         return Answer(status=405, headers=((b"allow", b"GET, HEAD"),))
@@ -23,7 +23,7 @@ async def scrape(method: str, life: Life | None) -> Answer:
         return Answer(status=503, body=b'{"status":"starting"}')
     others: tuple[NodeRecord, ...] = ()
     stored: Mapping[SessionState, int] | None = None
-    journal, store = life.house.journal, life.house.store
+    journal, store = life.context.journal, life.context.store
     if journal.state is LogState.HEALTHY:
         try:
             others = tuple(await journal.within_time(store.nodes()))

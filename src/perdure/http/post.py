@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
-from perdure import spans
 from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
+from perdure._core.memory_budget import weigh
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
-from perdure.hearing import hear
-from perdure.http.answers import Answer, Refusal, Refused, refusal_of
+from perdure.http.access import Headers, SessionAccess
 from perdure.http.body import accepts, replayed
 from perdure.http.caller import caller_of
-from perdure.http.desk import Desk, Headers
-from perdure.http.streamed import Streamed
-from perdure.ledger import Call
-from perdure.session import Session
-from perdure.sessions import Caller
-from perdure.streams import Stream
-from perdure.work import weigh
+from perdure.http.event_stream import EventStreamResponse
+from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
+from perdure.log.stream import Stream
+from perdure.sessions.client_messages import hear
+from perdure.sessions.ledger import Call
+from perdure.sessions.registry import Caller
+from perdure.sessions.session import Session
+from perdure.telemetry import tracing as spans
 
 MAX_HANDSHAKE = 64 << 10
 """Bytes of an `initialize` request: its params are kept in memory for as long as the session lives."""
@@ -36,15 +36,17 @@ Enough for some thousand values; clients send a dozen."""
 _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 
 
-class Post:
+class PostHandler:
     """Takes messages."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: SessionAccess) -> None:
         self._desk = desk
-        self._house = desk.house
+        self._context = desk.context
         self._settings = desk.settings
 
-    async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer | Streamed:
+    async def __call__(
+        self, scope: Scope, receive: Receive, headers: Headers, owner: str
+    ) -> Answer | EventStreamResponse:
         self._check(headers)
         body = await self._desk.bodies.read(receive, headers)
         try:
@@ -58,7 +60,7 @@ class Post:
 
     async def _answer(
         self, parsed: Envelope | Batch, body: bytes, http: HttpRequest, headers: Headers, owner: str
-    ) -> Answer | Streamed:
+    ) -> Answer | EventStreamResponse:
         if isinstance(parsed, Request) and parsed.method == "initialize":
             return await self._initialize(parsed, body, http, headers, owner)
         # A word that is no request may be that a call shall not run again.
@@ -68,7 +70,7 @@ class Post:
 
     async def _take(
         self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest
-    ) -> Answer | Streamed:
+    ) -> Answer | EventStreamResponse:
         messages = self._messages(parsed, session)
         size = weigh(body)
         self._check_work(session, messages, size)
@@ -115,7 +117,7 @@ class Post:
             raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, id=first, limit=settings.max_notifications)
         if exchange.work and exchange.work + size > settings.max_session_work:
             raise Refused(Refusal.TOO_MUCH_OF_SESSION, id=first, limit=settings.max_session_work)
-        if not self._house.work.has_room(size):
+        if not self._context.work.has_room(size):
             raise Refused(Refusal.TOO_MUCH_WORK, id=first, limit=settings.max_work)
 
     async def _pass_on(
@@ -150,7 +152,7 @@ class Post:
         try:
             await self._bring_home(session, requests, incarnation)
             # What runs here was counted above; what runs in other processes only the store can count.
-            most = self._settings.max_calls if self._house.store.shared else None
+            most = self._settings.max_calls if self._context.store.shared else None
             return await session.accept(requests, bodies, incarnation=incarnation, most_calls=most)
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
@@ -172,9 +174,9 @@ class Post:
 
     def _check_room(self, request_id: int | str) -> None:
         self._desk.refuse_if_draining(request_id)
-        if self._house.journal.refuses:
+        if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS, id=request_id)
-        if self._house.hub.full and not self._settings.json_response:
+        if self._context.hub.full and not self._settings.json_response:
             raise Refused(Refusal.TOO_MANY_READERS, id=request_id, limit=self._settings.max_readers)
 
     async def _as_json(self, session: Session, stream: Stream, *, batch: bool = False) -> Answer:
@@ -188,7 +190,7 @@ class Post:
 
     async def _initialize(
         self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
-    ) -> Answer | Streamed:
+    ) -> Answer | EventStreamResponse:
         """Go on with the session that the client names, or open one."""
         if len(body) > MAX_HANDSHAKE:
             raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
@@ -200,7 +202,7 @@ class Post:
 
     async def _reattach(
         self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
-    ) -> Answer | Streamed | None:
+    ) -> Answer | EventStreamResponse | None:
         """A client that runs its handshake again on its own session gets the recorded result, and keeps everything
         (R10). With another version or other capabilities it is somebody else: `None`."""
         text = headers.get(b"x-mcp-reconnect-session") or headers.get(b"mcp-session-id")
@@ -235,7 +237,7 @@ class Post:
             return Refused(Refusal.TOO_MANY_OF_YOURS, id=request_id, limit=settings.max_principal_sessions)
         return Refused(Refusal.TOO_MANY_FROM_THERE, id=request_id, limit=settings.max_address_sessions)
 
-    async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | Streamed:
+    async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | EventStreamResponse:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
         sessions, caller = self._desk.sessions, caller_of(owner, http.scope)
         try:

@@ -22,13 +22,13 @@ from perdure._core.jsonrpc import Notification, Request
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreError, TooManySessions
-from perdure.house import House
-from perdure.http.answers import Refusal, Refused
 from perdure.http.caller import caller_of
-from perdure.observe import note
-from perdure.session import Session
-from perdure.sessions import Caller, Sessions
+from perdure.http.refusals import Refusal, Refused
+from perdure.sessions.context import ServerContext
+from perdure.sessions.registry import Caller, Sessions
+from perdure.sessions.session import Session
 from perdure.store.base import SessionRecord
+from perdure.telemetry.events import log_event
 
 Headers = dict[bytes, bytes]
 
@@ -62,10 +62,10 @@ V = TypeVar("V")
 class Recovery:
     """Says that a session is gone, and may give another."""
 
-    def __init__(self, house: House, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
-        self._house = house
+    def __init__(self, context: ServerContext, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
+        self._context = context
         self._sessions = sessions
-        self._reissues = house.settings.recover == "reissue"
+        self._reissues = context.settings.recover == "reissue"
         self._monotonic = monotonic
         self._tried: dict[str, list[float]] = {}
         self._replaced: dict[tuple[str, str], None] = {}
@@ -75,7 +75,7 @@ class Recovery:
 
     async def gone(self, headers: Headers, owner: str, scope: Scope) -> Refused:
         """The answer for a session that is not there, or is not the caller's: the two look alike (promise 5)."""
-        self._house.counters.sessions_not_found += 1
+        self._context.counters.sessions_not_found += 1
         text = headers.get(b"mcp-session-id", b"").decode("latin-1")
         record = await self._ended(text, owner)
         why = None if record is None else record.ended
@@ -104,7 +104,7 @@ class Recovery:
         session_id, at = self._given.get(program, (None, 0.0))
         if session_id is None or self._monotonic() - at < ADOPTION_SECONDS:
             return False
-        within, store = self._house.journal.within_time, self._house.store
+        within, store = self._context.journal.within_time, self._context.store
         try:
             record = await within(store.session(session_id))
             handshake_only = len(await within(store.calls(session_id))) <= 1
@@ -113,7 +113,7 @@ class Recovery:
         if record is None or record.ended or not handshake_only:
             self._given.pop(program, None)  # another request of the program may have been faster
             return False
-        self._house.counters.recoveries_refused += 1
+        self._context.counters.recoveries_refused += 1
         return True
 
     async def _ended(self, text: str, owner: str) -> SessionRecord | None:
@@ -122,7 +122,7 @@ class Recovery:
         if session_id is None:
             return None
         try:
-            record = await self._house.journal.within_time(self._house.store.session(session_id))
+            record = await self._context.journal.within_time(self._context.store.session(session_id))
         except StoreError:
             return None
         return record if record is not None and record.owner == owner and record.ended else None
@@ -134,8 +134,8 @@ class Recovery:
         may = len(tried) < REISSUES
         _remember(self._tried, owner, [*tried, now] if may else tried)
         if not may:
-            self._house.counters.recoveries_refused += 1
-            self._house.peers.note(
+            self._context.counters.recoveries_refused += 1
+            self._context.peers.log_event(
                 logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one"
             )
         return may
@@ -144,7 +144,7 @@ class Recovery:
         self, headers: Headers, caller: Caller, record: SessionRecord | None, scope: Scope
     ) -> Session | None:
         """A new session in place of a lost one; `None` where there is no room for it."""
-        counters = self._house.counters
+        counters = self._context.counters
         session: Session | None = None
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
@@ -152,7 +152,7 @@ class Recovery:
         except TooManySessions:
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
-            self._house.peers.note(
+            self._context.peers.log_event(
                 logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}"
             )
         counters.recoveries_tried += 1
@@ -160,7 +160,7 @@ class Recovery:
             counters.recoveries_failed += 1
             raise Refused(Refusal.REISSUE_FAILED)
         counters.recoveries_succeeded += 1
-        note(logging.INFO, "session.reissued", "a lost session was replaced by a new one", session=session.name)
+        log_event(logging.INFO, "session.reissued", "a lost session was replaced by a new one", session=session.name)
         return session
 
     async def _open(self, caller: Caller, params: dict[str, Any], http: HttpRequest) -> Session | None:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Receive, Scope, Send
 
-from perdure.house import House
-from perdure.http.answers import Refusal, Refused
+from perdure._core.memory_budget import weigh
+from perdure.http.access import Headers
 from perdure.http.body import Bodies, replayed_first
-from perdure.http.desk import Headers
-from perdure.work import weigh
+from perdure.http.refusals import Refusal, Refused
+from perdure.sessions.context import ServerContext
 
 
 class SessionlessDesk:
     """Hands requests to the SDK's handler, no more at once than there may be. Each may hold an event stream and run a
     call, and has no session whose limits would count it."""
 
-    def __init__(self, manager: StreamableHTTPSessionManager, house: House, bodies: Bodies) -> None:
+    def __init__(self, manager: StreamableHTTPSessionManager, context: ServerContext, bodies: Bodies) -> None:
         self._manager = manager
-        self._house = house
-        self._settings = house.settings
+        self._context = context
+        self._settings = context.settings
         self._bodies = bodies
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        hub, settings = self._house.hub, self._settings
+        hub, settings = self._context.hub, self._settings
         if self._running >= settings.max_sessionless:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
         if hub.full:
@@ -42,7 +42,7 @@ class SessionlessDesk:
 
     async def _post(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         body = await self._bodies.read(receive, headers)
-        size, work = weigh(body), self._house.work
+        size, work = weigh(body), self._context.work
         if not work.has_room(size):
             raise Refused(Refusal.TOO_MUCH_WORK, limit=self._settings.max_work)
         work.take(size)

@@ -1,1 +1,4 @@
-"""What answers a session's requests: the SDK server in process."""
+"""What answers the requests of a session: the interface, and the SDK's server in this process.
+
+Uses `telemetry` and what is below.
+"""

@@ -34,9 +34,9 @@ from mcp_types import (
 )
 
 from perdure._core.ids import NodeId
+from perdure._core.memory_budget import Work
+from perdure.runtime.base import Flow
 from perdure.store.base import SessionRecord
-from perdure.streams import Flow
-from perdure.work import Work
 
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself: neither
@@ -46,7 +46,7 @@ _ending: set[asyncio.Task[None]] = set()
 """Keeps what is left to itself from being collected while it runs."""
 
 
-class Answers(Protocol):
+class Outlet(Protocol):
     """Where a runtime's messages go: the session."""
 
     def emit(self, message: JSONRPCMessage, related: int | str | None) -> Flow | None:
@@ -171,7 +171,7 @@ class Outbox:
 
     __slots__ = ("_answers", "_closed")
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Outlet) -> None:
         self._answers = answers
         self._closed = False
 
@@ -220,7 +220,7 @@ class Outbound:
 
     __slots__ = ("_answers", "dispatcher")
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Outlet) -> None:
         self.dispatcher: Dispatcher | None = None
         self._answers = answers
 
@@ -250,7 +250,7 @@ class Runtime:
         self,
         server: Server[Any],
         lifespan_state: object,
-        answers: Answers,
+        answers: Outlet,
         record: SessionRecord,
         *,
         ask_ids: itertools.count[int],

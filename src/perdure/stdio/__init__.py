@@ -1,1 +1,1 @@
-"""The bridge between a host that speaks MCP over a pipe and a session on a server."""
+"""`perdure stdio`: puts `remote` behind the pipes of a desktop host. Uses `remote` and what `remote` uses."""

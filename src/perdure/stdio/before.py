@@ -11,10 +11,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from perdure._core import splice
-from perdure.observe import note
-from perdure.stdio import own_logging
+from perdure.stdio import log_capability as own_logging
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.messages import encode
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
@@ -49,7 +49,7 @@ class Before:
 
     async def _report(self, asked: Asked, answer: str) -> None:
         sentence = f"a call of {asked.name or asked.method} that an earlier instance began has ended"
-        note(logging.INFO, "stdio.ended_before", sentence, tool=asked.name)
+        log_event(logging.INFO, "stdio.ended_before", sentence, tool=asked.name)
         if own_logging.hears_info(self._bridge.notes.noted.sticky):
             await self._bridge.give(reported(asked, answer))
 

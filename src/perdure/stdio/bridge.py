@@ -27,11 +27,10 @@ import anyio.abc
 
 from perdure._core import splice
 from perdure._core.reconnect import Patience
-from perdure.client.pulse import Pulse
-from perdure.client.state import Handshake
-from perdure.client.wire import Wire
-from perdure.observe import note
-from perdure.stdio import troubles
+from perdure.remote.endpoint import Wire
+from perdure.remote.heartbeat import Pulse
+from perdure.remote.state import Handshake
+from perdure.stdio import failures as troubles
 from perdure.stdio.before import Before
 from perdure.stdio.call import DEPARTURE
 from perdure.stdio.departures import Departures, Job
@@ -43,6 +42,7 @@ from perdure.stdio.pipes import HostGone, Line, Output
 from perdure.stdio.renewing import Renewing
 from perdure.stdio.resuming import Resuming
 from perdure.stdio.standalone import Standalone
+from perdure.telemetry.events import log_event
 
 REVOKED = "notifications/perdure/resume_revoked"
 
@@ -115,7 +115,7 @@ class Bridge:
             except HostGone:
                 self.stop()
             except Exception as failure:
-                note(logging.ERROR, "stdio.failed", f"something unforeseen: {type(failure).__name__}: {failure}")
+                log_event(logging.ERROR, "stdio.failed", f"something unforeseen: {type(failure).__name__}: {failure}")
 
         self._tasks.start_soon(run)
 
@@ -178,7 +178,7 @@ class Bridge:
     def _with_own_token(self, message: FromServer) -> str | None:
         own = self._host.token(message.params.get("progressToken"))
         if own is None:
-            note(logging.DEBUG, "stdio.progress_dropped", "progress of a call that this instance has not made")
+            log_event(logging.DEBUG, "stdio.progress_dropped", "progress of a call that this instance has not made")
             return None
         return splice.replaced(message.text, own, "params", "progressToken")
 
@@ -193,7 +193,7 @@ class Bridge:
             await self.give(f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}')
 
     async def _open_again(self) -> None:
-        note(
+        log_event(
             logging.WARNING,
             "stdio.revoked",
             "somebody else used a resume token of this session; a new one is asked for",
@@ -206,4 +206,4 @@ class Bridge:
         await self._output.write(text)
 
     def misheard(self, reason: str) -> None:
-        note(logging.WARNING, "stdio.misheard", f"the server sent what is no message: {reason}")
+        log_event(logging.WARNING, "stdio.misheard", f"the server sent what is no message: {reason}")

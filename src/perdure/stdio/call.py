@@ -20,10 +20,10 @@ from perdure._core.reconnect import Patience
 from perdure._core.settling import READS
 from perdure._core.sse import EventTooLarge
 from perdure._core.sticky import METHODS as STICKY
-from perdure.client.pulse import Pulse
-from perdure.client.state import Handshake
-from perdure.client.wire import Broken, NotSent, Wire, kind, retry_after
-from perdure.stdio import troubles
+from perdure.remote.endpoint import Broken, NotSent, Wire, kind, retry_after
+from perdure.remote.heartbeat import Pulse
+from perdure.remote.state import Handshake
+from perdure.stdio import failures as troubles
 from perdure.stdio.following import Following, whole
 from perdure.stdio.messages import INTERNAL_ERROR, FromServer, encode, error, from_server
 

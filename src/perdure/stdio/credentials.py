@@ -10,9 +10,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from perdure.client.auth import TokenProvider
-from perdure.observe import note
-from perdure.stdio.troubles import Refused, Trouble
+from perdure.remote.auth import TokenProvider
+from perdure.stdio.failures import Refused, Trouble
+from perdure.telemetry.events import log_event
 
 #: Of the file. A signed token with many claims has some 10 KiB.
 MAX_BYTES = 64 << 10
@@ -50,7 +50,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise BadCredentials(f"{where} cannot be read: {error.strerror}") from error
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
-        note(logging.WARNING, "stdio.token_file_open", f"{where} can be read by other users")
+        log_event(logging.WARNING, "stdio.token_file_open", f"{where} can be read by other users")
     if len(data) > MAX_BYTES:
         raise BadCredentials(f"{where} is larger than {MAX_BYTES} bytes")
     return _checked(data.decode("utf-8", "replace"), where)

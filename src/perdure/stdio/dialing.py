@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import httpx2
 
-from perdure.client.auth import Bearer, TokenProvider
-from perdure.client.wire import LIMITS, TIMEOUT, past_proxies
-from perdure.stdio.troubles import Refused, Trouble
+from perdure.remote.auth import Bearer, TokenProvider
+from perdure.remote.endpoint import LIMITS, TIMEOUT, past_proxies
+from perdure.stdio.failures import Refused, Trouble
 
 
 def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:

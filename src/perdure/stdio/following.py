@@ -11,10 +11,10 @@ import httpx2
 
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import ServerSentEvent
-from perdure.client.attempts import Attempts
-from perdure.client.pulse import Pulse
-from perdure.client.stream import Stream
-from perdure.client.wire import can_be_sent
+from perdure.remote.attempts import Attempts
+from perdure.remote.endpoint import can_be_sent
+from perdure.remote.heartbeat import Pulse
+from perdure.remote.stream import Stream
 from perdure.stdio.messages import FromServer, from_server
 from perdure.stdio.pipes import MAX_LINE_BYTES
 

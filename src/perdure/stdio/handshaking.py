@@ -13,14 +13,15 @@ import httpx2
 from perdure._core import splice
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
-from perdure.client.state import Handshake
-from perdure.client.wire import Broken, NotSent, kind, retry_after
-from perdure.observe import note
-from perdure.stdio import own_logging, troubles
+from perdure.remote.endpoint import Broken, NotSent, kind, retry_after
+from perdure.remote.state import Handshake
+from perdure.stdio import failures as troubles
+from perdure.stdio import log_capability as own_logging
 from perdure.stdio.call import NO_ANSWER
 from perdure.stdio.following import Following, attempts, endless, whole
 from perdure.stdio.messages import FromServer, encode, error, from_server
 from perdure.stdio.resuming import Unavailable
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
@@ -88,7 +89,7 @@ class Handshaking:
         self.is_resumed = known is not None and handshake.session == known
         if known is not None and not self.is_resumed:
             sentence = "the session could not go on with what the host says of itself; a new one has begun"
-            note(logging.INFO, "stdio.session_other", sentence)
+            log_event(logging.INFO, "stdio.session_other", sentence)
         self.handshake = handshake
         if not self.is_resumed:
             await self.opened(handshake.session)

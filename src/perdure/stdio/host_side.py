@@ -24,14 +24,14 @@ from perdure._core.jsonrpc import (
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import after as sticky_after
 from perdure._core.sticky import encode as encode_sticky
-from perdure.observe import note
-from perdure.stdio import own_logging
+from perdure.stdio import log_capability as own_logging
 from perdure.stdio.call import Asked, Call
 from perdure.stdio.departures import Departures
 from perdure.stdio.messages import INTERNAL_ERROR, encode, error, same_id
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, TooLong
 from perdure.stdio.refusals import before_the_handshake, looked_at, refused
 from perdure.stdio.telling import Telling
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
@@ -209,7 +209,7 @@ class HostSide:
             raise
         except Exception as failure:  # the host waits, whatever it is
             said = f"{type(failure).__name__}: {failure}"
-            note(logging.ERROR, "stdio.failed", f"something unforeseen: {said}")
+            log_event(logging.ERROR, "stdio.failed", f"something unforeseen: {said}")
             return error(host_id, INTERNAL_ERROR, said)
 
     async def _notification(self, message: Notification, text: str) -> None:
@@ -254,7 +254,7 @@ class HostSide:
 
     async def _reply(self, text: str) -> None:
         if not self.unasked(splice.cut(text, "id") or "null"):
-            note(logging.DEBUG, "stdio.answer_unasked", "an answer of the host's is to nothing that was asked")
+            log_event(logging.DEBUG, "stdio.answer_unasked", "an answer of the host's is to nothing that was asked")
             return
         # It waits for nobody: the request in front of it may be waiting for the very call that asked.
         self._tell_at_once(text)

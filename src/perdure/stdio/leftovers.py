@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 
-from perdure.observe import note
+from perdure._files.private import Folder
+from perdure.stdio.host.processes import Processes
 from perdure.stdio.labels import Label, SlotName, read_name
-from perdure.stdio.private_files import Folder
-from perdure.stdio.processes import Processes
 from perdure.stdio.shelf import label_of, used
+from perdure.telemetry.events import log_event
 
 FORGOTTEN = 30 * 24 * 3600
 """Seconds after which the files of a host that cannot be seen from here (another container, another machine with the
@@ -44,4 +44,4 @@ def _remove(folder: Folder, name: SlotName) -> None:
         if folder.is_plain(file):
             folder.remove(file)
     os.close(lock)
-    note(logging.DEBUG, "token.removed", f"Removed what the host {name.pid} left, which is gone", slot=str(name))
+    log_event(logging.DEBUG, "token.removed", f"Removed what the host {name.pid} left, which is gone", slot=str(name))

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perdure.client.wire import can_be_sent
-from perdure.observe import note
+from perdure.remote.endpoint import can_be_sent
 from perdure.stdio.call import Asked
+from perdure.telemetry.events import log_event
 
 #: Of the form. Notes of another form are not read: the next instance then knows less, and nothing wrong.
 VERSION = 1
@@ -103,7 +103,7 @@ class Notes:
             found = None if path is None else _read(path)
             noted = None if found is None else decode(found)
         except (OSError, ValueError) as error:
-            note(logging.WARNING, "stdio.notes_unreadable", f"the notes of before cannot be used: {error}")
+            log_event(logging.WARNING, "stdio.notes_unreadable", f"the notes of before cannot be used: {error}")
             return
         if noted is not None and noted.session == self.noted.session:
             self.noted = noted
@@ -126,7 +126,7 @@ class Notes:
             self._failing = False
         except OSError as error:
             if not self._failing:
-                note(logging.WARNING, "stdio.notes_unwritten", f"the notes cannot be written: {error}")
+                log_event(logging.WARNING, "stdio.notes_unwritten", f"the notes cannot be written: {error}")
             self._failing = True
 
     def moved(self) -> None:

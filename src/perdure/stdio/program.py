@@ -17,10 +17,10 @@ import anyio
 from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
-from perdure.client.auth import TokenProvider
-from perdure.client.wire import Wire
-from perdure.observe import note
-from perdure.stdio import logs, troubles
+from perdure.remote.auth import TokenProvider
+from perdure.remote.endpoint import Wire
+from perdure.stdio import failures as troubles
+from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.credentials import BadCredentials, provider
 from perdure.stdio.dialing import http_client
@@ -29,6 +29,7 @@ from perdure.stdio.no_slot import NoSlot
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resuming import Resuming
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.tokens import Slot
@@ -57,10 +58,10 @@ def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -
     """The exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if it could not have worked."""
     log, unwritten = _log(options)
     if unwritten is not None:
-        note(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {unwritten}")
+        log_event(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {unwritten}")
     try:
         if sys.stdin is None or sys.stdout is None:
-            note(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
+            log_event(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
             return REFUSED
         return anyio.run(_run, options, arguments, environ)
     except KeyboardInterrupt:  # before anybody listens to signals
@@ -131,16 +132,19 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
         return NoSlot()
     try:
         # Here, because on Windows they cannot be imported: its kind of lock is missing.
-        from perdure.stdio import parent, target, tokens
+        from perdure.stdio import target, tokens
+        from perdure.stdio.host import identity as parent
     except ImportError:
         sentence = "Could not verify parent process start time, session resume disabled for this instance"
-        note(logging.WARNING, "stdio.no_resume", sentence)
+        log_event(logging.WARNING, "stdio.no_resume", sentence)
         return NoSlot()
     directory = options.token_dir or tokens.default_directory(environ, platform=sys.platform, home=_home())
     try:
         started_in = Path.cwd()
     except OSError as error:  # it was removed: the target is not known
-        note(logging.WARNING, "token.off", f"Session resume disabled for this instance: the directory is gone: {error}")
+        log_event(
+            logging.WARNING, "token.off", f"Session resume disabled for this instance: the directory is gone: {error}"
+        )
         return NoSlot()
     name = options.token_env or (str(options.token_file) if options.token_file else "")
     secret = environ.get(options.token_env, "") if options.token_env else ""

@@ -14,12 +14,13 @@ import anyio
 import httpx2
 
 from perdure._core import splice
-from perdure.client.state import Handshake
-from perdure.client.wire import Broken, NotSent
-from perdure.observe import note
-from perdure.stdio import own_logging, troubles
+from perdure.remote.endpoint import Broken, NotSent
+from perdure.remote.state import Handshake
+from perdure.stdio import failures as troubles
+from perdure.stdio import log_capability as own_logging
 from perdure.stdio.messages import encode, notification
 from perdure.stdio.resuming import Unavailable
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
@@ -52,13 +53,13 @@ class Renewing:
         return renewal.trouble
 
     async def _renew(self, gone: Handshake, renewal: _Renewal) -> None:
-        note(logging.WARNING, "stdio.session_gone", "the session is gone; a new one is begun")
+        log_event(logging.WARNING, "stdio.session_gone", "the session is gone; a new one is begun")
         renewal.trouble = Unavailable("the bridge ends")
         try:
             await self._begin_again(gone)
             renewal.trouble = None
         except (Unavailable, troubles.Refused) as trouble:
-            note(logging.WARNING, "stdio.not_renewed", f"no new session could be begun: {trouble}")
+            log_event(logging.WARNING, "stdio.not_renewed", f"no new session could be begun: {trouble}")
             renewal.trouble = trouble
         finally:
             self._renewal = None
@@ -99,4 +100,4 @@ class Renewing:
             self._not_repeated(str(failure))
 
     def _not_repeated(self, why: str) -> None:
-        note(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {why}")
+        log_event(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {why}")

@@ -17,10 +17,10 @@ import anyio
 import httpx2
 
 from perdure._core.reconnect import Patience
-from perdure.client.wire import retry_after
-from perdure.observe import note
-from perdure.stdio import troubles
+from perdure.remote.endpoint import retry_after
+from perdure.stdio import failures as troubles
 from perdure.stdio.following import attempts
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.tokens import Slot
@@ -89,13 +89,13 @@ class Resuming:
                 answer = await self._until_answered("open", {}, ONCE, session=session)
                 await self._keep(_text(answer, "token"))
             except Unavailable as failure:
-                note(logging.WARNING, "stdio.not_resumable", f"the session cannot be resumed for now: {failure}")
+                log_event(logging.WARNING, "stdio.not_resumable", f"the session cannot be resumed for now: {failure}")
                 return False
             except _NoBroker:
                 self._without_broker()
             except (_Rejected, troubles.Refused) as failure:
                 sentence = f"the session will not be resumed: {failure or 'the broker rejects it'}"
-                note(logging.WARNING, "stdio.not_resumable", sentence)
+                log_event(logging.WARNING, "stdio.not_resumable", sentence)
             return True
 
     async def _resume(self, patience: Patience) -> str | None:
@@ -124,12 +124,14 @@ class Resuming:
             await self._until_answered("confirm", {"token": token}, ONCE)
         except (_NoBroker, _Rejected, Unavailable, troubles.Refused) as failure:
             # The token on disk is good, confirmed or not.
-            note(logging.DEBUG, "stdio.not_confirmed", f"the new resume token was not confirmed: {failure}")
+            log_event(logging.DEBUG, "stdio.not_confirmed", f"the new resume token was not confirmed: {failure}")
 
     def _without_broker(self) -> None:
         if not self._is_told:
             self._is_told = True
-            note(logging.INFO, "stdio.no_broker", "the server has no resume broker: its sessions end with this process")
+            log_event(
+                logging.INFO, "stdio.no_broker", "the server has no resume broker: its sessions end with this process"
+            )
 
     async def _until_answered(
         self, action: str, body: dict[str, str], patience: Patience, *, session: str | None = None

@@ -25,9 +25,9 @@ import logging
 import os
 from dataclasses import dataclass, replace
 
-from perdure.observe import note
+from perdure._files.private import Folder, Untrusted
 from perdure.stdio.labels import MAX_LABEL, Label, SlotName, read_label, read_name
-from perdure.stdio.private_files import Folder, Untrusted
+from perdure.telemetry.events import log_event
 
 MAX_SLOTS = 64
 """Slots of one host: more servers than a host has in its configuration. Beyond, the one unused for longest goes."""
@@ -92,7 +92,7 @@ class Shelf:
         return self._only(known or free[:1], free) or self.take_new()
 
     def _start_fresh(self, free: list[Taken], known: list[Taken], *, are_ours: bool) -> Taken | None:
-        note(
+        log_event(
             logging.WARNING,
             "token.alike",
             "Several sessions of this host wait and cannot be told apart, starting fresh session",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from perdure._core.sse import EventTooLarge
-from perdure.client.state import Handshake
-from perdure.client.wire import Broken, NotSent, kind, retry_after
-from perdure.observe import note
-from perdure.stdio import troubles
+from perdure.remote.endpoint import Broken, NotSent, kind, retry_after
+from perdure.remote.state import Handshake
+from perdure.stdio import failures as troubles
 from perdure.stdio.following import Following, endless
 from perdure.stdio.messages import FromServer
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
@@ -45,7 +45,9 @@ class Standalone:
                 if status == 404:
                     await self._bridge.renew(self._handshake)
         except EventTooLarge as error:
-            note(logging.WARNING, "stdio.standalone_lost", f"what belongs to no call is not heard any more: {error}")
+            log_event(
+                logging.WARNING, "stdio.standalone_lost", f"what belongs to no call is not heard any more: {error}"
+            )
         finally:
             self.has_begun.set()
 
@@ -74,7 +76,9 @@ class Standalone:
 
     def _lose_position(self) -> None:
         """The server does not know the position: go on from now, and say what that costs."""
-        note(logging.WARNING, "stdio.position_lost", "the server refused the position; what was missed is not repeated")
+        log_event(
+            logging.WARNING, "stdio.position_lost", "the server refused the position; what was missed is not repeated"
+        )
         self._following.position = None
 
     async def hear(self, message: FromServer) -> FromServer | None:

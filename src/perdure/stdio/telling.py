@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from perdure._core import splice
-from perdure.client.wire import Broken, NotSent, retry_after
-from perdure.observe import note
+from perdure.remote.endpoint import Broken, NotSent, retry_after
 from perdure.stdio.call import DEPARTURE
 from perdure.stdio.following import attempts
+from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.stdio.bridge import Bridge
@@ -72,4 +72,4 @@ class Telling:
         return True
 
     def _lost(self, reason: str) -> None:
-        note(logging.WARNING, "stdio.not_told", f"a message of the host's could not be handed on: {reason}")
+        log_event(logging.WARNING, "stdio.not_told", f"a message of the host's could not be handed on: {reason}")

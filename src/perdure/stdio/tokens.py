@@ -22,15 +22,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from perdure.observe import note
+from perdure._files.private import Folder, Untrusted, unlock
+from perdure.stdio.host.identity import Identity
+from perdure.stdio.host.processes import Processes, here
 from perdure.stdio.labels import Label, SlotName, this_machine
 from perdure.stdio.leftovers import sweep
 from perdure.stdio.no_slot import NoSlot
-from perdure.stdio.parent import Identity
-from perdure.stdio.private_files import Folder, Untrusted, unlock
-from perdure.stdio.processes import Processes, here
 from perdure.stdio.shelf import MAX_SLOTS, Shelf, Taken
 from perdure.stdio.target import Target
+from perdure.telemetry.events import log_event
 
 PATIENCE = 1.0
 """Seconds for which a bridge waits for a slot of its target: hosts start the new one before the old one has ended."""
@@ -102,11 +102,11 @@ class KeptSlot:
         try:
             data = self._folder.read(self._name.token, limit=64)
             if data is None:
-                note(logging.INFO, "token.not_found", "Token file not found (first run or clean slate)")
+                log_event(logging.INFO, "token.not_found", "Token file not found (first run or clean slate)")
                 return None
             return _checked(data)
         except Untrusted as reason:
-            note(logging.WARNING, "token.corrupted", "Token file corrupted, treating as stale", reason=str(reason))
+            log_event(logging.WARNING, "token.corrupted", "Token file corrupted, treating as stale", reason=str(reason))
             self.forget()
             return None
 
@@ -120,17 +120,17 @@ class KeptSlot:
             self._is_borrowed = False
             self._folder.write(self._name.token, token.encode())
         except (OSError, Untrusted) as error:
-            note(logging.WARNING, "token.write_failed", f"Failed to write token file: {error}")
+            log_event(logging.WARNING, "token.write_failed", f"Failed to write token file: {error}")
             return False
         return True
 
     def resumed(self) -> None:
         if self._lock is not None:
-            note(logging.INFO, "token.resumed", "Session resumed successfully")
+            log_event(logging.INFO, "token.resumed", "Session resumed successfully")
 
     def drop(self) -> None:
         if self._lock is not None:
-            note(logging.WARNING, "token.rejected", "Broker rejected resume token, starting fresh session")
+            log_event(logging.WARNING, "token.rejected", "Broker rejected resume token, starting fresh session")
             self.forget()
 
     def release(self) -> None:
@@ -251,7 +251,7 @@ def _checked(token: bytes) -> str:
 
 
 def _off(reason: str) -> NoSlot:
-    note(logging.WARNING, "token.off", f"Session resume disabled for this instance: {reason}")
+    log_event(logging.WARNING, "token.off", f"Session resume disabled for this instance: {reason}")
     return NoSlot()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting
-from perdure.store._sqlite_existing import ExistingSqlite, SqliteView
 from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
-from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.existing import ExistingSqlite, SqliteView
+from perdure.store.sqlite.store import SqliteStore
 
 __all__ = ["MemoryStore", "SqliteStore", "Store", "existing_store", "open_store"]
 

@@ -23,10 +23,10 @@ from perdure.store.base import (
     Forwarded,
     Listener,
     Mail,
+    MailReceived,
     NodeRecord,
-    Post,
     ReaderRecord,
-    Received,
+    SendMail,
     StreamRecord,
 )
 
@@ -111,7 +111,7 @@ class MemoryNodes:
         row = self._nodes.get(node)
         return [mail for mail in row.mail if mail.key > after][:MAIL_AT_ONCE] if row else ()
 
-    def _deliver(self, step: Post) -> NodeGone | MailFull | None:
+    def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
         if (row := self._nodes.get(step.node)) is None:
             return NodeGone(f"there is no node {step.node}")
         if len(row.mail) >= MAX_MAIL:
@@ -125,7 +125,7 @@ class MemoryNodes:
             row.mail.append(Mail(self._mail_key, message))
             self.hint(node, ())
 
-    def _take_away(self, step: Received) -> None:
+    def _take_away(self, step: MailReceived) -> None:
         if (row := self._nodes.get(step.node)) is not None:
             row.mail = [mail for mail in row.mail if mail.key > step.through]
 

@@ -435,7 +435,7 @@ class Reached:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Post:
+class SendMail:
     """A message for a node, who is given a hint.
 
     Refused if there is no such node (`NodeGone`), or too much waits for it (`MailFull`).
@@ -446,7 +446,7 @@ class Post:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class MailReceived:
     """A node has dealt with its mail up to and including a key (10)."""
 
     node: NodeId
@@ -471,8 +471,8 @@ Step = (
     | MoveReader
     | LeaveReader
     | Reached
-    | Post
-    | Received
+    | SendMail
+    | MailReceived
 )
 
 Refused = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls

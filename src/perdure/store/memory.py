@@ -37,19 +37,19 @@ from perdure.store.base import (
     Forward,
     KeptRecord,
     LeaveReader,
+    MailReceived,
     MoveReader,
     OpenAsk,
     OpenStream,
-    Post,
     PutCall,
     PutReader,
     PutSession,
     Reached,
     ReaderRecord,
-    Received,
     Refusals,
     Refused,
     Release,
+    SendMail,
     SessionRecord,
     Step,
     Stick,
@@ -114,9 +114,9 @@ class MemoryStore(MemoryNodes):
                 return self._put_call(step)
             case Release():
                 return self._release(step)
-            case Post():
+            case SendMail():
                 return self._deliver(step)
-            case Received():
+            case MailReceived():
                 self._take_away(step)
             case PutSession():
                 return self._put_session(step)

@@ -14,16 +14,16 @@ from perdure.store.base import (
     CloseAsk,
     Event,
     LeaveReader,
+    MailReceived,
     OpenAsk,
     OpenStream,
-    Post,
     PutCall,
     PutReader,
     PutSession,
     Reached,
-    Received,
     Refusals,
     Release,
+    SendMail,
     Step,
     Stick,
     Trim,
@@ -89,7 +89,7 @@ async def promise_3_what_was_committed_is_there_after_reopening(case: Case) -> N
     await put(case.store, an_append(case.fence, some_events(1, 3)), Trim(stream=STREAM, through=1))
     await put(case.store, OpenAsk(record=an_ask()), PutReader(record=a_reader(seq=2)))
     await case.claim("standalone")
-    await put(case.store, Post(node=NODE, message=b"for later"))
+    await put(case.store, SendMail(node=NODE, message=b"for later"))
     before = await picture(case.store)
     if await case.reopen():
         same("all that is there", await picture(case.store), before)
@@ -209,7 +209,7 @@ async def promise_5_repeated_changes_to_sessions_calls_and_writers_change_nothin
         replace(put_call, state=CallState.RUNNING, attempt=2, progress=3.0),
         ChangeSession(session=SESSION, state=SessionState.DORMANT, active=1.0),
         Release(stream=STREAM, fence=case.fence),
-        Received(node=NODE, through=1_000),
+        MailReceived(node=NODE, through=1_000),
     ]
     for step in history:
         accepted(await put(case.store, step))

@@ -18,12 +18,12 @@ from perdure.store.base import (
     Append,
     Event,
     Forward,
+    MailReceived,
     OpenStream,
-    Post,
     PutCall,
     PutSession,
-    Received,
     Release,
+    SendMail,
     Step,
     Store,
     StreamRecord,
@@ -118,7 +118,7 @@ class Twins:
             self.writer[stream] = writer
 
     def post(self, node: NodeId, message: bytes) -> None:
-        self.put(Post(node=node, message=message))
+        self.put(SendMail(node=node, message=message))
         self._history.clear()  # a message that is posted twice is two
 
     def forward(self, stream: str, node: NodeId, first: int, payloads: Sequence[bytes]) -> None:
@@ -144,7 +144,7 @@ class Twins:
         ours, theirs = self.both(lambda store: store.mail(node))
         if ours and len(ours) == len(theirs):
             place = min(count, len(ours)) - 1
-            pair = (Received(node=node, through=mail[place].key) for mail in (ours, theirs))
+            pair = (MailReceived(node=node, through=mail[place].key) for mail in (ours, theirs))
             self.put_pairs([(next(pair), next(pair))])
 
     # What is not a step

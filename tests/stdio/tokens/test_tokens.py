@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from perdure._files.private import Folder
 from perdure.stdio.labels import read_label, this_machine
-from perdure.stdio.private_files import Folder
 from perdure.stdio.tokens import default_directory, open_slot
 from tests.support.hosts import kept, opened, said, target, token
 

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from perdure.stdio.parent import Identity
+from perdure.stdio.host.identity import Identity
 from perdure.stdio.tokens import Slot
 from tests.support.hosts import Living, killed, opened, target, token
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from perdure.stdio.host.identity import Identity
+from perdure.stdio.host.processes import ProcFs
 from perdure.stdio.labels import read_name
 from perdure.stdio.leftovers import FORGOTTEN
-from perdure.stdio.parent import Identity
-from perdure.stdio.processes import ProcFs
 from tests.support.hosts import Living, host, opened, target, token
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from perdure._files.private import Folder
 from perdure.stdio import shelf
 from perdure.stdio.labels import Label, SlotName, this_machine
 from perdure.stdio.no_slot import NoSlot
-from perdure.stdio.private_files import Folder
 from perdure.stdio.shelf import Shelf
 from perdure.stdio.target import Target
 from perdure.stdio.tokens import open_slot

@@ -1,0 +1,185 @@
+"""One life of the serving process: its parts put together, its chores, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mcp.server.lowlevel.server import Server
+
+from perdure._core.ids import NodeId, new_node_id
+from perdure._core.memory_budget import Work
+from perdure._core.retention import Limits
+from perdure.cluster.mail_handler import MailHandler
+from perdure.cluster.node import Node
+from perdure.cluster.peers import Neighbours
+from perdure.cluster.settler import Settler
+from perdure.errors import StoreError, StoreLost
+from perdure.log.chores import keep_going
+from perdure.log.hub import Hub
+from perdure.log.journal import Journal
+from perdure.log.read_marks import ReadMarks
+from perdure.sessions.context import ServerContext
+from perdure.sessions.housekeeping import Housekeeping
+from perdure.sessions.registry import Sessions
+from perdure.sessions.shutdown import Handover
+from perdure.settings import Settings
+from perdure.store.base import Liveness, Store
+from perdure.telemetry import prometheus as metrics
+from perdure.telemetry.events import Counters, PeerLog, log_event
+
+_DRAIN_LOOK = 0.05
+"""Seconds between two looks whether calls still run, while a stop waits for them."""
+
+
+_LEARN_SECONDS = 1.0
+"""How long a stop takes to find out which of the running calls the next process may run again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerProcess:
+    """The parts of a process that serves."""
+
+    context: ServerContext
+    sessions: Sessions
+    settler: Settler
+    handover: Handover
+    liveness: Liveness
+    loop: asyncio.AbstractEventLoop
+
+    async def drain(self) -> None:
+        """Send idle clients elsewhere and wait for running calls, for `drain_timeout` at most."""
+        self.context.hub.end_idle()
+        await self._learn_tools()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.context.settings.drain_timeout):
+                while self.sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
+                    await asyncio.sleep(_DRAIN_LOOK)
+
+    async def stop(self) -> None:
+        """End what runs, as soon as it is known which calls may run again."""
+        await self._learn_tools()
+        self.end()
+
+    async def _learn_tools(self) -> None:
+        try:
+            async with asyncio.timeout(_LEARN_SECONDS):
+                await self.handover.learn_tools()
+        except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
+            log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
+
+    def end(self) -> None:
+        """End what runs: calls that may run again are left to the next process, the others get their answer."""
+        self.handover("the server is stopping")
+        self.context.hub.end_all()
+
+
+@asynccontextmanager
+async def living(
+    server: Server[Any],
+    state: object,
+    *,
+    store: Store,
+    settings: Settings,
+    counters: Counters,
+    lapsed: Callable[[], None],
+    lost: Callable[[StoreLost], None],
+) -> AsyncIterator[ServerProcess]:
+    """Join the store as a node, and do the chores until the end. `lapsed` is called if the node's claims do not hold
+    any more, `lost` (again and again) if the store cannot be used any more."""
+    async with AsyncExitStack() as stack:
+        context, neighbours, liveness = await _furnish(server, state, store, settings, counters)
+        stack.push_async_callback(_leave, context, liveness)
+        stack.push_async_callback(context.journal.aclose)
+        stack.callback(context.hub.marks.close)
+        sessions = Sessions(context)
+        stack.push_async_callback(sessions.aclose)
+        settler = Settler(context, sessions, monotonic=time.monotonic)
+        stack.push_async_callback(neighbours.aclose)
+        stack.callback(neighbours.begin(MailHandler(context, sessions, settler, neighbours)))
+        life = ServerProcess(
+            context=context,
+            sessions=sessions,
+            settler=settler,
+            handover=Handover(sessions, outlived=store.shared),
+            liveness=liveness,
+            loop=asyncio.get_running_loop(),
+        )
+        node = Node(
+            liveness=liveness,
+            neighbours=neighbours,
+            settler=settler,
+            lease=settings.lease,
+            facts=lambda: metrics.facts(sessions.numbers()),
+            lapsed=lapsed,
+            lost=lost,
+            monotonic=time.monotonic,
+        )
+        tending = Housekeeping(context, sessions)
+        chores = (context.hub.watch, tending.tend, tending.sweep, node.run)
+        stack.push_async_callback(_cancel, [asyncio.create_task(keep_going(chore)) for chore in chores])
+        yield life
+
+
+async def _furnish(
+    server: Server[Any], state: object, store: Store, settings: Settings, counters: Counters
+) -> tuple[ServerContext, Neighbours, Liveness]:
+    """Everything that the sessions share."""
+    random = secrets.token_bytes
+    node: NodeId = new_node_id(random)
+    fence = await store.join(node)
+    liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
+    journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
+    peers, marks = PeerLog(), ReadMarks(journal)
+    hub = Hub(settings, counters, peers, marks, clock=store.clock, monotonic=time.monotonic, random=random)
+    lag = settings.max_stream_events
+    neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
+    context = ServerContext(
+        server=server,
+        lifespan_state=state,
+        store=store,
+        journal=journal,
+        hub=hub,
+        settings=settings,
+        counters=counters,
+        node=node,
+        fence=fence,
+        neighbours=neighbours,
+        clock=store.clock,
+        random=random,
+        ask_ids=itertools.count(1),
+        task_context=contextvars.copy_context(),
+        limits=Limits(
+            streams=settings.max_streams,
+            session_events=settings.max_session_events,
+            answers=settings.max_answers,
+            size=settings.max_session_bytes,
+        ),
+        work=Work(settings.max_work),
+        peers=peers,
+    )
+    return context, neighbours, liveness
+
+
+async def _leave(context: ServerContext, liveness: Liveness) -> None:
+    """Leave the store. What is left behind is found with the word that this node has not died."""
+    try:
+        await context.journal.within_time(liveness.beat(metrics.LEFT))
+        await context.journal.within_time(context.store.leave(context.node))
+    except StoreError as failure:
+        log_event(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

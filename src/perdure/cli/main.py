@@ -1,0 +1,269 @@
+"""The command `perdure`. Only this module, `cli_operator` and `stdio/cli` read the environment and print."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+import perdure
+from perdure._core.printable import printable
+from perdure._core.units import read_count
+from perdure._files.locks import HAS_FLOCK, NO_FLOCK
+from perdure.cli.options import ServeOption, Value, setting_options, settings_from, spelling
+from perdure.cli.sessions import sessions, tail
+from perdure.cli.stdio import stdio
+from perdure.errors import Misuse, PerdureError, StoreUnavailable
+from perdure.http.paths import BESIDE
+from perdure.serve.worker_channel import WorkerChannel
+from perdure.settings import SECURITY, Rule, Settings
+from perdure.telemetry.events import log_event
+from perdure.telemetry.log_lines import LogLines
+
+# What serves is imported where it is used, because the SDK takes most of a second, and not every command serves.
+if TYPE_CHECKING:
+    from perdure.serve.token_file import FileTokens
+
+#: What was asked for cannot be done: bad arguments, a busy port, an unusable store. The status argparse and click use.
+REFUSED = 2
+#: What a shell reports for a command that Ctrl-C ended.
+INTERRUPTED = 130
+
+_LEVELS = ("debug", "info", "warning", "error")
+_WHERE = "Where to serve"
+_PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
+_WORKERS = Rule(kind="count", group=_WHERE, why="processes that serve, all on the same port and store", low=1, high=64)
+_PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
+
+_ABOUT = """\
+Serve TARGET, a Python MCP server, over Streamable HTTP, so that dropped connections lose nothing.
+
+TARGET is package.module:name or path/file.py:name; the object is an MCPServer or a low-level Server (package mcp),
+or a FastMCP server.
+"""
+_VALUES = """\
+TIME is a number of seconds, or has a suffix: 500ms, 30s, 5m, 1h, 7d. SIZE is a number of bytes, or has a suffix: 64KiB,
+4MiB.
+
+Each option has a variable in the environment: PERDURE_EVENT_TTL=1h is --event-ttl 1h, PERDURE_JSON_RESPONSE=true is
+--json-response, and PERDURE_ALLOWED_HOSTS, PERDURE_ALLOWED_ORIGINS and PERDURE_CORS_ORIGINS take several names,
+separated by commas. The command line wins.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and end the program. Whatever the user got wrong is one line on stderr and status 2."""
+    try:
+        status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=_command(arguments))
+    except click.ClickException as error:
+        status = _refuse(_sentence(error))
+    except PerdureError as error:
+        status = _refuse(str(error))
+    except (KeyboardInterrupt, click.Abort):
+        status = INTERRUPTED
+    sys.exit(status or 0)
+
+
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(package_name="perdure", message="perdure %(version)s")
+@click.pass_context
+def perdure_command(ctx: click.Context) -> None:
+    """MCP sessions that last: serve any Python MCP server so that dropped connections lose nothing."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+class ServeCommand(click.Command):
+    """A command whose options stand under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        chapters: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            if isinstance(option, ServeOption):
+                chapters.setdefault(option.group, []).append(option.get_help_record(ctx))
+        for chapter, records in chapters.items():
+            with formatter.section(chapter):
+                formatter.write_dl(records, col_max=34)
+
+
+def serve_command(
+    target: str,
+    store: str,
+    host: str,
+    port: int,
+    path: str,
+    workers: int,
+    tokens: Path | None,
+    log_level: str,
+    **settings: Any,
+) -> int:
+    # Before the target is imported: the SDK would set up logging of its own, with a record for each request.
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
+    logging.basicConfig(level=log_level.upper(), handlers=[shown])
+    served = _Served(
+        target=target,
+        store=store,
+        host=host,
+        path=path,
+        auth=_read_tokens(tokens) if tokens is not None else None,
+        settings=settings_from(settings),
+    )
+    leash = WorkerChannel.from_environment(os.environ)
+    if leash is not None:
+        return _work(served, leash)
+    if workers > 1 and store.startswith("memory:"):
+        raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is one process's own")
+    if workers > 1 and not HAS_FLOCK:
+        raise Misuse(f"--workers {workers} cannot work here: {NO_FLOCK}; serve with one process")
+    from perdure.serve.connection import listen
+
+    with listen(host, port) as listener:
+        if served.auth is None and not _is_loopback(listener.getsockname()[0]):
+            log_event(
+                logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host
+            )
+        return _serve(served, listener) if workers == 1 else _serve_with(workers, served, listener)
+
+
+def _read_tokens(file: Path) -> FileTokens:
+    from perdure.serve.token_file import FileTokens
+
+    return FileTokens.read(file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Served:
+    """What to serve, and how."""
+
+    target: str
+    store: str
+    host: str
+    path: str
+    auth: FileTokens | None
+    settings: Settings
+
+    def url(self, listener: socket.socket) -> str:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{name}:{listener.getsockname()[1]}{self.path}"
+
+
+def _serve(served: _Served, listener: socket.socket, leash: WorkerChannel | None = None) -> int:
+    from perdure.serve.target import load_target
+    from perdure.serve.uvicorn_server import serve
+
+    server = load_target(served.target)
+    app = perdure.asgi(server, store=served.store, settings=served.settings, auth=served.auth, path=served.path)
+    return serve(app, listener=listener, url=served.url(listener), settings=served.settings, leash=leash)
+
+
+def _serve_with(count: int, served: _Served, listener: socket.socket) -> int:
+    """Leave it to workers: this command once more, each in a process of its own."""
+    from perdure.serve.worker_pool import run_workers
+
+    return run_workers(
+        click.get_current_context().find_root().obj,
+        environment=os.environ,
+        listener=listener,
+        count=count,
+        drain_timeout=served.settings.drain_timeout,
+        ready=lambda: print(f"perdure: serving on {served.url(listener)}", flush=True),
+    )
+
+
+def _work(served: _Served, leash: WorkerChannel) -> int:
+    """Be a worker. What is wrong is told by the parent, which has many of us."""
+    try:
+        return _serve(served, leash.listener, leash)
+    except PerdureError as error:
+        leash.failed(str(error), passes=isinstance(error, StoreUnavailable))
+        return REFUSED
+
+
+def _command(arguments: Sequence[str] | None) -> list[str]:
+    """What starts this program once more, with the options that the interpreter got."""
+    if arguments is None:
+        return [sys.executable, *sys.orig_argv[1:]]
+    return [sys.executable, "-m", "perdure", *arguments]
+
+
+def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not _PATH.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
+    if value in BESIDE:
+        raise click.BadParameter(f"{value!r} is where {BESIDE[value]}", ctx, param)
+    return value
+
+
+_STORE_HELP = "where the log is kept: memory:, sqlite:PATH, or sqlite:PATH?sync=full to survive power cuts as well"
+_TOKENS_HELP = "let only those in who have one of the bearer tokens in FILE; its lines are principal:token"
+_PORT_TYPE = Value("port", read_count, _PORT)
+_WORKERS_TYPE = Value("count", read_count, _WORKERS)
+
+perdure_command.add_command(
+    ServeCommand(
+        "serve",
+        callback=serve_command,
+        params=[
+            click.Argument(["target"], metavar="TARGET"),
+            ServeOption(["--store"], group=_WHERE, default="sqlite:perdure.db", metavar="STORE", help=_STORE_HELP),
+            ServeOption(["--host"], group=_WHERE, default="127.0.0.1", metavar="HOST", help="address to listen on"),
+            ServeOption(["--port"], group=_WHERE, default=8000, type=_PORT_TYPE, metavar="PORT", help=_PORT.why),
+            ServeOption(
+                ["--path"], group=_WHERE, default="/mcp", callback=_path, metavar="PATH", help="path of the endpoint"
+            ),
+            ServeOption(["--workers"], group=_WHERE, default=1, type=_WORKERS_TYPE, metavar="N", help=_WORKERS.why),
+            ServeOption(
+                ["--log-level"],
+                group=_WHERE,
+                default="warning",
+                type=click.Choice(_LEVELS),
+                metavar="LEVEL",
+                help=f"what is logged on stderr: {', '.join(_LEVELS)}",
+            ),
+            *setting_options(),
+            ServeOption(
+                ["--tokens"], group=SECURITY, type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS_HELP
+            ),
+        ],
+        help=_ABOUT,
+        epilog=_VALUES,
+        short_help="Serve an MCP server.",
+    )
+)
+
+perdure_command.add_command(sessions)
+perdure_command.add_command(tail)
+perdure_command.add_command(stdio)
+
+
+def _is_loopback(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_loopback
+
+
+def _sentence(error: click.ClickException) -> str:
+    """What click has to say, with the option or variable spelled as the user gave it."""
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        command = error.ctx.command_path if error.ctx else "perdure"
+        return f"{spelling(error.ctx, error.param)} is missing; see {command} --help"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        return f"{spelling(error.ctx, error.param)}: {error.message}"
+    message = error.format_message()
+    return message[:1].lower() + message[1:]
+
+
+def _refuse(message: str) -> int:
+    """One line, whatever the message holds."""
+    print(f"perdure: {printable(' '.join(message.split()))}", file=sys.stderr)
+    return REFUSED

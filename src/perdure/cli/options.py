@@ -1,0 +1,143 @@
+"""The settings as command line options and environment variables, made from the table in `perdure.settings`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from perdure._core.units import read_count, read_duration, read_size, say_duration, say_size
+from perdure.settings import Rule, Settings, rule_of
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic since click 8.4 only
+
+
+class Value(_ParamType):
+    """Text that is read into a setting's value and held against its rule."""
+
+    def __init__(self, name: str, read: Callable[[str], object], rule: Rule) -> None:
+        self.name = name
+        self._read = read
+        self._rule = rule
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            read = self._read(value.strip())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not self._rule.fits(read):
+            self.fail(f"{value!r} is out of range; allowed: {self._rule.allowed}", param, ctx)
+        return read
+
+
+class Name(_ParamType):
+    """One of several names. An environment variable holds them all, separated by commas."""
+
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value or not value.isprintable() or any(mark in value for mark in ", "):
+            self.fail(f"{value!r} is not one name; repeat the option to give several", param, ctx)
+        return value
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [name.strip() for name in rv.split(",") if name.strip()]
+
+
+class ServeOption(click.Option):
+    """An option that stands under a heading of the help and has an environment variable."""
+
+    def __init__(self, declarations: Sequence[str], *, group: str, shown: str | None = None, **attributes: Any) -> None:
+        super().__init__(declarations, **attributes)
+        self.group = group
+        self.shown = str(attributes.get("default", "")) if shown is None else shown
+        self.envvar = f"PERDURE_{str(self.name).upper()}"
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        # click itself keeps this before it reads the value since 8.5 only, and a value may be unreadable.
+        ctx.meta[f"{__name__}.{self.name}"] = source
+        return value, source
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        spelled = "/".join([*self.opts, *self.secondary_opts])
+        spelled = spelled if self.is_flag else f"{spelled} {self.metavar}"
+        return spelled, f"{self.help}  [{self.shown}]" if self.shown else f"{self.help}"
+
+
+def setting_options() -> Iterator[ServeOption]:
+    """One option for each setting."""
+    for field in dataclasses.fields(Settings):
+        rule = rule_of(field)
+        yield ServeOption(
+            [_flag(field.name, rule), field.name],
+            group=rule.group,
+            shown=_said(rule, field.default),
+            default=field.default,
+            help=rule.why.replace("`", ""),
+            **_attributes(field.name, rule),
+        )
+
+
+def settings_from(values: Mapping[str, Any]) -> Settings:
+    """The settings among a command's values."""
+    return Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
+
+
+def spelling(ctx: click.Context | None, param: click.Parameter) -> str:
+    """How the user gave a parameter: the option's name, or the variable's where that was the source."""
+    if ctx is not None and ctx.meta.get(f"{__name__}.{param.name}") is ParameterSource.ENVIRONMENT:
+        return str(param.envvar)
+    return str(param.metavar or param.name) if isinstance(param, click.Argument) else max(param.opts, key=len)
+
+
+def _flag(name: str, rule: Rule) -> str:
+    dashed = name.replace("_", "-")
+    match rule.kind:
+        case "flag":
+            return f"--{dashed}/--no-{dashed}"
+        case "names":
+            return f"--{dashed.removesuffix('s')}"
+        case _:
+            return f"--{dashed}"
+
+
+def _attributes(name: str, rule: Rule) -> dict[str, Any]:
+    match rule.kind:
+        case "flag":
+            return {}
+        case "choice":
+            return {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
+        case "names":
+            return {"type": Name(), "multiple": True, "metavar": "NAME" if name == "allowed_hosts" else "ORIGIN"}
+        case "duration":
+            return {"type": Value("duration", read_duration, rule), "metavar": "TIME"}
+        case "bytes":
+            return {"type": Value("size", read_size, rule), "metavar": "SIZE"}
+        case "count":
+            return {"type": Value("count", read_count, rule), "metavar": "N"}
+
+
+def _said(rule: Rule, default: Any) -> str:
+    """A default as people write it."""
+    match rule.kind:
+        case "duration":
+            return say_duration(default)
+        case "bytes":
+            return say_size(default)
+        case "count":
+            return f"{default:,}"
+        case "flag":
+            return "on" if default else "off"
+        case "choice":
+            return str(default)
+        case "names":
+            return ""

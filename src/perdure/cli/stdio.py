@@ -1,0 +1,104 @@
+"""The command `perdure stdio`. It reads the environment, and imports what it runs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure._core.units import read_duration, say_duration
+
+_LEVELS = ("debug", "info", "warning", "error")
+#: Seconds that a server which is away is waited for; `perdure.Patience` has the same.
+_PATIENCE = 300.0
+
+_ABOUT = """\
+Be an MCP server on stdin and stdout, for hosts that start their servers as programs. Every message goes to the server
+at URL and back. If that is a Perdure server, the session is resumed when the host starts this command again.
+"""
+
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # generic since click 8.4 only
+
+
+class _Duration(_ParamType):
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            return read_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command("stdio", help=_ABOUT, short_help="Be the MCP server that a desktop host starts.")
+@click.argument("url", metavar="URL")
+@click.option("--token-env", metavar="NAME", help="variable in the environment that holds the server's bearer token")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="file that holds it; read anew when it is refused",
+)
+@click.option(
+    "--token-dir",
+    type=click.Path(path_type=Path),
+    envvar="PERDURE_TOKEN_DIR",
+    metavar="DIR",
+    help="where resume tokens are kept  [env: PERDURE_TOKEN_DIR]",
+)
+@click.option("--no-resume", is_flag=True, help="begin a new session each time, and keep nothing on disk")
+@click.option(
+    "--instance",
+    metavar="NAME",
+    expose_value=False,  # it works by being an argument: those are a part of the target
+    help="tells this one from others that the host starts with the same address and options",
+)
+@click.option(
+    "--patience",
+    type=_Duration(),
+    default=_PATIENCE,
+    metavar="TIME",
+    help=f"how long a server that is away is waited for  [default: {say_duration(_PATIENCE)}]",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS),
+    default="info",
+    metavar="LEVEL",
+    help=f"what is logged on stderr: {', '.join(_LEVELS)}  [default: info]",
+)
+@click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="append the log to FILE as well")
+def stdio(
+    url: str,
+    token_env: str | None,
+    token_file: Path | None,
+    token_dir: Path | None,
+    no_resume: bool,
+    patience: float,
+    log_level: str,
+    log_file: Path | None,
+) -> int:
+    if token_env is not None and token_file is not None:
+        raise click.UsageError("--token-env and --token-file exclude each other")
+    from perdure.stdio.program import Options, run
+
+    options = Options(
+        url=url,
+        token_env=token_env,
+        token_file=token_file,
+        token_dir=token_dir,
+        resume=not no_resume,
+        patience=patience,
+        log_level=log_level,
+        log_file=log_file,
+    )
+    return run(options, arguments=sys.argv[1:], environ=os.environ)

@@ -1,0 +1,130 @@
+"""What every method of the endpoint needs: to find the caller's session, and to put a reader on one of its streams."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Scope
+
+from perdure._core import sse
+from perdure._core.ids import Kind
+from perdure._core.states import SessionState
+from perdure.cluster.settler import Settler
+from perdure.errors import SessionEnded, StoreError
+from perdure.http.body import Bodies
+from perdure.http.credentials import Credentials
+from perdure.http.event_stream import EventStreamResponse
+from perdure.http.recovery import Recovery
+from perdure.http.refusals import RECOVERY, Refusal, Refused, refusal_of
+from perdure.log.hub import Reader
+from perdure.log.stream import Stream
+from perdure.sessions.context import ServerContext
+from perdure.sessions.registry import Sessions
+from perdure.sessions.session import Session
+from perdure.store.base import Event
+from perdure.telemetry import tracing as spans
+
+Headers = dict[bytes, bytes]
+
+
+class SessionAccess:
+    """The endpoint's view of the house."""
+
+    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
+        self.context = context
+        self.bodies = bodies
+        self.sessions = sessions
+        self.settler = settler
+        self.recovery = Recovery(context, sessions, monotonic=context.hub.monotonic)
+        self.credentials = Credentials()
+        self.draining = False
+        self.settings = context.settings
+        self._retry_ms = round(context.settings.retry * 1000)
+
+    @asynccontextmanager
+    async def session(
+        self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True
+    ) -> AsyncIterator[Session]:
+        """The session that a request names, if it is the caller's. A foreign one and none are answered alike.
+
+        It is in use until the request has its response, or a reader that holds it.
+        `resume`: calls that wait for their principal run again in the context of this request.
+        """
+        session = await self._find(headers, owner, scope)
+        with session.in_use():
+            await self._bring_back(session, scope, resume=resume)
+            yield session
+
+    async def _find(self, headers: Headers, owner: str, scope: Scope) -> Session:
+        text = headers.get(b"mcp-session-id")
+        if not text:
+            raise Refused(Refusal.NO_SESSION_ID)
+        try:
+            session = await self.sessions.find(text.decode("latin-1"), owner)
+            if session is None or session.state is SessionState.OPENING:
+                raise await self.recovery.gone(headers, owner, scope)
+        except SessionEnded:
+            raise self.gone() from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+        spans.tell(session=session.name)
+        return session
+
+    async def _bring_back(self, session: Session, scope: Scope, *, resume: bool) -> None:
+        self.credentials.bring(session.id, scope)
+        try:
+            await session.come_back()
+            if session.waits and resume:
+                await self.settler.waiting.resume(session, HttpRequest(scope))
+        except SessionEnded:
+            raise self.gone() from None
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+
+    def refuse_if_draining(self, request_id: int | str | None = None) -> None:
+        """New work goes elsewhere once the end has begun."""
+        if self.draining:
+            raise Refused(Refusal.STOPPING, id=request_id)
+
+    def gone(self) -> Refused:
+        """The session ended while a request for it was on its way."""
+        self.context.counters.sessions_not_found += 1
+        return Refused(Refusal.SESSION_GONE, data=RECOVERY)
+
+    def read(
+        self,
+        session: Session,
+        stream: Stream,
+        *,
+        cursor: int,
+        told: bytes = b"",
+        ahead: Sequence[Event] = (),
+        arrival: int | None = None,
+    ) -> EventStreamResponse:
+        """Attach a reader, primed where the revision knows that (A9): its priming id is exactly where it starts.
+
+        `ahead`: the first events behind the cursor, where they have been read already.
+        """
+        if session.state is SessionState.ENDED:
+            raise self.gone()
+        preamble, retry = told, b""
+        if session.revision.primes:
+            retry = sse.encode_retry(self._retry_ms)
+            name = stream.position(cursor).priming(self.context.random)
+            preamble = sse.encode_priming(name.encode(), self._retry_ms) + told
+        reader = Reader(
+            self.context.hub,
+            stream,
+            cursor=cursor,
+            arrival=self.context.hub.arrive() if arrival is None else arrival,
+            ahead=ahead,
+            preamble=preamble,
+            retry=retry,
+            tells_by_log=session.tells_by_log,
+            lost_answers=session.lost_answers if stream.kind is Kind.CALL else None,
+            closed_asks=session.closed_asks,
+        )
+        self.context.hub.attach(reader)
+        return EventStreamResponse(session, reader)

@@ -1,0 +1,65 @@
+"""An event stream as a response: a reader, joined to the connection that it writes to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Receive, Scope, Send
+
+from perdure.log.hub import Reader
+from perdure.sessions.session import Session
+from perdure.telemetry.events import Histogram
+from perdure.telemetry.tracing import Request
+
+BREAK_OFF = "perdure.break_off"
+"""In the scope of a request: a function that breaks its connection off. A peer that takes nothing cannot be ended
+politely, and closing would wait for it."""
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class EventStreamResponse:
+    """The response, and what its reader knows of the connection. At rest it waits here for its client to leave."""
+
+    __slots__ = ("_reader", "_send", "_session", "breaks")
+
+    def __init__(self, session: Session, reader: Reader) -> None:
+        self._session = session
+        self._reader = reader
+        self._send: Send
+        self.breaks: Callable[[], None] | None = None
+        """Breaks the connection off, where the server that runs us can do that."""
+
+    def watch(self, span: Request, scope: Scope, timed: Histogram) -> None:
+        """Let a span know what this response is, and time what it missed."""
+        headers, resumes = scope["headers"], scope["method"] == "GET"
+        span.reads(self._reader, session=self._session.name, headers=headers, resumes=resumes, timed=timed)
+
+    async def send(self, receive: Receive, send: Send) -> None:
+        """Serve until the stream is over, another reader takes it, or the client leaves."""
+        self._send = send
+        try:
+            headers = [*_HEADERS, (b"mcp-session-id", self._session.record.id.encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            del headers
+            await self._reader.begin(self)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            if not self._reader.is_through:
+                raise
+        finally:
+            self._reader.leave()
+            self._session.touch()
+
+    def abort(self) -> None:
+        if self.breaks is not None:
+            self.breaks()
+
+    async def write(self, body: bytes, *, last: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})

@@ -1,0 +1,174 @@
+"""What the endpoint says when it says no: each refusal has one name, one status, one code and one sentence.
+
+The body is a JSON-RPC error. Codes of ours are between -31001 and -31099; the others are JSON-RPC's.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+
+from starlette.types import Receive, Send
+
+from perdure._core.printable import printable
+from perdure._core.revisions import UNSUPPORTED_VERSION
+from perdure.errors import HeldElsewhere, StoreError
+from perdure.sessions.ledger import POSITION_LOST
+
+INVALID_REQUEST = -32600
+SESSION_NOT_FOUND = -31003
+LIMIT_REACHED = -31004
+STORE_UNAVAILABLE = -31005
+STOPPING = -31006
+REISSUE_FAILED = -31008
+
+
+class Refusal(enum.Enum):
+    """Every way to say no: status, code, sentence. `{…}` is filled in with what was seen."""
+
+    REPEATED_HEADER = (400, INVALID_REQUEST, "This request has {count} {name} headers; it may have one")
+    BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
+    BAD_ORIGIN = (403, INVALID_REQUEST, "Origin {origin} is not allowed here; allow it with --allowed-origin")
+    HEADERS_TOO_LARGE = (431, LIMIT_REACHED, "The request's headers are larger than {limit} bytes")
+    METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST, GET or DELETE")
+    RESUME_METHOD = (405, INVALID_REQUEST, "Method {method} is not served here; use POST")
+    RESUME_FIELD = (400, INVALID_REQUEST, "{field}: {reason}")
+    TOO_MANY_RESUMES = (429, LIMIT_REACHED, "More than {limit} requests to the resume broker came from you in a row")
+    BODY_TOO_LARGE = (413, LIMIT_REACHED, "The body is larger than {limit} bytes")
+    HANDSHAKE_TOO_LARGE = (413, LIMIT_REACHED, "An initialize request may not be larger than {limit} bytes")
+    HANDSHAKE_TOO_RICH = (413, LIMIT_REACHED, "An initialize request may not take more than {limit} bytes in memory")
+    BODY_TOO_SLOW = (408, LIMIT_REACHED, "The body did not arrive within {limit} seconds (stream_timeout)")
+    BODY_STALLED = (408, LIMIT_REACHED, "The body brought less than {least} bytes in {seconds} seconds")
+    TOO_MANY_BODIES = (503, LIMIT_REACHED, "Bodies of {limit} bytes are on their way, as many as may be (max_bodies)")
+    MEDIA_TYPE = (415, INVALID_REQUEST, "Content-Type must be application/json, not {seen}")
+    NOT_ACCEPTABLE_POST = (406, INVALID_REQUEST, "Accept must allow application/json and text/event-stream")
+    NOT_ACCEPTABLE_JSON = (406, INVALID_REQUEST, "Accept must allow application/json")
+    NOT_ACCEPTABLE_GET = (406, INVALID_REQUEST, "Accept must allow text/event-stream")
+    BAD_VERSION = (400, UNSUPPORTED_VERSION, "MCP-Protocol-Version {seen} is not supported")
+    BAD_MESSAGE = (400, INVALID_REQUEST, "{reason}")
+    BATCH = (400, INVALID_REQUEST, "Batches belong to protocol version 2025-03-26; this session speaks {version}")
+    INITIALIZE_IN_BATCH = (400, INVALID_REQUEST, "An initialize request must not be part of a batch")
+    DUPLICATE_ID = (400, INVALID_REQUEST, "Request id {seen} is still in use by a running request of this session")
+    NO_SESSION_ID = (400, INVALID_REQUEST, "Mcp-Session-Id is missing; begin with an initialize request")
+    SESSION_GONE = (404, SESSION_NOT_FOUND, "Session not found")
+    NOTHING_MORE = (405, POSITION_LOST, "This stream is complete: nothing follows the given Last-Event-ID")
+    POSITION_UNKNOWN = (400, POSITION_LOST, "This session has no stream for the given Last-Event-ID")
+    REPLAY_OFF = (400, POSITION_LOST, "Replay is switched off on this server (enable_replay)")
+    TOO_MANY_SESSIONS = (503, LIMIT_REACHED, "This server holds {limit} sessions, as many as it may (max_sessions)")
+    TOO_MANY_OF_YOURS = (429, LIMIT_REACHED, "You hold {limit} sessions, as many as you may (max_principal_sessions)")
+    TOO_MANY_FROM_THERE = (
+        429,
+        LIMIT_REACHED,
+        "Your address holds {limit} sessions, as many as it may (max_address_sessions)",
+    )
+    TOO_MANY_CALLS = (429, LIMIT_REACHED, "This session has {limit} requests running, as many as it may (max_calls)")
+    TOO_MANY_NOTIFICATIONS = (
+        429,
+        LIMIT_REACHED,
+        "{limit} notifications of this session are being handled, as many as may be (max_notifications)",
+    )
+    TOO_MUCH_OF_SESSION = (
+        429,
+        LIMIT_REACHED,
+        "This session's messages that are being handled take {limit} bytes, as many as they may (max_session_work)",
+    )
+    TOO_MUCH_WORK = (
+        503,
+        LIMIT_REACHED,
+        "The messages that are being handled here take {limit} bytes, as many as they may (max_work)",
+    )
+    TOO_MANY_SESSIONLESS = (
+        503,
+        LIMIT_REACHED,
+        "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
+    )
+    TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
+    TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
+    STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
+    STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    HELD_ELSEWHERE = (
+        503,
+        STORE_UNAVAILABLE,
+        "Another process of this server holds what the log does not take at the moment",
+    )
+    STORE_LOST = (503, STORE_UNAVAILABLE, "This server has lost its log: {state}")
+    REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
+    STOPPING = (503, STOPPING, "This server is stopping")
+
+    def __init__(self, status: int, code: int, sentence: str) -> None:
+        self.status = status
+        self.code = code
+        self.sentence = sentence
+
+
+def refusal_of(failure: StoreError, otherwise: Refusal) -> Refusal:
+    """What a failing store is told as: that another node knows more, or what the caller was about to do."""
+    return Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise
+
+
+RECOVERY = {"recovery": {"action": "initialize", "detail": "Send initialize without Mcp-Session-Id, then go on."}}
+"""What a client does about a session that is gone. The same for everybody: only its owner may learn why."""
+
+RETRY_AFTER = {429: b"1", 503: b"1"}
+"""Seconds after which a refusal that passes by itself is worth another try."""
+
+
+class Refused(Exception):
+    """The endpoint says no."""
+
+    def __init__(
+        self,
+        refusal: Refusal,
+        *,
+        id: int | str | None = None,  # noqa: A002 - JSON-RPC's word
+        code: int | None = None,
+        data: object = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        **seen: object,
+    ) -> None:
+        self.refusal = refusal
+        self.id = id
+        self.code = refusal.code if code is None else code
+        self.sentence = refusal.sentence.format(**{name: _shown(value) for name, value in seen.items()})
+        self.data = data
+        self.headers = headers
+        super().__init__(self.sentence)
+
+    def answering(self, request_id: int | str | None) -> Refused:
+        """The same refusal as the answer to a request, unless it names one already."""
+        if self.id is None:
+            self.id = request_id
+        return self
+
+    @property
+    def answer(self) -> Answer:
+        error: dict[str, object] = {"code": self.code, "message": self.sentence}
+        if self.data is not None:
+            error["data"] = self.data
+        body = json.dumps({"jsonrpc": "2.0", "id": self.id, "error": error}).encode()
+        status = self.refusal.status
+        wait = ((b"retry-after", RETRY_AFTER[status]),) if status in RETRY_AFTER else ()
+        return Answer(status=status, body=body, headers=(*self.headers, *wait))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: bytes = b"application/json"
+
+    async def send(self, _: Receive, send: Send) -> None:
+        headers = [*self.headers, (b"content-length", b"%d" % len(self.body))]
+        if self.body:
+            headers.append((b"content-type", self.content_type))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def _shown(value: object) -> str:
+    """What was seen, safe and short enough for a sentence."""
+    return printable(str(value), 80)

@@ -1,0 +1,154 @@
+"""The resume broker on the wire: four POSTs beside the endpoint, JSON in and out (T10, T12).
+
+Every rejection is the same answer, byte for byte: whoever tries tokens learns nothing from it. A body that cannot be
+read, too many requests, or a store that fails are answered as at the endpoint; that says nothing about any token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from pydantic_core import from_json
+from starlette.types import Receive, Scope
+
+from perdure._core.chains import TOKEN_LENGTH
+from perdure.errors import StoreError
+from perdure.http.access import Headers
+from perdure.http.body import Bodies
+from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
+from perdure.sessions.broker import Broker, Caller, Rejected
+
+ACTIONS = ("open", "resume", "confirm", "revoke")
+
+RESUME = "perdure.resume"
+"""In the scope of a request for the broker that came in by the endpoint's door: what is asked of it."""
+
+ALLOW_POST = ((b"allow", b"POST, OPTIONS"),)
+
+REQUESTS = 600
+REQUESTS_A_SECOND = 10.0
+"""What one caller may ask in a row, and how fast that comes back. Guessing is hopeless anyway (256 bits); this bounds
+the writes that a loop of restarts causes. A start takes two requests: 300 servers at once, then five in each second, is
+more than a desktop starts."""
+
+_MOST_CALLERS = 10_000
+"""Callers that are counted; beyond, the one not seen for longest begins anew."""
+
+_HOLDER = re.compile(r"[0-9a-f]{64}")
+
+_NO_STORE = ((b"cache-control", b"no-store"),)
+REJECTED = Answer(status=403, body=b'{"error":"rejected"}', headers=_NO_STORE)
+
+
+def resume_paths(endpoint: str) -> dict[str, str]:
+    """The broker's paths, siblings of the endpoint's, and what is asked there."""
+    parent = endpoint.rpartition("/")[0]
+    return {f"{parent}/resume/{action}": action for action in ACTIONS}
+
+
+class ResumeTokenEndpoint:
+    """From a request to the broker to its answer; `Refused` is raised for every no but a rejection."""
+
+    def __init__(self, broker: Broker, bodies: Bodies, *, monotonic: Callable[[], float]) -> None:
+        self.draining = False
+        self._broker = broker
+        self._bodies = bodies
+        self._pace = Pace(monotonic)
+
+    async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer:
+        if scope["method"] != "POST":
+            raise Refused(Refusal.RESUME_METHOD, method=scope["method"], headers=ALLOW_POST)
+        if self.draining:
+            raise Refused(Refusal.STOPPING)
+        self._pace.count(_name(owner, scope))
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if content_type != b"application/json":
+            raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
+        fields = _fields(await self._bodies.read(receive, headers))
+        try:
+            return await self._answer(scope[RESUME], fields, headers, owner)
+        except Rejected:
+            return REJECTED
+        except StoreError as failure:
+            raise Refused(refusal_of(failure, Refusal.STORE_FAILS)) from None
+
+    async def _answer(self, action: str, fields: dict[str, object], headers: Headers, owner: str) -> Answer:
+        caller = Caller(principal=owner, holder=_holder(fields))
+        if action == "open":
+            return _answer(token=await self._broker.open(_session(headers), caller))
+        token = _token(fields)
+        match action:
+            case "resume":
+                resumed = await self._broker.resume(token, caller)
+                return _answer(session=resumed.session, token=resumed.token)
+            case "confirm":
+                await self._broker.confirm(token, caller)
+            case "revoke":
+                await self._broker.revoke(token, caller)
+        return _answer()
+
+
+class Pace:
+    """How much each caller may still ask for: a bucket of `REQUESTS` that fills by `REQUESTS_A_SECOND`."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._left: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def count(self, caller: tuple[str, str]) -> None:
+        """One more request, or `Refused`."""
+        now = self._monotonic()
+        left, then = self._left.pop(caller, (float(REQUESTS), now))
+        left = min(float(REQUESTS), left + (now - then) * REQUESTS_A_SECOND)
+        self._left[caller] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > _MOST_CALLERS:
+            del self._left[next(iter(self._left))]
+        if left < 1:
+            raise Refused(Refusal.TOO_MANY_RESUMES, limit=REQUESTS)
+
+
+def _name(owner: str, scope: Scope) -> tuple[str, str]:
+    """Who counts as one caller: a principal, or an address where nobody authenticates."""
+    client = scope.get("client")
+    return ("principal", owner) if owner else ("address", client[0] if client else "")
+
+
+def _fields(body: bytes) -> dict[str, object]:
+    try:
+        fields = from_json(body)
+    except ValueError:
+        raise _bad("body", "it is not JSON") from None
+    if not isinstance(fields, dict):
+        raise _bad("body", "it is not a JSON object")
+    return fields
+
+
+def _holder(fields: dict[str, object]) -> str:
+    holder = fields.get("holder")
+    if not isinstance(holder, str) or not _HOLDER.fullmatch(holder):
+        raise _bad("holder", "it is missing" if holder is None else "it is not a SHA-256 in 64 lower-case hex digits")
+    return holder
+
+
+def _token(fields: dict[str, object]) -> str:
+    token = fields.get("token")
+    if not isinstance(token, str) or len(token) != TOKEN_LENGTH:
+        raise _bad("token", "it is missing" if token is None else f"it is not a string of {TOKEN_LENGTH} characters")
+    return token
+
+
+def _session(headers: Headers) -> str:
+    session = headers.get(b"mcp-session-id")
+    if not session:
+        raise _bad("Mcp-Session-Id", "the header is missing: it names the session to open a chain for")
+    return session.decode("latin-1")
+
+
+def _bad(field: str, reason: str) -> Refused:
+    return Refused(Refusal.RESUME_FIELD, field=field, reason=reason, data={"field": field})
+
+
+def _answer(**fields: str) -> Answer:
+    return Answer(status=200, body=json.dumps(fields).encode(), headers=_NO_STORE)

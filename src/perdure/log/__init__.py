@@ -1,0 +1,1 @@
+"""Streams of events, and the readers that deliver them. Uses `telemetry`, `store` and what is below."""

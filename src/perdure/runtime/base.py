@@ -1,0 +1,14 @@
+"""The interface between a session and what answers its requests."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Flow(Protocol):
+    """Where a writer waits before it goes on."""
+
+    @property
+    def crowded(self) -> bool: ...
+
+    async def flow(self) -> None: ...

@@ -1,0 +1,184 @@
+"""The listening socket, and a bound for what a peer may send before a request's headers are complete.
+
+uvicorn with httptools collects headers without limit and waits for them for ever. The endpoint judges headers that are
+complete; here is the limit for those that never are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import socket
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from perdure.errors import Misuse
+from perdure.http.event_stream import BREAK_OFF
+
+#: Connections that the system keeps for us until we accept them; what uvicorn uses.
+BACKLOG = 2048
+#: A client that has connected sends its headers at once; nginx and Apache give it 60 and 20 to 40 seconds.
+HEAD_SECONDS = 30.0
+
+#: A peer that has an answer to take and takes nothing of it for so long is let go.
+UNREAD_SECONDS = 60.0
+
+_BLANK = b"\r\n\r\n"
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+#: The same, cut off by the end of a segment.
+_UPGRADE_BEGUN = re.compile(rb"\r(\n(u(p(g(r(a(d(e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
+_TOO_LARGE = b"the request's headers are too large"
+_ANSWER_431 = b"\r\n".join(
+    [
+        b"HTTP/1.1 431 Request Header Fields Too Large",
+        b"content-type: text/plain; charset=utf-8",
+        b"content-length: %d" % len(_TOO_LARGE),
+        b"connection: close",
+        b"",
+        _TOO_LARGE,
+    ]
+)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a busy port is found before anything else happens. Raises `Misuse`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise Misuse(f"cannot listen on {host!r}: no such address") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A port whose last server has just ended may be taken at once; one that is listened on may not.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise Misuse(_why(error, host, port)) from error
+    return listener
+
+
+def _why(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use; choose another with --port (0 picks a free one)"
+    return f"cannot listen on {host} port {port}: {error.strerror or error}"
+
+
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """Take a wish for another protocol out of a request's head, as who does not know it may (RFC 9110, 7.8).
+
+    httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request. Gives what
+    may be parsed now, and the few bytes at the end that only the next segment makes clear.
+    """
+    end = data.find(_BLANK)
+    held = b""
+    if end < 0:
+        if begun := _UPGRADE_BEGUN.search(data):
+            data, held = data[: begun.start()], begun[0]
+        end = len(data)
+    if data.find(b"pgrade:", 0, end) >= 0 or data.find(b"PGRADE:", 0, end) >= 0:
+        data = _UPGRADE.sub(b"\r\nx-upgrade:", data[:end]) + data[end:]
+    return data, held
+
+
+class Connection(HttpToolsProtocol):
+    """An HTTP connection with limits for what uvicorn would wait for without end: headers that are not complete, and
+    answers that nobody takes."""
+
+    head_seconds = HEAD_SECONDS
+    #: Bytes of headers so far, without the chunk in which they began; None when no headers are under way.
+    head: int | None = None
+    head_timer: asyncio.TimerHandle | None = None
+    unread_seconds = UNREAD_SECONDS
+    unread_timer: asyncio.TimerHandle | None = None
+    #: The end of the last segment, if it may be the beginning of an upgrade header.
+    held = b""
+    #: Requests that were not answered yet when another one came behind them on the same connection.
+    overtaken: tuple[RequestResponseCycle, ...] = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def say_close(self) -> None:
+        """Close behind the answer to the request that is here, and say so in its head. Where the head is gone the
+        connection stays: its client was told that it may use it again, and perhaps does so in this moment."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_complete()
+        if self.unread_timer is not None:
+            self.unread_timer.cancel()
+        if self.timeout_keep_alive_task is not None:  # uvicorn forgets it when the peer resets the connection
+            self.timeout_keep_alive_task.cancel()
+        super().connection_lost(exc)
+        # uvicorn tells the last request only; an event stream before it would be served to nobody, for ever.
+        for cycle in self.overtaken:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def on_message_begin(self) -> None:
+        self.head = -1
+        super().on_message_begin()
+        self.scope[BREAK_OFF] = self.transport.abort  # type: ignore[literal-required]
+
+    def on_headers_complete(self) -> None:
+        self._head_is_complete()
+        before = self.cycle
+        super().on_headers_complete()
+        if before is not None and not before.response_complete:
+            self.overtaken = (*(cycle for cycle in self.overtaken if not cycle.response_complete), before)
+
+    def data_received(self, data: bytes) -> None:
+        if self.head is not None or self.cycle is None or not self.cycle.more_body:
+            data, self.held = _without_upgrade(self.held + data)
+        super().data_received(data)
+        if self.head is None:
+            # Line ends between two requests begin no head, but stop uvicorn's clock for idle connections.
+            if self.head_timer is None and self.cycle is not None and self.is_idle and not self.cycle.more_body:
+                self._wait_for_head()
+            return
+        # The first chunk may carry the end of an earlier request, so it does not count.
+        self.head = 0 if self.head < 0 else self.head + len(data)
+        if self.head > (self.config.h11_max_incomplete_event_size or 0):
+            self._refuse_head()
+        elif self.head_timer is None:
+            self._wait_for_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # Closing, now or when the connection has been idle, waits until all is sent: for ever, if nobody takes it.
+        if self.unread_timer is None and (unread := self.transport.get_write_buffer_size()):
+            self.unread_timer = self.loop.call_later(self.unread_seconds, self._look_unread, unread)
+
+    def _look_unread(self, before: int) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self.unread_timer = None
+        if unread >= before and self.is_idle:
+            self.transport.abort()
+        elif unread:
+            self.unread_timer = self.loop.call_later(self.unread_seconds, self._look_unread, unread)
+
+    def _wait_for_head(self) -> None:
+        self.head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
+
+    def _head_is_complete(self) -> None:
+        self.head = None
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+    def _refuse_head(self) -> None:
+        self._head_is_complete()
+        # While an answer is on its way there is no room for another one.
+        if self.is_idle:
+            self.transport.write(_ANSWER_431)
+        self.transport.close()

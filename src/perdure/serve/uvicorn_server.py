@@ -1,0 +1,395 @@
+"""Run the app under uvicorn: one line when it is ready, a gentle end on the first signal, a quick one on the second.
+
+The first SIGTERM or SIGINT drains: the server goes on listening, so that balancers and clients are told, while running
+calls finish. When the app says that it is drained, what is left is settled and the process ends with status 0. A second
+signal does not wait: what is left is settled at once and the process is gone within two seconds, whatever its tools do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from types import FrameType
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+
+from perdure.errors import Misuse, PerdureError, StoreLost, StoreReplaced
+from perdure.serve.connection import BACKLOG, Connection
+from perdure.serve.target import blame
+from perdure.serve.worker_channel import AT_ONCE, GONE, LEAVE, WorkerChannel
+from perdure.settings import Settings
+from perdure.telemetry.events import log_event
+
+_logger = logging.getLogger("perdure")
+
+#: Longer than what load balancers keep an idle connection for (60 s is common), so that they close first and no
+#: request meets a connection that we are just closing.
+KEEP_ALIVE_SECONDS = 65
+#: Readers end when the drain is over; this is for peers that do not take their last bytes or do not finish their body.
+STOP_SECONDS = 3
+#: The same after a second signal.
+HURRY_SECONDS = 0.3
+#: After a second signal the process is gone within this time, even if its event loop is blocked.
+CUT_SECONDS = 1.9
+#: Everything of ours has ended; then threads of the target's get this long. One that is stuck would hold the process.
+LEAVE_SECONDS = 5
+#: Between two looks of a worker that leaves: whether connections are open, and calls run.
+LEAVING_LOOK_SECONDS = 0.05
+#: Files, pipes and idle connections beside the readers.
+SPARE_FILES = 4096
+
+_CUT = b"perdure: ended without waiting for what does not stop\n"
+
+
+class Stoppable(Protocol):
+    """An ASGI app that is told when the end begins."""
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
+
+    async def drain(self) -> None:
+        """Take no new work; returns when no call runs any more, or when they have had their time."""
+
+    def begin_stop(self) -> None:
+        """Settle what is left and end all readers. May be called more than once."""
+
+    @property
+    def is_busy(self) -> bool:
+        """A call runs."""
+
+    def end_idle_readers(self) -> None:
+        """Send clients that only listen elsewhere, and refuse nothing."""
+
+    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
+        """Have it told if the app has lost its store."""
+
+
+def serve(
+    app: Stoppable, *, listener: socket.socket, url: str, settings: Settings, leash: WorkerChannel | None = None
+) -> int:
+    """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start.
+
+    With a leash this is a worker: its parent is told that it is ready, and may tell it to leave.
+    """
+    _allow_open_files(settings.max_readers + SPARE_FILES)
+    watched = _Watched(app)
+    server = _Server(_config(watched, settings), app=watched, url=url, leash=leash, patience=settings.drain_timeout)
+    # uvicorn ends the program when the app does not start; why is told by the app's own error.
+    with _quiet(server), _hearing_hangups(server), contextlib.suppress(SystemExit):
+        server.run(sockets=[listener])
+    if not server.started:
+        raise watched.why()
+    return server.status
+
+
+def _config(app: _Watched, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        interface="asgi3",
+        http=Connection,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        # Its warnings are about what peers do wrong; they would let any peer fill our log.
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=settings.max_headers,
+    )
+
+
+class _Server(uvicorn.Server):
+    def __init__(
+        self, config: uvicorn.Config, *, app: _Watched, url: str, leash: WorkerChannel | None, patience: float
+    ) -> None:
+        super().__init__(config)
+        self.app = app
+        self.url = url
+        self.leash = leash
+        self.patience = patience
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.signals = 0
+        self.interrupted = False
+        self.drainage: asyncio.Task[None] | None = None
+        self.departure: asyncio.Task[None] | None = None
+        self.deadline = _Deadline()
+        self.lost = False
+
+    @property
+    def status(self) -> int:
+        return 1 if self.app.failure or self.interrupted or self.lost else 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.app.when_lost(self.lose)
+        await super().startup(sockets)
+        if self.leash is None:
+            print(f"perdure: serving on {self.url}", flush=True)
+        else:
+            self.loop.add_reader(self.leash.fileno(), self.hear)
+            self.leash.ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # It comes between any two instructions, so it leaves what it can to the loop. (The base class would raise the
+        # signal again after a clean stop; then the exit status would not be 0.)
+        self.signals += 1
+        again = self.signals > 1
+        if again:
+            self.interrupted = self.interrupted or sig == signal.SIGINT
+            self.deadline.set(CUT_SECONDS, status=1)
+        if self.loop is None or not self.started:
+            self.should_exit = True
+        else:
+            self.loop.call_soon_threadsafe(self.hurry if again else self.drain)
+
+    def hang_up(self) -> None:
+        """SIGHUP, where no parent replaces this process."""
+        log_event(
+            logging.WARNING,
+            "serve.hangup",
+            "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
+        )
+
+    def hear(self) -> None:
+        """Do what the parent says."""
+        assert self.leash is not None
+        assert self.loop is not None
+        words = self.leash.hear()
+        if GONE in words:
+            self.loop.remove_reader(self.leash.fileno())
+        if AT_ONCE in words:
+            self.deadline.set(CUT_SECONDS, status=1)
+            self.hurry()
+        elif LEAVE in words or GONE in words:
+            self.leave(self.loop)
+        elif words:
+            self.drain()
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let others have the port, and go once no client uses a connection to this process any more.
+
+        Requests that come over connections that are open are served like any other, and their answers say that the
+        connection closes. An idle connection is not closed, because a request may be on its way: it ends with its
+        next answer, or when it has been idle for as long as it always may.
+        """
+        for server in self.servers:
+            server.close()
+        if self.departure is not None or self.drainage is not None:
+            return
+        close = (b"connection", b"close")
+        self.config.encoded_headers.append(close)  # from which uvicorn makes the default headers again each second
+        self.server_state.default_headers = [*self.server_state.default_headers, close]
+        for connection in self._connections():
+            connection.say_close()
+        self.departure = loop.create_task(self.run_leave(loop))
+
+    async def run_leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        calls_until = loop.time() + self.patience
+        limit = calls_until + KEEP_ALIVE_SECONDS
+        while loop.time() < limit:
+            self.app.end_idle_readers()
+            await asyncio.sleep(LEAVING_LOOK_SECONDS)
+            connections = self._connections()
+            if not connections and not self.app.is_busy:
+                break
+            if loop.time() > calls_until and not any(connection.is_idle for connection in connections):
+                break
+        self.should_exit = True
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
+
+    def send_away(self) -> None:
+        """Close connections: the idle ones now, the others behind their response, so that clients go elsewhere."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+    def drain(self) -> None:
+        if self.departure is not None:
+            self.departure.cancel()
+        if self.drainage is None and self.loop is not None:
+            self.drainage = self.loop.create_task(self.run_drain())
+            self.send_away()
+
+    async def run_drain(self) -> None:
+        try:
+            await self.app.drain()
+        except Exception:
+            _logger.exception("draining failed", extra={"action": "drain.failed"})
+        finally:
+            self.should_exit = True
+
+    def lose(self, failure: StoreLost) -> None:
+        """The store is lost. Another file of its name can be served by another process: end, so that one is started. A
+        file that is too new would be so for that one as well: stay, and say so to whoever asks."""
+        if isinstance(failure, StoreReplaced):
+            self.lost = True
+            print(f"perdure: {failure}", file=sys.stderr, flush=True)
+            self.hurry()
+
+    def hurry(self) -> None:
+        """End now: peers get a moment to take their last bytes."""
+        self.should_exit = True
+        if self.drainage is not None:
+            self.drainage.cancel()
+        self.app.begin_stop()
+        assert self.loop is not None
+        self.loop.call_later(HURRY_SECONDS, self.force)
+
+    def force(self) -> None:
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.begin_stop()
+        await super().shutdown(sockets)
+        if self.force_exit:  # the base class leaves the app alone then, but its log has to be closed
+            await self.lifespan.shutdown()
+        self.deadline.set(LEAVE_SECONDS, status=self.status)
+
+
+class _Deadline:
+    """Ends the process at a time, whatever holds its other threads.
+
+    The thread is there from the start: a signal handler may put something into this queue, but may not start a thread.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[float, int]] = queue.SimpleQueue()
+        threading.Thread(target=self._watch, name="perdure deadline", daemon=True).start()
+
+    def set(self, seconds: float, *, status: int) -> None:
+        """An earlier deadline stays; the status is the newest one."""
+        self._queue.put((time.monotonic() + seconds, status))
+
+    def _watch(self) -> None:
+        at, status = self._queue.get()
+        while (left := at - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                other, status = self._queue.get(timeout=left)
+                at = min(at, other)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, _CUT)  # not by the log, whose lock may be held by what is stuck
+        os._exit(status)
+
+
+class _Watched:
+    """The app, with the reason remembered if its lifespan fails: uvicorn would only print a traceback."""
+
+    def __init__(self, app: Stoppable) -> None:
+        self._app = app
+        self.drain: Callable[[], Awaitable[None]] = app.drain
+        self.begin_stop = app.begin_stop
+        self.end_idle_readers = app.end_idle_readers
+        self.when_lost = app.when_lost
+        self.failure: BaseException | None = None
+        self.message = ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._app.is_busy
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "lifespan":
+            return self._lifespan(scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def _lifespan(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        async def watch(message: Message) -> None:
+            self.message = message.get("message") or self.message
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def why(self) -> PerdureError:
+        """What kept the app from starting."""
+        if self.failure is None:
+            return Misuse(f"the server did not start: {self.message or 'it gave no reason'}")
+        cause = self.failure
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        return cause if isinstance(cause, PerdureError) else Misuse(f"the server did not start: {blame(cause)}")
+
+
+@contextlib.contextmanager
+def _quiet(server: uvicorn.Server) -> Iterator[None]:
+    """Keep back what uvicorn logs about a start that failed (we say it) and about requests it cancels at the end."""
+
+    def worth_telling(record: logging.LogRecord) -> bool:
+        cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+        return server.started and not cancelled
+
+    logger = logging.getLogger("uvicorn.error")
+    logger.addFilter(worth_telling)
+    try:
+        yield
+    finally:
+        logger.removeFilter(worth_telling)
+
+
+@contextlib.contextmanager
+def _hearing_hangups(server: _Server) -> Iterator[None]:
+    """SIGHUP would end the process without a drain.
+
+    A terminal that goes away sends it, and then the drain is what the user expects. In a process without a terminal it
+    is the wish of a service manager for new code: only a parent of workers can do that, so the process says so and goes
+    on. A worker leaves it to its parent. Who started the process with SIGHUP ignored (nohup) wants it so.
+    """
+    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+    has_terminal = _has_terminal()
+
+    def heard(sig: int, frame: FrameType | None) -> None:
+        if server.leash is not None:
+            return
+        if has_terminal:
+            server.handle_exit(sig, frame)
+        elif server.loop is not None:
+            server.loop.call_soon_threadsafe(server.hang_up)
+
+    before = signal.signal(signal.SIGHUP, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Each reader is an open file, and many systems begin with 1,024 although they would allow more."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < ceiling:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))

@@ -1,0 +1,163 @@
+"""The resume broker: a session's holder gets a token, and for each token the session and a new token (T5, T10, T12).
+
+What a use of a token does is the table in `_core.chains`; here it meets the store. Several processes may share that, so
+a chain is changed only from what was seen of it, and looked at again if another one was faster. Nothing is kept in
+memory: any node answers, and an answer that was lost may be asked for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from perdure._core import chains
+from perdure._core.chains import Action, Chain, Outcome, Token
+from perdure._core.ids import SessionId
+from perdure._core.states import LogState, SessionState
+from perdure.errors import SessionEnded, StoreError, StoreUnavailable
+from perdure.sessions.context import ServerContext
+from perdure.sessions.registry import Sessions
+from perdure.sessions.session import Session
+from perdure.telemetry.events import log_event
+
+REVOKED = (
+    b'{"jsonrpc":"2.0","method":"notifications/perdure/resume_revoked","params":{"reason":"a retired token was used"}}'
+)
+"""Told on the session's standalone stream, so that whoever is attached opens a new chain."""
+
+_TRIES = 32
+"""Looks at a chain that others keep changing. Each that fails means that another one's change went through."""
+
+_NO_SESSION = SessionId("-" * 43)
+"""Looked up where there is no chain, so that as much is done as where there is one."""
+
+
+class Rejected(Exception):
+    """The broker says no. Why is for the log alone: all callers get the same answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caller:
+    """Who uses a token: the principal, and the holder that it says it is."""
+
+    principal: str
+    holder: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Resumed:
+    """The way back into a session."""
+
+    session: SessionId
+    token: str
+
+
+class Broker:
+    """Opens chains and takes their tokens; raises `Rejected`, or `StoreError`, with nothing done that matters."""
+
+    def __init__(self, context: ServerContext, sessions: Sessions) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._within = context.journal.within_time
+
+    async def open(self, session_id: str, caller: Caller) -> str:
+        """The first token of a new chain, in place of the one that the session may have."""
+        self._refuse_while_failing()
+        session = await self._find(session_id, caller)
+        random = self._context.random
+        token = Token(name=random(chains.NAME_BYTES), secret=random(chains.SECRET_BYTES))
+        chain = chains.opened(token, session=session.id, holder=caller.holder)
+        if not await self._within(self._context.store.put_chain(chain)):
+            raise self._rejected("the session has ended")
+        self._context.counters.resume_chains_opened += 1
+        log_event(logging.INFO, "resume.opened", "a session got a chain of resume tokens", session=session.name)
+        return token.text
+
+    async def resume(self, text: str, caller: Caller) -> Resumed:
+        """The session that a token leads to, and the token for the next time."""
+        token, fresh = chains.read_token(text), self._context.random(chains.SECRET_BYTES)
+        seen = await self._use(Action.RESUME, token, caller, fresh=fresh)
+        session = await self._find(seen.session, caller)
+        self._context.counters.resume_tokens_accepted += 1
+        log_event(logging.INFO, "resume.accepted", "a resume token led back to its session", session=session.name)
+        return Resumed(session=session.id, token=token.renewed(fresh).text)
+
+    async def confirm(self, text: str, caller: Caller) -> None:
+        """The holder has the new token in a safe place: the one before is retired."""
+        await self._use(Action.CONFIRM, chains.read_token(text), caller)
+
+    async def revoke(self, text: str, caller: Caller) -> None:
+        """The holder wants no way back. Nobody learns whether there was one."""
+        with contextlib.suppress(Rejected):
+            await self._use(Action.REVOKE, chains.read_token(text), caller)
+
+    async def _use(self, action: Action, token: Token, caller: Caller, *, fresh: bytes = b"") -> Chain:
+        """Use a token as the table says; gives its chain as it was before."""
+        self._refuse_while_failing()
+        for _ in range(_TRIES):
+            seen = await self._chain(token, caller)
+            chain, outcome = chains.use(seen, action, token, fresh=fresh)
+            if chain == seen or await self._within(self._context.store.change_chain(seen, chain)):
+                if outcome is Outcome.REUSED:
+                    await self._tell_revoked(seen, action)
+                    raise self._rejected("the token was retired before")
+                return seen
+        raise StoreUnavailable("a chain of resume tokens changed faster than it could be read")
+
+    async def _chain(self, token: Token, caller: Caller) -> Chain:
+        """The chain that a token names, if the caller is its holder; a stranger's use does nothing to it."""
+        store = self._context.store
+        chain = await self._within(store.chain(chains.hashed(token.name)))
+        record = await self._within(store.session(_NO_SESSION if chain is None else chain.session))
+        if chain is None:
+            raise self._rejected("no chain has such a token")
+        if record is None or record.state is SessionState.ENDED:
+            raise self._rejected("the session has ended")
+        if record.owner != caller.principal:
+            raise self._rejected("the session is another principal's")
+        if not chains.is_held_by(chain, caller.holder):
+            raise self._rejected("the chain is another holder's")
+        return chain
+
+    async def _find(self, session_id: str, caller: Caller) -> Session:
+        """The caller's session, which is in use from now on."""
+        try:
+            session = await self._sessions.find(session_id, caller.principal)
+            if session is not None and session.state is not SessionState.OPENING:
+                with session.in_use():
+                    await session.come_back()
+                return session
+        except SessionEnded:
+            pass
+        raise self._rejected("there is no such session for the caller")
+
+    async def _tell_revoked(self, chain: Chain, action: Action) -> None:
+        """A token was used twice. Whoever is attached keeps the session, and hears that it needs a new chain."""
+        self._context.counters.resume_chains_revoked += 1
+        name = chain.session[:8]
+        self._context.peers.log_event(
+            logging.WARNING,
+            "resume.revoked",
+            f"a resume token that had been retired was used again ({action.value}): its chain is revoked",
+            session=name,
+        )
+        try:
+            session = await self._sessions.load(chain.session)
+            if session is not None:
+                session.home.say(REVOKED)
+                await session.home.forwarded()
+        except (StoreError, SessionEnded) as failure:
+            self._context.peers.log_event(
+                logging.WARNING, "resume.untold", f"nobody could be told of a revoked chain: {failure}", session=name
+            )
+
+    def _rejected(self, why: str) -> Rejected:
+        self._context.counters.resume_tokens_rejected += 1
+        self._context.peers.log_event(logging.INFO, "resume.rejected", f"a resume token was rejected: {why}")
+        return Rejected(why)
+
+    def _refuse_while_failing(self) -> None:
+        """What this process holds back is not in the store: a session may have ended in it."""
+        if self._context.journal.state is LogState.DEGRADED:
+            raise StoreUnavailable

@@ -1,0 +1,112 @@
+"""What time does to sessions: idle runtimes go, unused sessions rest, expired ones end, and the store is swept."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from perdure._core.retention import cutoffs
+from perdure._core.states import LogState, SessionState, SessionStep
+from perdure.errors import StoreError
+from perdure.log.chores import Chores
+from perdure.sessions.context import ServerContext
+from perdure.sessions.reattach import tell_missed
+from perdure.sessions.registry import Sessions
+from perdure.sessions.session import Session
+from perdure.telemetry.events import log_event
+
+_TEND_MOST = 30.0
+_TEND_LEAST = 0.05
+"""Seconds between two rounds over all sessions, whatever the settings say."""
+
+_TEND_AT_ONCE = 100
+"""Sessions looked after before others get their turn."""
+
+
+class Housekeeping:
+    """Looks after the sessions that this process holds."""
+
+    def __init__(self, context: ServerContext, sessions: Sessions) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._chores = Chores()
+        self._times_are_written = True
+        """The store knows when each session was last used, as of the last round over all of them."""
+
+    async def tend(self) -> None:
+        """Drop idle runtimes, turn unused sessions dormant, end those whose time has passed; runs for ever."""
+        settings = self._context.settings
+        shortest = min(settings.runtime_idle, settings.session_grace, settings.replay_window, settings.cleanup_interval)
+        while True:
+            await asyncio.sleep(max(_TEND_LEAST, min(_TEND_MOST, shortest / 2)))
+            await self._look_after_all()
+
+    async def _look_after_all(self) -> None:
+        # On its own, or `tend` would hold on to the last one while it sleeps.
+        healthy = self._context.journal.state is LogState.HEALTHY
+        for place, session in enumerate(self._sessions):
+            with self._chores.surviving("a session could not be looked after", session.id):
+                await self._look_after(session)
+            if place % _TEND_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._times_are_written = healthy
+        self._sessions.forget_ended()
+
+    async def _look_after(self, session: Session) -> None:
+        if session.state is SessionState.ENDED:
+            return  # while another one was looked after
+        settings, now = self._context.settings, self._context.clock()
+        away = 0.0 if session.connected else now - session.seen
+        if session.state is SessionState.OPENING:
+            if away >= settings.session_grace:
+                await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
+            return
+        session.keep_fresh(busy=session.busy)
+        session.enforce_limits()
+        if away >= settings.session_grace:
+            session.exchange.asks.give_up()
+        elif away >= settings.session_grace / 4 and session.exchange.asks.open:
+            tell_missed(session)
+        unused_for = min(settings.session_grace, settings.replay_window)
+        if not session.waits and await self._is_unused(session, unused_for):
+            # No time ends what is held in memory: it rests first, and what rests may expire.
+            await self._sessions.rest(session)
+            if now - session.active >= settings.replay_window:
+                await self._sessions.expire(session.id)
+        elif session.exchange.runtime_may_go(settings.runtime_idle):
+            await session.exchange.drop_runtime()
+
+    async def _is_unused(self, session: Session, seconds: float) -> bool:
+        """Nobody has used it for so long, here or at any other node."""
+        if session.busy or self._context.clock() - max(session.active, session.seen) < seconds:
+            return False
+        if self._context.journal.state is LogState.DEGRADED:
+            return False  # what rests is known to the store alone, and the store does not know everything now
+        if not self._context.neighbours.alone:
+            try:
+                await self._sessions.load(session.id)  # with what the others have written
+            except StoreError:
+                return False
+        return not session.busy and self._context.clock() - session.active >= seconds
+
+    async def sweep(self) -> None:
+        """Remove what has expired from the store, on a timer; runs for ever."""
+        while True:
+            await asyncio.sleep(self._context.settings.cleanup_interval)
+            await self._sweep_once()
+
+    async def _sweep_once(self) -> None:
+        context, settings = self._context, self._context.settings
+        if context.journal.state is LogState.DEGRADED or not self._times_are_written:
+            return  # the store does not know yet what was used meanwhile
+        before = cutoffs(now=context.clock(), event_ttl=settings.event_ttl, replay_window=settings.replay_window)
+        try:
+            rows = await context.store.sweep(before)
+        except Exception as failure:  # whatever it is, the next time it may work
+            log_event(logging.WARNING, "store.sweep", f"what has expired could not be removed: {failure}")
+            return
+        for session in self._sessions:
+            with self._chores.surviving("a session could not be told what was removed", session.id):
+                session.retained.swept(before)
+        if rows:
+            log_event(logging.INFO, "store.swept", f"{rows} expired rows were removed", rows=rows)

@@ -1,0 +1,98 @@
+"""What one session keeps of the streams that are over, counted as it grows, so that keeping within limits looks at
+little more than what has to go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perdure._core.ids import StreamId
+from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
+from perdure.log.stream import Stream
+from perdure.store.base import DropStream, KeptRecord, Step, Trim
+
+_ALL = (1 << 62) - 1
+"""Beyond every sequence number, and still an integer of the database's."""
+
+
+class KeptStreams:
+    """The streams of one session that are over, the oldest first."""
+
+    __slots__ = ("_answer_bytes", "_answers", "_limits", "_streams", "_with_events")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._streams: dict[StreamId, tuple[StreamUsage, float]] = {}
+        self._with_events: dict[StreamId, StreamUsage] = {}
+        self._answers = 0
+        self._answer_bytes = 0
+
+    def load(self, records: Sequence[KeptRecord]) -> None:
+        """Begin with what the store has."""
+        for record in records:
+            kept = StreamUsage(
+                stream=record.stream,
+                events=record.events,
+                answers=record.answers,
+                idle=True,
+                event_bytes=record.event_bytes,
+                answer_bytes=record.answer_bytes,
+            )
+            self.add(kept, time=record.opened)
+
+    def add(self, kept: StreamUsage, *, time: float) -> None:
+        self._forget(kept.stream)
+        self._streams[kept.stream] = kept, time
+        self._answers += kept.answers
+        self._answer_bytes += kept.answer_bytes
+        if kept.events:
+            self._with_events[kept.stream] = kept
+
+    def enforce(self, open_streams: Iterable[Stream]) -> Sequence[Step]:
+        """The steps that bring the session back within its limits; mostly none."""
+        streams = list(open_streams)
+        # Streams of before that somebody reads again are left alone until that is over.
+        resumed = {stream.id for stream in streams if stream.id in self._streams}
+        running = [stream for stream in streams if stream.writes and stream.id not in resumed]
+        kept = [stream.kept for stream in running]
+        return [*self._drop_oldest(kept, resumed), *self._trim_oldest(running, kept, resumed)]
+
+    def _drop_oldest(self, kept: Sequence[StreamUsage], resumed: set[StreamId]) -> list[Step]:
+        total = self._answers + sum(stream.answers for stream in kept)
+        oldest = (stream for stream, _ in self._streams.values() if stream.stream not in resumed)
+        # The newest answer stays, whatever its size: its client may have lost the connection just now.
+        newest = next(reversed(self._streams.values()))[0].answer_bytes if self._streams else 0
+        dropped = answers_to_drop(oldest, total=total, size=self._answer_bytes - newest, limits=self._limits)
+        for stream_id in dropped:
+            self._forget(stream_id)
+        return [DropStream(stream=stream_id) for stream_id in dropped]
+
+    def _trim_oldest(
+        self, running: Sequence[Stream], kept: Sequence[StreamUsage], resumed: set[StreamId]
+    ) -> list[Step]:
+        over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
+        running_by_id = {stream.id: stream for stream in running}
+        steps: list[Step] = []
+        answer_bytes = self._answer_bytes + sum(stream.answer_bytes for stream in kept)
+        for stream_id in events_to_trim([*over, *kept], self._limits, answer_bytes=answer_bytes):
+            if stream_id in running_by_id:
+                steps.append(running_by_id[stream_id].forget_events())
+            else:
+                steps.append(Trim(stream=stream_id, through=_ALL))
+                del self._with_events[stream_id]
+        return steps
+
+    def swept(self, cutoffs: Cutoffs) -> None:
+        """The store has removed what had expired: no longer count it."""
+        for stream_id, (_, time) in list(self._streams.items()):
+            if time < cutoffs.answers:
+                self._forget(stream_id)
+            elif time < cutoffs.events:
+                self._with_events.pop(stream_id, None)
+            else:
+                break
+
+    def _forget(self, stream_id: StreamId) -> None:
+        self._with_events.pop(stream_id, None)
+        if (found := self._streams.pop(stream_id, None)) is not None:
+            self._answers -= found[0].answers
+            self._answer_bytes -= found[0].answer_bytes

@@ -1,0 +1,200 @@
+"""A session's orphans: calls whose reader is lost while their client is back, without the call's position (R5).
+
+What such a call still says goes to the standalone stream, and the client is told there what it missed: which call, what
+lies on the call's own stream, and that it has ended once it has (promise 4). A client that comes without a position (a
+handshake, or a GET without `Last-Event-ID`) has lost the positions of its calls as well, so their messages change the
+stream at once. One that resumes the standalone stream may be about to resume its calls: it gets the time that clients
+are asked to wait before they reconnect. Only then is anything told, so a client that has its positions hears nothing.
+
+Several nodes may run calls of a session. Each tells of those that it wrote; the one to which the client came tells of
+those of dead nodes, and lets the living ones know that the time has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from perdure._core import mail, orphan
+from perdure._core.ids import Kind, NodeId, Position
+from perdure._core.orphan import Orphan
+from perdure._core.states import SessionState
+from perdure.errors import StoreError
+from perdure.log.stream import Stream
+from perdure.sessions.ledger import Call, name_of
+from perdure.sessions.messages import encode_notification
+from perdure.store.base import Reached, SendMail, Step, StreamRecord
+from perdure.telemetry.events import log_event
+
+if TYPE_CHECKING:
+    from perdure.sessions.session import Session
+
+ATTEMPTS = 2
+SLACK = 3.0
+"""A client may resume its calls for so many times `retry`, as stock clients try, and seconds beyond: one that backs
+off, or whose streams take turns, needs them. What is said meanwhile waits on the call's own stream, in front of the
+answer; on the standalone stream it could arrive behind it, where clients no longer want it."""
+
+MOST_TOLD = 100
+"""Calls that have ended of which a client is told at a time, because they share the standalone stream with everything
+else. There are more only if a client drops connection after connection; the next time that it comes it hears the rest.
+"""
+
+
+class Orphans:
+    """Knows which calls of a session are orphans, and tells the client of them."""
+
+    __slots__ = ("_begun_at", "_due_at", "_newest", "_session", "_tasks", "_timer", "attached_at")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.attached_at = 0
+        """Calls whose reader was lost before this are orphans. All such times are arrival numbers of the hub's."""
+        self._begun_at = 0
+        """When the client last came without a position: what it was told before that, it has forgotten."""
+        self._due_at = 0
+        """The client has had the time to resume calls whose reader was lost before this."""
+        self._newest = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+
+    def is_orphan(self, stream: Stream) -> bool:
+        """No reader is on this call's stream, and its client has come back since without asking for it."""
+        return not stream.is_read and 0 < stream.lost_at < self.attached_at
+
+    # The client comes and calls end
+
+    def begun(self) -> None:
+        """The client has come without positions, here or at another node."""
+        self.attached_at = self._begun_at = self._session.context.hub.arrive()
+
+    def give_time(self) -> None:
+        """The client is here: what is still unread when it has had the time to resume is an orphan."""
+        self._newest = self._session.context.hub.arrive()
+        if self._timer is None:
+            self._begin(self._newest)
+
+    def _begin(self, since: int) -> None:
+        seconds = ATTEMPTS * self._session.context.settings.retry + SLACK
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._time_has_passed, since)
+
+    def _time_has_passed(self, since: int) -> None:
+        self._timer = None
+        if self._newest > since:
+            self._begin(self._newest)  # it came again meanwhile, and may have lost more
+        self._due(since)
+        self._spawn(here=True)
+
+    def time_has_passed_elsewhere(self) -> None:
+        """The client is at another node, and has had the time to resume its calls."""
+        self._due(self._session.context.hub.arrive())
+        self._spawn(here=False)
+
+    def _due(self, since: int) -> None:
+        self.attached_at, self._due_at = max(self.attached_at, since), max(self._due_at, since)
+
+    def ended(self, stream: Stream) -> None:
+        """A call's stream is over, and no reader is there."""
+        if self._is_due(stream):
+            self._spawn(here=False)
+
+    def _is_due(self, stream: Stream) -> bool:
+        return not stream.is_read and 0 < stream.lost_at < self._due_at
+
+    def close(self) -> None:
+        """Nothing more is told by this process; what was not, will be when the client comes to the next."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._tasks:
+            task.cancel()
+
+    # Telling
+
+    def _spawn(self, *, here: bool) -> None:
+        task = asyncio.create_task(self._tell(here=here), name="perdure-orphans")
+        self._tasks += (task,)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, done: asyncio.Task[None]) -> None:
+        self._tasks = tuple(task for task in self._tasks if task is not done)
+
+    async def _tell(self, *, here: bool) -> None:
+        if self._session.state is SessionState.ENDED:
+            return
+        try:
+            for call in self._session.exchange.calls.all_running():
+                self._tell_running(call)
+            async with self._session.context.hub.marks.one_at_a_time:
+                await self._tell_unread(here=here)
+        except StoreError as failure:
+            log_event(
+                logging.DEBUG, "orphans.untold", f"a client is told of its calls later, the store fails: {failure}"
+            )
+            self.give_time()
+
+    def _tell_running(self, call: Call) -> None:
+        if call.told_at > self._begun_at or not self._is_due(call.stream):
+            return
+        call.told_at, stream = self._session.context.hub.arrive(), call.stream
+        self._say(
+            Orphan(
+                incarnation=call.incarnation,
+                request_id=call.request.id,
+                method=call.request.method,
+                name=name_of(call.request.params),
+                ended=False,
+                position=stream.position(min(stream.delivered, stream.last)),
+                last=stream.last,
+            )
+        )
+
+    async def _tell_unread(self, *, here: bool) -> None:
+        """Tell of calls that have ended, and let other nodes tell of theirs."""
+        context, elsewhere, told = self._session.context, set[NodeId](), 0
+        for record in await context.journal.within_time(context.store.unread(self._session.id)):
+            if record.node in context.neighbours.others:
+                elsewhere.add(record.node)
+            elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
+                told += 1
+                await self._tell_ended(record)
+        if here and elsewhere:
+            message = mail.encode(mail.Unread(session=self._session.id))
+            self._session.put(*(SendMail(node=node, message=message) for node in elsewhere))
+
+    async def _tell_ended(self, record: StreamRecord) -> None:
+        context = self._session.context
+        rows = await context.journal.within_time(context.store.calls_on(record.id))
+        held = self._session.streams.get(record.id)
+        if held is not None and held.is_read:
+            return  # it is being resumed at this moment
+        position = Position(
+            kind=Kind.CALL, stream=record.id, generation=record.generation, seq=min(record.delivered, record.last)
+        )
+        told = Reached(stream=record.id, generation=record.generation, through=record.delivered)
+        rows = [row for row in rows if row.method != "initialize"]
+        if not rows:
+            self._session.put(told)  # whoever has sent another handshake since misses nothing
+        for place, row in enumerate(rows, 1):
+            ended = Orphan(
+                incarnation=row.incarnation,
+                request_id=row.request_id,
+                method=row.method,
+                name=None,
+                ended=True,
+                position=position,
+                last=record.last,
+            )
+            self._say(ended, told if place == len(rows) else None)
+
+    def _say(self, said: Orphan, also: Step | None = None) -> None:
+        """Tell it on the standalone stream; where the server declares logging also in a way that stock clients show."""
+        session = self._session
+        if session.tells_by_log:
+            log = {"level": "warning", "logger": "perdure", "data": said.sentence}
+            session.home.say(encode_notification("notifications/message", log))
+        session.home.say(encode_notification(orphan.METHOD, said.params), also)
+        session.context.counters.orphans_told += 1
+        sentence = "a client was told that a call which it lost " + ("has ended" if said.ended else "still runs")
+        log_event(logging.INFO, "call.orphan", sentence, session=session.name)

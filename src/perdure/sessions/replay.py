@@ -1,0 +1,127 @@
+"""What is read again: a call's stream, from memory or the store, and what has become of the answers and asks in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perdure._core.ids import Kind, NodeId, StreamId
+from perdure.errors import StoreUnavailable
+from perdure.log.stream import Stream
+from perdure.sessions.ledger import POSITION_LOST, error_payload
+from perdure.store.base import Event
+
+if TYPE_CHECKING:
+    from perdure.sessions.session import Session
+
+_MARK = b'"ask-'
+"""Stands in every ask; what does not contain it need not be looked at."""
+
+
+async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
+    """A call's stream of this session, from memory or from the store.
+
+    Raises `HeldElsewhere` where another node may hold it.
+    """
+    stream = await _look_for(session, stream_id)
+    if stream is None:
+        await session.context.neighbours.refuse_while_held()
+        stream = await _look_for(session, stream_id)  # it may have been written before nothing was held
+    return stream
+
+
+async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
+    stream = session.streams.get(stream_id)
+    if stream is not None and not stream.is_overtaken and not _may_be_overtaken(session, stream):
+        return stream
+    record = await session.context.journal.within_time(session.context.store.stream(stream_id))
+    if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
+        return None
+    if (stream := session.streams.get(stream_id)) is not None:
+        if stream.writes:
+            stream.follow(record)
+        if not stream.is_overtaken:
+            return stream  # it is still written here, or another resume was faster
+    stream = session.context.stream(record, writes=False)
+    stream.on_settled = session.let_go
+    session.streams[stream_id] = stream
+    return stream
+
+
+def _may_be_overtaken(session: Session, stream: Stream) -> bool:
+    """A stream that this node has claimed and on which no call of its own runs: the call waits for its principal, and
+    the node that the principal came to has claimed the stream since, without a word."""
+    running = session.exchange.calls.all_running()
+    return stream.writes and not stream.over and all(call.stream is not stream for call in running)
+
+
+async def catch_up(session: Session, stream: Stream) -> None:
+    """What another node writes may have grown since it was last read here."""
+    if stream.writes or stream.over:
+        return
+    record = await session.context.journal.within_time(session.context.store.stream(stream.id))
+    if record is not None:
+        stream.follow(record)
+    if stream.kind is Kind.CALL:  # it may be over, and let go of: but its reader comes now
+        session.streams.setdefault(stream.id, stream)
+        stream.on_settled = stream.on_settled or session.let_go
+
+
+async def look_how_far(session: Session) -> None:
+    """See how far readers at other nodes have got on the standalone stream. While the store fails, what is known here
+    counts."""
+    context, stream = session.context, session.standalone
+    if context.neighbours.alone:
+        return
+    with contextlib.suppress(StoreUnavailable):
+        record = await context.journal.within_time(context.store.stream(stream.id))
+        if record is not None:
+            stream.follow(record)
+            if record.generation == stream.generation:
+                stream.delivered = max(stream.delivered, record.delivered)
+
+
+async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
+    """Error responses for the calls of a stream whose answers are no longer retained."""
+    # What is held is in memory alone; it is looked at first, because from there it goes into the store.
+    finals = [*stream.finals_in_memory(), *await _finals(session, stream)]
+    answered = {json.loads(event.payload).get("id") for event in finals}
+    asked = await session.context.journal.within_time(session.context.store.requests(stream.id))
+    message = "The answer to this request is no longer retained"
+    return [
+        error_payload(request_id, POSITION_LOST, message, {"method": method})
+        for request_id, method in asked
+        if request_id not in answered
+    ]
+
+
+async def _finals(session: Session, stream: Stream) -> list[Event]:
+    finals: list[Event] = []
+    after = 0
+    while events := await session.context.journal.read(stream.id, after=after, limit=1_000):
+        finals += [event for event in events if event.final]
+        after = events[-1].seq
+    return finals
+
+
+async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
+    """Of replayed events, those that are asks which nobody waits for any more."""
+    asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
+    if not asked:
+        return set()
+    waiting = await session.context.journal.within_time(session.context.store.asks(session.id))
+    still = {ask.id for ask in waiting if await _lives(session, ask.node)} | session.exchange.asks.open
+    return {seq for seq, ask in asked.items() if ask not in still}
+
+
+async def _lives(session: Session, node: NodeId) -> bool:
+    neighbours = session.context.neighbours
+    return node in (session.context.node, *neighbours.others) or not await neighbours.is_dead(node)
+
+
+def _ask_id(payload: bytes) -> str | None:
+    message = json.loads(payload)
+    ask = message.get("id")
+    return ask if "method" in message and isinstance(ask, str) and ask.startswith("ask-") else None

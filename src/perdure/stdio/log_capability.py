@@ -1,0 +1,64 @@
+"""Logging of the bridge's own, where the server has none.
+
+What became of the calls of an earlier instance is told in log messages, and only who has declared `logging` may send
+them. Most servers do not. For these the bridge declares it to the host, and keeps the level that the host asks for.
+"""
+
+from __future__ import annotations
+
+import json
+
+from perdure._core import splice
+from perdure.remote.state import Handshake
+from perdure.stdio.messages import encode, error
+
+INVALID_PARAMS = -32602
+"""JSON-RPC: the request's params are not as they should be."""
+
+SET_LEVEL = "logging/setLevel"
+
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+"""Of the specification, the least important first."""
+
+
+def is_own(handshake: Handshake | None) -> bool:
+    """Whether the bridge has to do the logging."""
+    return handshake is not None and "logging" not in _capabilities(handshake)
+
+
+def declared(answer: str, handshake: Handshake) -> str:
+    """The server's answer to `initialize`, as the host gets it."""
+    if not is_own(handshake):
+        return answer
+    given = splice.cut(answer, "result", "capabilities")
+    if given is None or not isinstance(splice.decode(given), dict):
+        return answer  # a server that says so little is the host's to judge
+    rest = given.strip()[1:].lstrip()
+    return splice.replaced(answer, '{"logging":{}' + ("" if rest == "}" else ",") + rest, "result", "capabilities")
+
+
+def sets_level(request: str) -> bool:
+    return bool(json.loads(request)["method"] == SET_LEVEL)
+
+
+def hears_info(requests: list[str]) -> bool:
+    """Whether the host wants what is told as info, by the requests that are kept for it. It does until it says."""
+    levels = [_level(request) for request in requests if sets_level(request)]
+    return not levels or levels[-1] in ("debug", "info")
+
+
+def answered(request_id: str, request: str) -> str:
+    """The answer to a host that sets the level of the bridge's own logging."""
+    seen = _level(request)
+    if seen in LEVELS:
+        return f'{{"jsonrpc":"2.0","id":{request_id},"result":{{}}}}'
+    return error(request_id, INVALID_PARAMS, f"The level {encode(seen)} is none of {', '.join(LEVELS)}")
+
+
+def _level(request: str) -> object:
+    return json.loads(request)["params"].get("level")
+
+
+def _capabilities(handshake: Handshake) -> dict[str, object]:
+    found = handshake.result.get("capabilities")
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,81 @@
+"""A SQLite file that others have made: opened as it is, or refused. For operators, whose commands make and migrate
+nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from urllib.parse import quote
+
+from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.store.sqlite import sql_files as _sql
+from perdure.store.sqlite.file import APPLICATION_ID, named, open_reader
+from perdure.store.sqlite.store import SqliteStore
+
+PATIENCE = 5.0
+"""Seconds to wait for a server that holds the file: an operator has more time than a request."""
+
+
+def refuse_unfit(path: str) -> None:
+    """See that there is a store of this release at the path, without making or changing it."""
+    if not os.path.exists(path):
+        raise StoreUnavailable(f"there is no SQLite file {path}")
+    with (
+        named(path, "opened"),
+        # Not `mode=ro`: that leaves the log's files behind if nobody else has the file open.
+        contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=PATIENCE)) as file,
+    ):
+        application, version = (file.execute(f"PRAGMA {name}").fetchone()[0] for name in _MARKS)
+    if application != APPLICATION_ID:
+        raise StoreError(f"the SQLite file {path} is no store of Perdure's")
+    _refuse_version(path, version, ours=_sql.schema_version())
+
+
+_MARKS = ("application_id", "user_version")
+
+
+def _refuse_version(path: str, version: int, *, ours: int) -> None:
+    if version > ours:
+        raise StoreTooNew(
+            f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
+            f" {ours}"
+        )
+    if version < ours:
+        raise StoreError(
+            f"the SQLite file {path} has version {version}, written by an older release; a server of this one brings it"
+            f" to version {ours} when it starts"
+        )
+
+
+class ExistingSqlite(SqliteStore):
+    """A store that must be there already."""
+
+    async def open(self) -> None:
+        refuse_unfit(self._path)
+        await super().open()
+
+
+class SqliteView(SqliteStore):
+    """Reads and nothing else: it has no writer, so it takes no lock that another one waits for."""
+
+    _watch: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        refuse_unfit(self._path)
+        with named(self._path, "opened"):
+            self._watch = open_reader(self._path, busy_timeout=PATIENCE)
+        self._readers.open()
+
+    async def aclose(self) -> None:
+        self._readers.close()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def stamp(self) -> object:
+        """SQLite's own count of what others have committed, as this connection has seen it."""
+        if self._watch is None:
+            raise StoreUnavailable(f"the SQLite file {self._path} is closed")
+        with named(self._path, "read"):
+            return self._watch.execute("PRAGMA data_version").fetchone()[0]

@@ -1,0 +1,222 @@
+"""A SQLite file of ours: made, checked, brought to this release's version, connected to. And its failures, named."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Literal
+
+from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.store.sqlite import sql_files as _sql
+
+Sync = Literal["normal", "full"]
+
+APPLICATION_ID = 0x50455244
+"""Stands in the file's header ("PERD"), so that another program's database is not mistaken for ours."""
+
+OLDEST_SQLITE = (3, 24, 0)
+"""The first release with `ON CONFLICT … DO`."""
+
+PAGE = 2_048
+"""Bytes in a page of a new file. Most commits change a few rows in several places, and each place costs a page: half of
+SQLite's default makes them a tenth cheaper (19.6 instead of 21.5 µs for an event), very large events a tenth dearer."""
+
+RETRY = 0.0007
+"""Seconds between two tries to become the writer. SQLite's own handler waits up to 100 ms: too long here."""
+
+_LOOK = 64
+"""Tries between two looks whether the process in the way gets on: about twenty in a second."""
+
+STUCK = 1.25
+"""Times `busy_timeout`: when a thread counts as stuck in one operation. A thread that only waits for a locked file
+tells that by itself, and is given the time to."""
+
+_OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
+
+
+def failure(error: BaseException, path: str, doing: str) -> StoreError:
+    """The named failure for a driver's exception: unavailable where trying again may help, else plainly refused."""
+    reason = error.strerror if isinstance(error, OSError) else error
+    sentence = f"the SQLite file {path} cannot be {doing}: {reason}"
+    # DatabaseError itself (not its children) says: no database, or a damaged one.
+    if isinstance(error, (*_OF_THE_MOMENT, OSError)) or type(error) is sqlite3.DatabaseError:
+        return StoreUnavailable(sentence)
+    return StoreError(sentence)
+
+
+NAMED = (sqlite3.Error, sqlite3.Warning, OSError, OverflowError, UnicodeError)
+"""What may come out of the driver; each leaves the store as a `StoreError`."""
+
+
+@contextlib.contextmanager
+def named(path: str, doing: str) -> Iterator[None]:
+    """Let the driver's exceptions leave as ours, with their cause (promise 9)."""
+    try:
+        yield
+    except NAMED as error:
+        raise failure(error, path, doing) from error
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection is writing."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def patiently(work: Callable[[], object], *, patience: float, has_moved: Callable[[], bool] = lambda: False) -> None:
+    """Try until no other connection is in the way, or for so many seconds; at least once.
+
+    Tries are counted, not seconds: on a busy machine this thread makes fewer of them in the same time, and so does
+    whichever process is in the way. `has_moved` tells now and then whether that one gets on; then the count begins
+    again. A process that recovers the log after another one was killed reads all of it, so its tries count a tenth.
+    """
+    whole = left = max(1.0, patience / RETRY)
+    for tried in itertools.count(1):
+        try:
+            work()
+            return
+        except sqlite3.OperationalError as error:
+            left -= 0.1 if error.sqlite_errorcode == sqlite3.SQLITE_BUSY_RECOVERY else 1
+            if not is_busy(error):
+                raise
+            if tried % _LOOK == 0 and has_moved():
+                left = whole
+            if left <= 0:
+                raise
+        time.sleep(RETRY)
+
+
+def connect(path: str, *, timeout: float) -> sqlite3.Connection:
+    return sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=timeout, cached_statements=len(_sql.queries()) + 16
+    )
+
+
+def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connection:
+    """The writing connection; the file is made if there is none, and migrated if it is of an older release."""
+    with named(path, "opened"):
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.24 or later")
+        _make_file(path)
+        connection = connect(path, timeout=0)
+        try:
+            patiently(partial(_prepare, connection, path, sync=sync), patience=busy_timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def open_reader(path: str, *, busy_timeout: float, check: Callable[[], None] = lambda: None) -> sqlite3.Connection:
+    connection = _connect_to_same(path, timeout=busy_timeout, check=check)
+    connection.execute("PRAGMA query_only = 1")
+    return connection
+
+
+def open_checkpointer(path: str, *, check: Callable[[], None] = lambda: None) -> sqlite3.Connection:
+    # It waits for nobody: a reader or writer in the way only puts the checkpoint off.
+    connection = _connect_to_same(path, timeout=0, check=check)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _connect_to_same(path: str, *, timeout: float, check: Callable[[], None]) -> sqlite3.Connection:
+    """A further connection. `check` raises if the path leads to another file than the one that is in use.
+
+    Looked at before and after: SQLite makes a file that is not there, and one that was replaced meanwhile must not be
+    read. Until its first statement a connection has opened nothing but the file, and may be closed.
+    """
+    check()
+    connection = connect(path, timeout=timeout)
+    try:
+        check()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_file(path: str) -> None:
+    """Private from the first moment: it holds what users' tools said. SQLite gives `-wal` and `-shm` the same mode."""
+    # A file that is there is never opened here: closing it would free every lock that this process has on it.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    if not os.access(path, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        # SQLite would open it for reading only, and fail at the first commit.
+        raise PermissionError(errno.EACCES, "it may not be read and written")
+
+
+def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
+    _refuse_foreign(connection, path)
+    connection.execute(f"PRAGMA page_size = {PAGE}")  # no effect on a file that has pages
+    _use_wal(connection, path)
+    if _value(connection, "user_version") < _sql.schema_version():
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            # Looked at again: another process may have been faster.
+            _refuse_foreign(connection, path)
+            bring_up_to_date(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            rollback(connection)
+            raise
+    connection.execute(f"PRAGMA synchronous = {sync.upper()}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+
+
+def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
+    version = _value(connection, "user_version")
+    empty = version == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    if not empty and _value(connection, "application_id") != APPLICATION_ID:
+        raise StoreUnavailable(f"the SQLite file {path} belongs to another program; give Perdure a file of its own")
+    refuse_newer(connection, path)
+
+
+def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
+    """A newer release may have brought the file up to date, also while this one had it open."""
+    version, ours = _value(connection, "user_version"), _sql.schema_version()
+    if version > ours:
+        raise StoreTooNew(
+            f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
+            f" {ours}"
+        )
+
+
+def bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Apply the schema to an empty file, or to an older one the migrations it lacks. The caller holds a transaction."""
+    version = _value(connection, "user_version")
+    if version == 0:
+        statements = list(_sql.schema())
+    else:
+        statements = [
+            statement for step in _sql.migrations() if step.version > version for statement in step.statements
+        ]
+    for statement in statements:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
+
+
+def _use_wal(connection: sqlite3.Connection, path: str) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
+        )
+
+
+def rollback(connection: sqlite3.Connection) -> None:
+    """Back to before the transaction, if SQLite has not gone there by itself (it does on a full disk)."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _value(connection: sqlite3.Connection, pragma: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+    return int(value)

@@ -1,0 +1,303 @@
+"""Who is alive, told by locks that the operating system frees.
+
+Beside the file is a folder, and in it a file for each node, which the node keeps locked (`flock`) for its life. It is
+made before the node's row is committed, so a row without a locked file is that of a dead node. Whoever finds one locks
+it and keeps it so until the node is buried: one process settles what it left, and if that one dies, the next.
+
+A file may be removed only by who holds its lock, and a lock counts only if the file is still the one of that name.
+
+A second file of each node tells whether it holds steps that the store does not have. The node keeps that file locked
+while it holds nothing, and frees it before it shows the first event that is not stored: freeing a lock cannot fail,
+waits for no other process and needs neither room on the disk nor a file system that takes writes. Only locking it again
+may have to be repeated, if another process looks at that moment; until then the node is taken for one that still holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from urllib.parse import quote, unquote
+
+from perdure._core.ids import NodeId
+from perdure._files.locks import HAS_FLOCK, NO_FLOCK, SoleHolder, flock, unlock
+from perdure.errors import StoreError, StoreUnavailable
+
+PATIENCE = 1.0
+"""Seconds for which a node that joins waits for somebody who takes its new file for one that was left behind."""
+
+_LOCK = ".lock"
+_WELL = ".well"
+_SOCKET = ".sock"
+_TRIES = 100
+
+
+_all: weakref.WeakSet[Locks] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """A child that was forked shares its parent's locks: it must not keep them held when the parent dies."""
+    for locks in list(_all):
+        locks.let_go()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class Locks:
+    """The locks of one process: of its own nodes, and of the dead ones that it settles. May be used in any thread."""
+
+    def __init__(self, path: str) -> None:
+        # As SQLite names the log: whichever link the file was opened by, it is one folder.
+        self.folder = os.path.realpath(path) + "-nodes"
+        self._own: dict[NodeId, int] = {}
+        self._settling: dict[NodeId, int] = {}
+        self._well: dict[NodeId, int] = {}
+        """The second files of this process's own nodes."""
+        self._holding: set[NodeId] = set()
+        """Own nodes that hold something."""
+        self._turn = threading.RLock()
+        _all.add(self)
+
+    def let_go(self) -> None:
+        """Close the files without freeing the locks, which another process has as well."""
+        for held in (self._own, self._settling, self._well):
+            while held:
+                os.close(held.popitem()[1])
+
+    def holds(self, node: NodeId) -> bool:
+        return node in self._own
+
+    def socket_name(self, node: NodeId) -> str:
+        return _name(node) + _SOCKET
+
+    def join(self, node: NodeId) -> None:
+        """Lock the file of a node that is about to join."""
+        with self._turn:
+            if node in self._own:
+                return
+            deadline = time.monotonic() + PATIENCE
+            while (held := self._lock(node)) is None:
+                if time.monotonic() > deadline:
+                    raise StoreError(f"node {node} has joined already")
+                time.sleep(0.001)
+            try:
+                self._well[node] = self._open(self._path(node, _WELL))
+            except OSError as error:
+                self._remove(node, held)
+                raise self._unusable(error) from error
+            self._own[node] = held
+            self.hold(node, False)
+
+    def leave(self, node: NodeId) -> None:
+        with self._turn:
+            if (held := self._own.pop(node, None)) is not None:
+                self._remove(node, held)
+
+    def hold(self, node: NodeId, holding: bool) -> None:
+        """Tell the other processes whether an own node holds what the store does not have."""
+        with self._turn:
+            if holding and node in self._well:
+                self._holding.add(node)
+                unlock(self._well[node])
+            else:
+                self._holding.discard(node)
+                self.lock_again()
+
+    def lock_again(self) -> None:
+        """Lock the second files of own nodes that hold nothing, where another process looked when it was tried."""
+        with self._turn:
+            for node in self._well.keys() - self._holding:
+                flock(self._well[node])
+
+    def holders(self) -> list[NodeId]:
+        """The nodes that live and hold something, this process's own included."""
+        with self._turn:
+            others = [node for node in self.names() if node not in self._settling]
+            return [*self._holding, *(node for node in others if self._is_holder(node))]
+
+    def _is_holder(self, node: NodeId) -> bool:
+        """One without the second file is of a release that has none, or is about to join or to leave."""
+        try:
+            return _is_free(self._path(node, _WELL)) is True and _is_free(self._path(node, _LOCK)) is False
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def lives(self, node: NodeId) -> bool:
+        """Whether a process holds the node's lock; nothing is kept of a dead one's."""
+        with self._turn:
+            if node in self._own or node in self._settling:
+                return node in self._own
+            if (held := self._lock(node)) is None:
+                return True
+            self._remove(node, held)  # a file that is missing says the same as one that is not locked
+            return False
+
+    def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
+        """Those of the nodes that are dead, and those that live."""
+        dead: list[NodeId] = []
+        alive: list[NodeId] = []
+        with self._turn:
+            for node in nodes:
+                (dead if self._take(node) else alive).append(node)
+        return dead, alive
+
+    def _take(self, node: NodeId) -> bool:
+        if node in self._own:
+            return False
+        if node not in self._settling and (held := self._lock(node)) is not None:
+            self._settling[node] = held
+        return node in self._settling
+
+    def bury(self, node: NodeId) -> None:
+        """The node's row is gone; its file follows."""
+        with self._turn:
+            if self._take(node):
+                self._remove(node, self._settling.pop(node))
+
+    def names(self) -> list[NodeId]:
+        """Whose files are there, this process's own excepted."""
+        try:
+            entries = os.listdir(self.folder)
+        except OSError:
+            return []
+        nodes = (NodeId(unquote(entry.removesuffix(_LOCK))) for entry in entries if entry.endswith(_LOCK))
+        return [node for node in nodes if node not in self._own]
+
+    def close(self) -> None:
+        """Free all. A file that is missing says the same as one that is not locked."""
+        with self._turn:
+            for held in (self._own, self._settling):
+                while held:
+                    self._remove(*held.popitem())
+            self._holding.clear()
+            with contextlib.suppress(OSError):
+                os.rmdir(self.folder)
+
+    def _lock(self, node: NodeId) -> int | None:
+        """The node's file, made if need be, locked; `None` if somebody else has it."""
+        path = self._path(node, _LOCK)
+        try:
+            file = self._open(path)
+            try:
+                if flock(file) and _is_still(file, path):
+                    return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return None
+
+    def _unusable(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"the locks in {self.folder} cannot be used: {error.strerror}")
+
+    def _open(self, path: str) -> int:
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.folder, 0o700)
+            # Whoever closes last removes the folder, perhaps in this moment.
+            with contextlib.suppress(FileNotFoundError):
+                _refuse_foreign(self.folder)
+                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        raise FileNotFoundError(errno.ENOENT, "the folder comes and goes")
+
+    def _remove(self, node: NodeId, held: int) -> None:
+        """The lock's file last: where it is gone nobody looks for the others."""
+        for suffix in (_SOCKET, _WELL, _LOCK):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(node, suffix))
+        os.close(held)
+        self._holding.discard(node)
+        if (well := self._well.pop(node, None)) is not None:
+            os.close(well)
+
+    def _path(self, node: NodeId, suffix: str) -> str:
+        return os.path.join(self.folder, _name(node) + suffix)
+
+
+class SoleLocks(Locks):
+    """Locks of a system without `flock`: one process has the log for itself, so all other nodes are dead."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._nodes: set[NodeId] = set()
+        self._sole = SoleHolder(os.path.realpath(path) + "-process")
+
+    def holds(self, node: NodeId) -> bool:
+        return node in self._nodes
+
+    def join(self, node: NodeId) -> None:
+        with self._turn:
+            try:
+                taken = self._sole.take(patience=PATIENCE)
+            except sqlite3.Error as error:
+                raise StoreUnavailable(f"the log cannot be locked: {error}") from error
+            if not taken:
+                raise StoreUnavailable(f"another process serves this log, and {NO_FLOCK}: one at a time may")
+            self._nodes.add(node)
+
+    def leave(self, node: NodeId) -> None:
+        self._nodes.discard(node)
+
+    def lives(self, node: NodeId) -> bool:
+        return node in self._nodes
+
+    def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
+        """Who has not joined itself does not know who lives."""
+        nodes = list(nodes)
+        dead = [node for node in nodes if self._nodes and node not in self._nodes]
+        return dead, [node for node in nodes if node not in dead]
+
+    def bury(self, node: NodeId) -> None:
+        pass
+
+    def names(self) -> list[NodeId]:
+        return []
+
+    def close(self) -> None:
+        self._nodes.clear()
+        self._sole.release()
+
+
+def locks_of(path: str) -> Locks:
+    """The locks of a log, of the best kind that there is."""
+    return Locks(path) if HAS_FLOCK else SoleLocks(path)
+
+
+def _refuse_foreign(folder: str) -> None:
+    """Whoever may write into the folder decides who is alive."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EACCES, "the folder is not this user's alone")
+
+
+def _is_free(path: str) -> bool | None:
+    """Whether no process has a file locked; `None` if there is no such file. Several may look at once."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return flock(file, shared=True)
+    finally:
+        os.close(file)
+
+
+def _is_still(file: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _name(node: NodeId) -> str:
+    return quote(node, safe="")

@@ -1,0 +1,114 @@
+"""Nodes of a SQLite store: joining, leaving, burying, and who is alive."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+
+from perdure._core.ids import Fence, NodeId
+from perdure.store.base import RECORD_VERSION, StreamRecord
+from perdure.store.sqlite import rows
+from perdure.store.sqlite import sql_files as _sql
+from perdure.store.sqlite.locks import Locks
+from perdure.store.sqlite.read_pool import ReaderPool
+from perdure.store.sqlite.steps import Steps
+from perdure.store.sqlite.writer import Writer
+
+_SQL = _sql.queries()
+
+
+def join(
+    steps: Steps, connection: sqlite3.Connection, *, node: NodeId, locks: Locks, offset: float
+) -> tuple[Fence, float]:
+    """The node's fence, and what it adds to its monotonic clock: what those that live do, or else what it says."""
+    found = connection.execute(_SQL["read_clock"]).fetchone()
+    if found is not None and any(locks.lives(other) for other in _joined(connection, but=node)):
+        (offset,) = found
+    else:
+        connection.execute(_SQL["set_clock"], (offset,))
+    connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
+    return steps.next_fence(), offset
+
+
+def leave(_: Steps, connection: sqlite3.Connection, *, node: NodeId) -> None:
+    connection.execute(_SQL["forget_sender"], (node,))
+    connection.execute(_SQL["leave_node"], {"node": node})
+
+
+def bury(_: Steps, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId) -> tuple[list[StreamRecord], bool]:
+    """The streams that it read, and whether it had mail."""
+    read = [rows.stream_record(row) for row in connection.execute(_SQL["streams_read_from"], (node,))]
+    connection.execute(_SQL["drop_readers"], (node,))
+    mail = connection.execute(_SQL["inherit_mail"], (heir, node)).rowcount > 0
+    connection.execute(_SQL["empty_mail"], (node,))
+    connection.execute(_SQL["forget_sender"], (node,))
+    connection.execute(_SQL["drop_node"], (node,))
+    return read, mail
+
+
+class SqliteLiveness:
+    """By locks: free means dead. Nothing has to be repeated to stay alive, and a process that stands still is not dead.
+
+    Its own claims hold as long as it holds its lock, which it does until it leaves or closes.
+    """
+
+    def __init__(
+        self, node: NodeId, *, locks: Locks, writer: Writer, readers: ReaderPool, monotonic: Callable[[], float]
+    ) -> None:
+        self._node = node
+        self._locks = locks
+        self._writer = writer
+        self._readers = readers
+        self._monotonic = monotonic
+        self._facts: bytes | None = None
+        self._alive: dict[NodeId, float] = {}
+
+    @property
+    def holds(self) -> bool:
+        return self._locks.holds(self._node)
+
+    async def beat(self, facts: bytes) -> None:
+        """Written only if there is something new to tell."""
+        if facts == self._facts:
+            return
+        await self._writer.run(lambda _, connection: connection.execute(_SQL["beat"], (facts, self._node)).rowcount)
+        self._facts = facts
+
+    async def dead(self) -> Sequence[NodeId]:
+        """Each stays here, and with this process, until it is buried."""
+        dead, alive = await self._readers.run(self._look)
+        self._locks.lock_again()
+        now = self._monotonic()
+        self._alive = dict.fromkeys(alive, now) | {node: self._alive.get(node, now) for node in dead}
+        return dead
+
+    def hold(self, holding: bool) -> None:
+        """By a second lock, which is freed in this very moment."""
+        self._locks.hold(self._node, holding)
+
+    async def holders(self) -> Sequence[NodeId]:
+        """By a look at the locks: the file is not asked, which may be what fails."""
+        return [node for node in await asyncio.to_thread(self._locks.holders) if node != self._node]
+
+    def ages(self) -> dict[NodeId, float]:
+        now = self._monotonic()
+        return {node: now - seen for node, seen in self._alive.items()} | {self._node: 0.0}
+
+    def _look(self, connection: sqlite3.Connection) -> tuple[list[NodeId], list[NodeId]]:
+        self._writer.look_at_file()
+        joined = _joined(connection, but=self._node)
+        left_behind = [node for node in self._locks.names() if node not in joined and node != self._node]
+        free, alive = self._locks.take([*joined, *left_behind])
+        if not free:
+            return [], alive
+        # Looked at again under the lock: another process may have buried it meanwhile, or it was never there.
+        there = _joined(connection, but=self._node)
+        for node in free:
+            if node not in there:
+                self._locks.bury(node)
+        return [node for node in free if node in there], [node for node in alive if node in there]
+
+
+def _joined(connection: sqlite3.Connection, *, but: NodeId) -> list[NodeId]:
+    return [node for node, *_ in connection.execute(_SQL["all_nodes"]) if node != but]

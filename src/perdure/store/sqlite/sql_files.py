@@ -1,0 +1,67 @@
+"""The SQL files beside this module: the schema, its migrations, and the queries by name."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+_FOLDER = files("perdure.store.sqlite") / "sql"
+_HEADING = re.compile(r"^-- (\w+): (.+)$", re.MULTILINE)
+_MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Migration:
+    """What leads from the version before to this one."""
+
+    version: int
+    statements: tuple[str, ...]
+
+
+@cache
+def queries() -> Mapping[str, str]:
+    """The statements of `queries.sql` by name."""
+    text = _read("queries.sql")
+    headings = list(_HEADING.finditer(text))
+    ends = [heading.start() for heading in headings[1:]] + [len(text)]
+    found = {heading[1]: text[heading.end() : end].strip() for heading, end in zip(headings, ends, strict=True)}
+    return MappingProxyType(found)
+
+
+@cache
+def schema() -> tuple[str, ...]:
+    """The statements that make a new file."""
+    return tuple(_statements(_read("schema.sql")))
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """Every migration, in order. The last one's version is the schema's."""
+    names = sorted(entry.name for entry in (_FOLDER / "migrations").iterdir() if _MIGRATION.fullmatch(entry.name))
+    return tuple(
+        Migration(version=int(name[:4]), statements=tuple(_statements(_read("migrations", name)))) for name in names
+    )
+
+
+def schema_version() -> int:
+    return migrations()[-1].version
+
+
+def _read(*path: str) -> str:
+    return _FOLDER.joinpath(*path).read_text(encoding="utf-8")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Cut a script into statements, so that they can run within one transaction (`executescript` ends it)."""
+    statement = ""
+    for line in script.splitlines():
+        if not line.lstrip().startswith("--"):
+            statement += line + "\n"
+        if statement.strip() and sqlite3.complete_statement(statement):
+            yield statement.strip()
+            statement = ""

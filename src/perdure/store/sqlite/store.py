@@ -1,0 +1,186 @@
+"""The store in one SQLite file, which several processes of one machine may share.
+
+Durable (3) means here: with `sync="normal"`, what `commit` returned survives the death of this process, also by
+`kill -9`; a power cut or a crash of the operating system may take the last moments, but never leaves the file damaged.
+With `sync="full"` it survives those as well, at the price of waiting for the disk with each commit.
+
+Small commits are made in the event loop's own thread (tens of microseconds); what is large, or meets a busy file, goes
+to the one writer thread, which groups. Reading has connections and threads of its own.
+
+Dead (11) means: the operating system has freed the lock that the node held on a file of its own, in the folder
+`<path>-nodes`. Where the system has no such locks, one process has the file for itself. Wake-ups (8) are datagrams to
+sockets in the same folder, with a look at the file now and then as the net.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Self
+
+from perdure._core.chains import Chain
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.retention import Cutoffs
+from perdure.store.base import Listener, Liveness, Refusals, SendMail, SessionRecord, Step, StreamRecord
+from perdure.store.cost import weigh
+from perdure.store.sqlite import nodes
+from perdure.store.sqlite import sql_files as _sql
+from perdure.store.sqlite.file import Sync
+from perdure.store.sqlite.locks import locks_of
+from perdure.store.sqlite.read_pool import ReaderPool
+from perdure.store.sqlite.reads import Reads
+from perdure.store.sqlite.sweep import sweep
+from perdure.store.sqlite.wakeups import Hints
+from perdure.store.sqlite.writer import Writer
+
+_SQL = _sql.queries()
+
+
+class SqliteStore(Reads):
+    """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
+
+    `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
+    in the queues of the threads does not count. `wall`: the time in seconds since 1970, asked when a node joins.
+    """
+
+    shared = True
+    keeps_time = True
+
+    def __init__(
+        self, path: str, *, sync: Sync = "normal", busy_timeout: float = 1.0, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._path = os.path.abspath(path)
+        self._wall = wall
+        self._offset = wall() - time.monotonic()
+        self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout)
+        self._readers = ReaderPool(
+            self._path, busy_timeout=busy_timeout, check=self._writer.check, identity=self._writer.identity
+        )
+        self._locks = locks_of(self._path)
+        self._hints = Hints(self._locks, look=self._writer.look)
+        self._open = False
+        self._turning = asyncio.Lock()
+
+    async def open(self) -> None:
+        async with self._turning:
+            await asyncio.to_thread(self._writer.open)
+            self._readers.open()
+            self._open = True
+
+    async def aclose(self) -> None:
+        """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""
+        async with self._turning:
+            if self._open:
+                self._open = False
+                self._hints.close()
+                self._writer.stop()
+                await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        # The writer after the readers: it moves the log into the file, which they would hold up. The locks at the very
+        # end: as long as anything is written, its node lives (11).
+        self._readers.close()
+        self._writer.join()
+        self._locks.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # Writing
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        """By the writer thread. Cancelling gives up waiting; the steps may be written all the same (5)."""
+        _, size, _ = weigh(steps)
+        refusals = await self._writer.run(lambda apply, _: apply.apply(steps), size=size)
+        self._announce(steps, refusals)
+        return refusals
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        """In this thread, if the steps are few, nothing is queued, nobody else writes, and `sync` is normal."""
+        refusals = self._writer.commit_now(steps)
+        if refusals is not None:
+            self._announce(steps, refusals)
+        return refusals
+
+    def _announce(self, steps: Sequence[Step], refusals: Refusals) -> None:
+        for place, step in enumerate(steps):
+            if type(step) is SendMail and refusals[place] is None:
+                self._hints.hint(step.node, ())
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        return await self._writer.run(lambda apply, _: apply.claim(stream, node=node, held=held))
+
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        return await self._writer.run(lambda apply, _: apply.reattach(session))
+
+    async def put_chain(self, chain: Chain) -> bool:
+        return await self._writer.run(lambda apply, _: apply.put_chain(chain))
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        return await self._writer.run(lambda apply, _: apply.change_chain(seen, chain))
+
+    async def sweep(self, cutoffs: Cutoffs) -> int:
+        """In chunks, so that commits get in between."""
+        return await sweep(self._writer, self._readers, cutoffs)
+
+    async def probe(self, size: int) -> None:
+        """Two commits: what comes and goes within one need not be written at all."""
+        await self._writer.run(lambda _, file: file.execute(_SQL["write_ballast"], (size,)).rowcount, size=size)
+        await self._writer.run(lambda _, file: file.execute(_SQL["empty_mail"], ("",)).rowcount)
+
+    # Wake-ups
+
+    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+        return self._hints.subscribe(node, listener)
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        self._hints.hint(node, streams)
+
+    def stamp(self) -> object:
+        number = self._writer.look()
+        return object() if number is None else (self._writer.life, number)
+
+    # Nodes
+
+    async def join(self, node: NodeId) -> Fence:
+        """The lock first: a row without one is that of a dead node."""
+        joined = self._locks.holds(node)
+        await asyncio.to_thread(self._locks.join, node)
+        offset = self._wall() - time.monotonic()
+        try:
+            fence, self._offset = await self._writer.run(
+                partial(nodes.join, node=node, locks=self._locks, offset=offset)
+            )
+        except BaseException:
+            if not joined:
+                self._locks.leave(node)
+            raise
+        return fence
+
+    def clock(self) -> float:
+        """By the machine's monotonic clock, which all its processes share."""
+        return time.monotonic() + self._offset
+
+    async def leave(self, node: NodeId) -> None:
+        await self._writer.run(partial(nodes.leave, node=node))
+        await asyncio.to_thread(self._locks.leave, node)
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
+        """By its lock; there is no lease that could run out."""
+        return nodes.SqliteLiveness(
+            node, locks=self._locks, writer=self._writer, readers=self._readers, monotonic=monotonic
+        )
+
+    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+        read, mail = await self._writer.run(partial(nodes.bury, node=node, heir=heir))
+        await asyncio.to_thread(self._locks.bury, node)
+        if mail:
+            self._hints.hint(heir, ())
+        return read

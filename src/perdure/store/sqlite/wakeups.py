@@ -1,0 +1,232 @@
+"""Wake-ups between the processes of one SQLite file.
+
+Each node that listens has a Unix datagram socket in the folder of the locks; a hint is one datagram with the ids of
+streams. Datagrams may be lost, and there may be none at all (a system without them, a path that is too long), so there
+is a net: the number that SQLite changes when another process has written is looked at now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from perdure._core.ids import NodeId, StreamId
+from perdure.store.base import Listener
+from perdure.store.sqlite.locks import Locks
+
+POLL = 0.1
+"""Seconds between two looks while datagrams work: a lost one costs that much."""
+
+POLL_ALONE = 0.02
+"""The same where there are no datagrams: 10 ms in the middle, for half a percent of a core."""
+
+QUIET = 0.25
+"""Seconds between two general calls while datagrams work: they make everybody look at everything."""
+
+MAX_DATAGRAM = 8 << 10
+"""Bytes, about 350 ids. Who has more to look at looks at everything."""
+
+MAX_PATH = 100
+"""Bytes in the address of a socket, on every system that has them (104 to 108)."""
+
+AT_ONCE = 64
+"""Datagrams read in one go; systems queue 10 to 512."""
+
+FIRST_PAUSE, LAST_PAUSE = 0.001, 0.064
+"""Seconds before a hint is sent again to a node whose queue is full, doubled each time; after the last it is lost."""
+
+Hinted = set[StreamId] | None
+"""The streams to look at; `None`: all."""
+
+
+@dataclass(slots=True, eq=False)
+class _Ear:
+    """Where a node listens."""
+
+    listeners: list[Listener] = field(default_factory=list)
+    socket: socket.socket | None = None
+
+    def tell(self, hinted: Hinted) -> None:
+        streams = () if hinted is None else tuple(hinted)
+        for listener in list(self.listeners):
+            listener(streams)
+
+
+class Hints:
+    """`look` gives a number that changes when another process has written, or `None` if that cannot be told now."""
+
+    def __init__(self, locks: Locks, *, look: Callable[[], int | None]) -> None:
+        self._locks = locks
+        self._look = look
+        self._ears: dict[NodeId, _Ear] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._seen: int | None = None
+        self._news = False
+        self._told = 0.0
+        self._out: socket.socket | None = None
+        self._outgoing: dict[NodeId, Hinted] = {}
+        self._pause = FIRST_PAUSE
+
+    # Listening
+
+    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+        ear = self._ears.get(node)
+        if ear is None:
+            ear = self._ears[node] = _Ear(socket=self._bind(node))
+            if ear.socket is not None:
+                loop.add_reader(ear.socket.fileno(), self._hear, ear)
+        ear.listeners.append(listener)
+        if self._timer is None:
+            self._seen = self._look()
+            self._timer = loop.call_later(self._interval(), self._tick, loop)
+
+        def stop() -> None:
+            if listener in ear.listeners:
+                ear.listeners.remove(listener)
+                if not ear.listeners:
+                    self._close_ear(node, loop)
+
+        return stop
+
+    def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for node in list(self._ears):
+            self._ears[node].listeners.clear()
+            self._close_ear(node, loop)
+        self._outgoing.clear()
+        if self._out is not None:
+            self._out.close()
+            self._out = None
+
+    def _close_ear(self, node: NodeId, loop: asyncio.AbstractEventLoop) -> None:
+        ear = self._ears.pop(node)
+        if ear.socket is not None:
+            loop.remove_reader(ear.socket.fileno())
+            ear.socket.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(node))
+        if not self._ears and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _bind(self, node: NodeId) -> socket.socket | None:
+        if not hasattr(socket, "AF_UNIX"):
+            return None
+        ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            ear.setblocking(False)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(node))
+            with _reachable(self._path(node)) as address:
+                ear.bind(address)
+        except OSError:
+            ear.close()
+            return None
+        return ear
+
+    def _hear(self, ear: _Ear) -> None:
+        hinted: Hinted = set()
+        for _ in range(AT_ONCE):
+            try:
+                message = ear.socket.recv(MAX_DATAGRAM) if ear.socket is not None else b""
+            except OSError:
+                break
+            hinted = _merged(hinted, _decode(message))
+        if hinted is None or hinted:
+            ear.tell(hinted)
+
+    # The net
+
+    def _interval(self) -> float:
+        return POLL if self._by_datagram() else POLL_ALONE
+
+    def _by_datagram(self) -> bool:
+        return all(ear.socket is not None for ear in self._ears.values())
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(self._interval(), self._tick, loop)
+        number = self._look()
+        if number is not None and number != self._seen:
+            self._seen = number
+            self._news = True
+        if self._news and (not self._by_datagram() or time.monotonic() - self._told >= QUIET):
+            self._news = False
+            self._told = time.monotonic()
+            for ear in list(self._ears.values()):
+                ear.tell(None)
+
+    # Telling
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        """Sent at the end of this turn of the event loop, with all that is added until then."""
+        if not self._outgoing:
+            try:
+                asyncio.get_running_loop().call_soon(self._send_all)
+            except RuntimeError:
+                return  # nobody runs: whoever listens finds out by looking
+        self._outgoing[node] = _merged(self._outgoing.get(node, set()), set(streams) or None)
+
+    def _send_all(self) -> None:
+        waiting = {node: hinted for node, hinted in self._outgoing.items() if not self._send(node, hinted)}
+        self._outgoing = waiting
+        if not waiting:
+            self._pause = FIRST_PAUSE
+        elif self._pause > LAST_PAUSE:
+            self._pause = FIRST_PAUSE
+            self._outgoing = {}
+        else:
+            asyncio.get_running_loop().call_later(self._pause, self._send_all)
+            self._pause *= 2
+
+    def _send(self, node: NodeId, hinted: Hinted) -> bool:
+        """Whether that is done with, for better or worse."""
+        if (ear := self._ears.get(node)) is not None:
+            ear.tell(hinted)
+            return True
+        try:
+            if self._out is None:
+                self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._out.setblocking(False)
+            with _reachable(self._path(node)) as address:
+                self._out.sendto(_encode(hinted), address)
+        except BlockingIOError:
+            return False
+        except (OSError, AttributeError):
+            pass  # it does not listen, or there are no such sockets here
+        return True
+
+    def _path(self, node: NodeId) -> str:
+        return os.path.join(self._locks.folder, self._locks.socket_name(node))
+
+
+@contextlib.contextmanager
+def _reachable(path: str) -> Iterator[str]:
+    """A name for a socket that is short enough: where the path is not, one by way of its folder (Linux)."""
+    if len(os.fsencode(path)) <= MAX_PATH:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
+def _merged(one: Hinted, other: Hinted) -> Hinted:
+    return None if one is None or other is None else one | other
+
+
+def _encode(hinted: Hinted) -> bytes:
+    message = b"\n".join(stream.encode() for stream in hinted or ())
+    return message if len(message) <= MAX_DATAGRAM else b""
+
+
+def _decode(message: bytes) -> Hinted:
+    """What cannot be read is a hint all the same."""
+    return {StreamId(stream) for stream in message.decode(errors="replace").split("\n")} if message else None

@@ -1,0 +1,221 @@
+"""What happened to a request, for tracing: OpenTelemetry spans with stable names.
+
+Only OpenTelemetry's API is needed. Without its SDK a request costs a few microseconds more and an event nothing: no
+span and no attribute belongs to a single event.
+
+A request's span is current while the request is handled, and the runtime gets its messages in that context, so the
+spans that the MCP SDK makes for handlers are its children. Its own parent is the span of whatever instruments the
+application around us, else the one that the request's headers name (`traceparent`, or what the configured propagators
+read).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import Token
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol
+
+from opentelemetry import context as contexts
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract
+from opentelemetry.propagators.textmap import Getter
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, get_current_span, get_tracer
+from opentelemetry.trace import set_span_in_context as within
+
+from perdure._core.printable import printable
+
+if TYPE_CHECKING:
+    from perdure.telemetry.events import Histogram
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""As ASGI gives them: names in lower case."""
+
+REQUESTS: Final = {"POST": "perdure.post", "GET": "perdure.get", "DELETE": "perdure.delete"}
+REPLAY: Final = "perdure.replay"
+LOAD: Final = "perdure.load"
+SETTLE: Final = "perdure.settle"
+
+SESSION: Final = "perdure.session"
+STREAM: Final = "perdure.stream"
+LAST_EVENT_ID: Final = "perdure.last_event_id"
+REPLAYS: Final = "perdure.replay"
+MISSED: Final = "perdure.missed_events"
+OUTCOME: Final = "perdure.outcome"
+ERROR: Final = "error.type"
+STATUS: Final = "http.response.status_code"
+
+_MOST_CHARS = 128
+"""Of a header that a client made up; positions of ours are shorter."""
+
+_tracer = get_tracer("perdure")
+
+
+class TracedStream(Protocol):
+    """The stream of a traced reader."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class TracedReader(Protocol):
+    """A reader of a stream, as far as the span of its request knows it."""
+
+    replay: Replay | None
+
+    @property
+    def stream(self) -> TracedStream: ...
+    @property
+    def cursor(self) -> int: ...
+    @property
+    def live_from(self) -> int: ...
+    @property
+    def failure(self) -> BaseException | None: ...
+
+
+class Request:
+    """The span of one request at the endpoint, from its arrival until its response has ended."""
+
+    __slots__ = ("_reader", "_span", "_token")
+
+    def __init__(self, span: Span, context: Context) -> None:
+        self._span = span
+        self._token: Token[Context] = contexts.attach(within(span, context))
+        self._reader: TracedReader | None = None
+
+    def __enter__(self) -> Request:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        reader = self._reader
+        if reader is not None:
+            if reader.replay is not None:
+                reader.replay.given_up()
+            error = error or reader.failure
+        if isinstance(error, Exception):  # a cancelled request is a client that left, or the end of the process
+            _failed(self._span, error)
+        contexts.detach(self._token)
+        self._span.end()
+
+    def refused(self, name: str, status: int, sentence: str) -> None:
+        """The endpoint said no. The end of a stream that was read to its end is no error."""
+        span = self._span
+        span.set_attributes({ERROR: name, STATUS: status})
+        if name != "nothing_more":
+            span.set_status(Status(StatusCode.ERROR, sentence))
+
+    def reads(self, reader: TracedReader, *, session: str, headers: Headers, resumes: bool, timed: Histogram) -> None:
+        """The response is a stream. What it missed is what was there before its reader came (`resumes`: by GET)."""
+        missed = max(0, reader.live_from - reader.cursor) if resumes else 0
+        stream = reader.stream.id
+        if missed:
+            reader.replay = Replay(session=session, stream=stream, missed=missed, timed=timed)
+        if self._span.is_recording():
+            self._reader = reader
+            self._span.set_attributes(_reading(session, stream, missed))
+            if resumes and (named := next((value for name, value in headers if name == b"last-event-id"), b"")):
+                self._span.set_attribute(LAST_EVENT_ID, _shown(named))
+
+
+class Replay:
+    """From the coming of a reader until it has caught up with what was there at that moment."""
+
+    __slots__ = ("_began", "_span", "_timed")
+
+    def __init__(self, *, session: str, stream: str, missed: int, timed: Histogram) -> None:
+        self._timed = timed
+        self._began = time.perf_counter()
+        self._span = _tracer.start_span(REPLAY, attributes=_reading(session, stream, missed))
+
+    def at(self, cursor: int, *, end: int) -> Replay | None:
+        """The reader has got that far; gives what is left of the replay."""
+        if cursor < end:
+            return self
+        self._timed.observe(time.perf_counter() - self._began)
+        self._span.end()
+        return None
+
+    def given_up(self) -> None:
+        """The reader left, or was ended, before that."""
+        self._span.set_status(Status(StatusCode.ERROR, "the reader left before it had caught up"))
+        self._span.end()
+
+
+class _Untraced(Request):
+    """Nobody traces, and no trace passes through: one for all, so that a stream at rest keeps nothing for it."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self._span = INVALID_SPAN
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _AsgiHeaders(Getter[dict[bytes, bytes]]):
+    def get(self, carrier: dict[bytes, bytes], key: str) -> list[str] | None:
+        value = carrier.get(key.lower().encode())
+        return None if value is None else [value.decode("latin-1")]
+
+    def keys(self, carrier: dict[bytes, bytes]) -> list[str]:
+        return [name.decode("latin-1") for name in carrier]
+
+
+def _by_name(headers: Headers) -> dict[bytes, bytes]:
+    """Lines of one name are one list (RFC 9110, 5.3); of a header that is none, that makes something invalid."""
+    named = dict(headers)
+    if len(named) != len(headers):
+        named = {}
+        for name, value in headers:
+            named[name] = named[name] + b"," + value if name in named else value
+    return named
+
+
+_HEADERS = _AsgiHeaders()
+_UNTRACED = _Untraced()
+
+
+def request(method: str, headers: Headers) -> Request:
+    """Begin the span of a request; use it with `with`, around everything that is done for the request."""
+    current = contexts.get_current()
+    inside = get_current_span(current).get_span_context().is_valid
+    context = current if inside else extract(_by_name(headers), context=current, getter=_HEADERS)
+    kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
+    span = _tracer.start_span(REQUESTS.get(method, "perdure.request"), context=context, kind=kind)
+    if context is current and not span.get_span_context().is_valid:
+        return _UNTRACED
+    return Request(span, context)
+
+
+def tell(**attributes: str) -> None:
+    """Add to the span of the request at hand: `session` (never its whole id), `stream`."""
+    span = get_current_span()
+    if span.is_recording():
+        span.set_attributes({f"perdure.{name}": value for name, value in attributes.items()})
+
+
+def load(session: str) -> AbstractContextManager[Span]:
+    """Around the loading of a session from its record."""
+    return _tracer.start_as_current_span(LOAD, attributes={SESSION: session})
+
+
+def settle(session: str, stream: str, *, outcome: str) -> AbstractContextManager[Span]:
+    """Around the settling of a call. Outcomes: `rerun`, `unknown`, `cancelled`."""
+    return _tracer.start_as_current_span(SETTLE, attributes={SESSION: session, STREAM: stream, OUTCOME: outcome})
+
+
+def _reading(session: str, stream: str, missed: int) -> dict[str, str | int]:
+    return {SESSION: session, STREAM: stream, REPLAYS: "active" if missed else "none", MISSED: missed}
+
+
+def _failed(span: Span, error: Exception) -> None:
+    span.record_exception(error)
+    span.set_attribute(ERROR, type(error).__qualname__)
+    span.set_status(Status(StatusCode.ERROR, str(error)))
+
+
+def _shown(header: bytes) -> str:
+    return printable(header[:_MOST_CHARS].decode("latin-1"))

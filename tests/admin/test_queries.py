@@ -1,0 +1,402 @@
+"""What an operator is shown, as pure functions from records to lines and objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.states import CallState, SessionState
+from perdure.admin.as_json import list_object, show_object
+from perdure.admin.queries import Overview, Picture
+from perdure.admin.summaries import summary
+from perdure.admin.tail import Appended, Opened, Over, Seen, Trimmed
+from perdure.admin.tail_text import tail_line, tail_object
+from perdure.admin.terminal import clean, cut, span, width
+from perdure.admin.text import SEALED_SHOWN, list_lines, show_lines
+from perdure.store.base import (
+    AskRecord,
+    CallRecord,
+    Event,
+    KeptRecord,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+)
+
+NOW = 1_800_000_000.0
+DAY = 86_400
+ID = SessionId("S" * 43)
+NODE, OTHER = NodeId("nodeAAAAxxxxxxxxxxxxxx"), NodeId("nodeBBBBxxxxxxxxxxxxxx")
+STANDALONE, CALL = StreamId("standalonexxxxxxxxxxxx"), StreamId("callxxxxxxxxxxxxxxxxxx")
+
+OVERVIEW = Overview(
+    id=ID,
+    owner="alice",
+    state=SessionState.ACTIVE,
+    version="2025-11-25",
+    created=NOW - 7_300,
+    active=NOW - 12,
+    calls=2,
+    streams=3,
+    home=NODE,
+)
+
+
+def a_stream(stream: StreamId = CALL, *, kind: Kind = Kind.CALL, sealed: bool = False, last: int = 7) -> StreamRecord:
+    return StreamRecord(
+        id=stream,
+        session=ID,
+        kind=kind,
+        node=NodeId("") if sealed else NODE,
+        fence=Fence(1),
+        opened=NOW - 60,
+        generation=2,
+        last=last,
+        sealed=sealed,
+    )
+
+
+def a_call(
+    request: dict[str, object], *, method: str = "tools/call", state: CallState = CallState.RUNNING
+) -> CallRecord:
+    return CallRecord(
+        session=ID,
+        incarnation=1,
+        request_id=3,
+        stream=CALL,
+        method=method,
+        request=json.dumps(request).encode(),
+        principal="alice",
+        attempt=2,
+        state=state,
+    )
+
+
+RECORD = SessionRecord(
+    id=ID,
+    owner="alice",
+    state=SessionState.ACTIVE,
+    version="2025-11-25",
+    client_params=b'{"clientInfo":{"name":"inspector","version":"1.2"}}',
+    result=b'{"serverInfo":{"name":"shop"}}',
+    initialized=True,
+    sticky=(b'{"jsonrpc":"2.0","id":0,"method":"logging/setLevel","params":{"level":"debug"}}',),
+    incarnation=4,
+    standalone=STANDALONE,
+    created=NOW - 7_300,
+    active=NOW - 12,
+)
+PICTURE = Picture(
+    record=RECORD,
+    streams=[a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("old"), sealed=True)],
+    calls=[a_call({"params": {"name": "count"}}), a_call({}, state=CallState.ANSWERED)],
+    asks=[
+        AskRecord(session=ID, id="ask-1", stream=CALL, request=b'{"id":"ask-1","method":"roots/list"}', node=NODE),
+    ],
+    readers={CALL: ReaderRecord(stream=CALL, reader="r", node=OTHER, seq=5)},
+    kept={StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
+    nodes=frozenset({NODE}),
+    resumable=True,
+)
+
+
+# The list
+
+
+def test_a_wide_terminal_has_a_session_in_one_line() -> None:
+    assert list_lines([OVERVIEW], now=NOW, columns=120) == [
+        f"{'SESSION':<43}  OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  HOME",
+        f"{ID}  alice  active  2025-11-25  2h   12s   2      3        nodeAAAA",
+    ]
+
+
+def test_a_narrow_terminal_has_the_whole_id_in_a_line_of_its_own() -> None:
+    assert list_lines([OVERVIEW], now=NOW, columns=80) == [
+        "SESSION",
+        "  OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  HOME",
+        ID,
+        "  alice  active  2025-11-25  2h   12s   2      3        nodeAAAA",
+    ]
+
+
+@pytest.mark.parametrize("columns", [30, 60, 80, 100, 110, 200])
+def test_the_list_fits_the_terminal_whatever_the_owner_is_called(columns: int) -> None:
+    sessions = [
+        dataclasses.replace(OVERVIEW, owner=owner)
+        for owner in ("a" * 300, "日本語" * 20, "", "e\N{COMBINING ACUTE ACCENT}")
+    ]
+    assert max(map(width, list_lines(sessions, now=NOW, columns=columns))) <= columns
+
+
+def test_eighty_columns_have_room_for_all_facts() -> None:
+    session = dataclasses.replace(OVERVIEW, owner="o" * 40, state=SessionState.DORMANT, created=NOW - 999 * DAY)
+    assert not any(line.endswith("…") for line in list_lines([session], now=NOW, columns=80))
+
+
+def test_no_owner_and_no_home_are_dashes() -> None:
+    session = dataclasses.replace(OVERVIEW, owner="", version="", home=NodeId(""))
+    assert list_lines([session], now=NOW, columns=None)[1].split() == [
+        ID,
+        "-",
+        "active",
+        "-",
+        "2h",
+        "12s",
+        "2",
+        "3",
+        "-",
+    ]
+
+
+def test_the_object_of_a_session_in_the_list_has_keys_that_stay() -> None:
+    assert list_object(OVERVIEW) == {
+        "id": ID,
+        "owner": "alice",
+        "state": "active",
+        "version": "2025-11-25",
+        "created": NOW - 7_300,
+        "active": NOW - 12,
+        "calls": 2,
+        "streams": 3,
+        "home": NODE,
+    }
+
+
+# One session
+
+
+def test_everything_about_a_session_is_shown() -> None:
+    """S6"""
+    assert show_lines(PICTURE, now=NOW, columns=80) == [
+        f"session       {ID}",
+        "owner         alice",
+        "state         active",
+        "version       2025-11-25",
+        "incarnation   4",
+        "client        inspector 1.2",
+        "initialized   yes",
+        "created       2027-01-15 05:58:20Z (2h ago)",
+        "last active   2027-01-15 07:59:48Z (12s ago)",
+        f"home          {NODE}",
+        "resume token  yes",
+        'sticky        logging/setLevel {"level":"debug"}',
+        "retained      6 events and 1 answer of 1 sealed stream",
+        "",
+        "running calls: 1",
+        "  REQUEST  STATE    ATTEMPT  NODE      STREAM    METHOD",
+        "  3        running  2        nodeAAAA  callxxxx  tools/call count",
+        "",
+        "open asks: 1",
+        "  ASK    NODE      STREAM    METHOD",
+        "  ask-1  nodeAAAA  callxxxx  roots/list",
+        "",
+        "streams: 3",
+        "  STREAM    KIND        LAST  STATE   AGE  GEN  NODE      READER         KEPT",
+        "  standalo  standalone  7     open    60s  2    nodeAAAA  -              -",
+        "  callxxxx  call        7     open    60s  2    nodeAAAA  nodeBBBB at 5  -",
+        "  old       call        7     sealed  60s  2    -         -              6+1",
+    ]
+
+
+def test_why_a_session_ended_is_shown() -> None:
+    record = dataclasses.replace(
+        RECORD, state=SessionState.ENDED, ended="operator ended", sticky=(), client_params=b"?"
+    )
+    nothing: dict[str, Any] = {"streams": (), "calls": (), "asks": (), "readers": {}, "kept": {}, "nodes": frozenset()}
+    lines = show_lines(Picture(record=record, **nothing, resumable=False), now=NOW, columns=80)
+    assert "resume token  no" in lines
+    assert "state         ended: operator ended" in lines
+    assert "client        -" in lines
+    assert lines[-5:] == ["running calls: none", "", "open asks: none", "", "streams: none"]
+
+
+def test_a_home_that_is_gone_is_told() -> None:
+    lines = show_lines(dataclasses.replace(PICTURE, nodes=frozenset()), now=NOW, columns=80)
+    assert f"home          {NODE} (gone)" in lines
+
+
+def test_of_many_sealed_streams_the_newest_are_shown_and_the_rest_is_counted() -> None:
+    old = [a_stream(StreamId(f"{number:08}"), sealed=True) for number in range(SEALED_SHOWN + 5)]
+    lines = show_lines(dataclasses.replace(PICTURE, streams=[PICTURE.streams[0], *old]), now=NOW, columns=80)
+    chapter = lines[lines.index(f"streams: {SEALED_SHOWN + 6}") + 2 :]
+    assert [line.split()[0] for line in chapter[:3]] == ["standalo", "00000024", "00000023"]
+    assert chapter[-1] == "  … and 5 older ones that are sealed; --json has them all"
+
+
+def test_the_object_of_a_session_has_everything() -> None:
+    """S6"""
+    seen = show_object(PICTURE)
+    assert seen["client"] == {"clientInfo": {"name": "inspector", "version": "1.2"}}
+    assert seen["sticky"][0]["method"] == "logging/setLevel"
+    assert [(call["name"], call["state"], call["node"]) for call in seen["calls"]] == [
+        ("count", "running", NODE),
+        (None, "answered", NODE),
+    ]
+    assert seen["asks"][0]["request"] == {"id": "ask-1", "method": "roots/list"}
+    assert seen["streams"][1] == {
+        "id": CALL,
+        "kind": "call",
+        "last": 7,
+        "sealed": False,
+        "generation": 2,
+        "opened": NOW - 60,
+        "node": NODE,
+        "reader": {"node": OTHER, "seq": 5},
+        "events": None,
+        "answers": None,
+    }
+    assert (seen["home"], seen["ended"], seen["streams"][2]["events"]) == (NODE, None, 6)
+    assert seen["resume_token"] is True
+    assert json.loads(json.dumps(seen)) == seen
+
+
+# What is followed
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (
+            {"method": "notifications/progress", "params": {"progressToken": 3, "progress": 2, "total": 10}},
+            "notifications/progress 2/10 (token 3)",
+        ),
+        (
+            {"method": "notifications/progress", "params": {"progressToken": "a", "progress": 0.5, "message": "half"}},
+            'notifications/progress 0.5 half (token "a")',
+        ),
+        (
+            {"method": "notifications/message", "params": {"level": "info", "data": "é"}},
+            'notifications/message {"level":"info","data":"é"}',
+        ),
+        ({"method": "notifications/tools/list_changed"}, "notifications/tools/list_changed"),
+        ({"id": "ask-1", "method": "roots/list", "params": {"_meta": {"a": 1}}}, 'ask "ask-1" roots/list'),
+        ({"id": 3, "result": {"content": []}}, 'answer 3: {"content":[]}'),
+        ({"id": 3, "error": {"code": -31001, "message": "interrupted"}}, "error 3: interrupted (-31001)"),
+        ({"id": 3, "error": "odd"}, '{"id": 3, "error": "odd"}'),
+    ],
+)
+def test_a_message_is_told_in_few_words(message: dict[str, object], line: str) -> None:
+    assert summary(json.dumps(message).encode()) == line
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff\xfe", b"[1]", b"7", b"not json"])
+def test_what_is_no_message_is_shown_as_it_is(payload: bytes) -> None:
+    assert summary(payload) == payload.decode(errors="replace")
+
+
+def test_each_thing_that_is_seen_is_a_line() -> None:
+    stream = a_stream()
+    event = Event(12, NOW + 0.25, b'{"id":3,"result":{}}', True)
+    seen: list[Seen] = [
+        Opened(stream=stream, calls=[a_call({"params": {"name": "count"}})]),
+        Trimmed(stream=stream, first=1, last=10),
+        Trimmed(stream=stream, first=11, last=11),
+        Appended(stream=stream, event=event),
+        Opened(stream=a_stream(STANDALONE, kind=Kind.STANDALONE), calls=()),
+        Over(session=ID, reason="client deleted"),
+    ]
+    assert [tail_line(thing, columns=90) for thing in seen] == [
+        "07:59:00.000  call        callxxxx          opened: tools/call count (request 3)",
+        "              call        callxxxx          gap: 1 to 10 are no longer there",
+        "              call        callxxxx          gap: 11 is no longer there",
+        "08:00:00.250  call        callxxxx  12      answer 3: {}",
+        "07:59:00.000  standalone  standalo          opened",
+        f"session {ID} has ended: client deleted",
+    ]
+
+
+def test_each_thing_that_is_seen_is_an_object() -> None:
+    stream = a_stream()
+    of_stream = {"stream": CALL, "kind": "call"}
+    payload = b'{"id":3,"result":{"text":"\xc2\x9b31m"}}'
+    assert [
+        tail_object(Opened(stream=stream, calls=[a_call({"params": {"name": "count"}})])),
+        tail_object(Trimmed(stream=stream, first=1, last=10)),
+        tail_object(Appended(stream=stream, event=Event(12, NOW, payload, True))),
+        tail_object(Appended(stream=stream, event=Event(13, NOW, b"odd", False))),
+        tail_object(Over(session=ID, reason="client deleted")),
+    ] == [
+        {
+            "what": "opened",
+            "time": NOW - 60,
+            **of_stream,
+            "calls": [{"request_id": 3, "method": "tools/call", "name": "count"}],
+        },
+        {"what": "gap", **of_stream, "first": 1, "last": 10},
+        {"what": "event", "time": NOW, **of_stream, "seq": 12, "final": True, "message": json.loads(payload)},
+        {"what": "event", "time": NOW, **of_stream, "seq": 13, "final": False, "message": "odd"},
+        {"what": "ended", "session": ID, "reason": "client deleted"},
+    ]
+
+
+@pytest.mark.parametrize("columns", [1, 20, 44, 80])
+def test_a_line_ends_at_the_edge_of_the_terminal(columns: int) -> None:
+    payload = json.dumps({"id": 3, "result": {"text": "日本語" * 100}}, ensure_ascii=False).encode()
+    line = tail_line(Appended(stream=a_stream(), event=Event(1, NOW, payload)), columns=columns)
+    assert columns - 1 <= width(line) <= columns
+    assert line.endswith("…")
+
+
+# What a peer wrote does no harm
+
+
+NASTY = "\x1b[2J\x9b31m\r\n\N{RIGHT-TO-LEFT OVERRIDE}\ud800"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda: list_lines([dataclasses.replace(OVERVIEW, owner=NASTY)], now=NOW, columns=80),
+        lambda: show_lines(
+            dataclasses.replace(
+                PICTURE,
+                record=dataclasses.replace(
+                    RECORD, owner=NASTY, client_params=json.dumps({"clientInfo": {"name": NASTY}}).encode()
+                ),
+                calls=[a_call({"params": {"name": NASTY}})],
+                asks=[AskRecord(session=ID, id=NASTY, stream=CALL, request=b'{"method":"\xc2\x9b"}', node=NODE)],
+            ),
+            now=NOW,
+            columns=80,
+        ),
+        lambda: [
+            tail_line(
+                Appended(stream=a_stream(), event=Event(1, NOW, json.dumps({"id": 1, "method": NASTY}).encode())),
+                columns=80,
+            )
+        ],
+    ],
+    ids=["list", "show", "tail"],
+)
+def test_nothing_that_a_peer_wrote_reaches_the_terminal_as_a_command(lines: Callable[[], list[str]]) -> None:
+    shown = lines()
+    assert all(line.isprintable() for line in shown)
+    assert any("\N{REPLACEMENT CHARACTER}" in line for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (119.9, "119s"),
+        (120, "2m"),
+        (7_199, "119m"),
+        (7_200, "2h"),
+        (172_800, "2d"),
+        (1e9, "11574d"),
+    ],
+)
+def test_a_span_is_said_in_one_unit(seconds: float, said: str) -> None:
+    assert span(seconds) == said
+
+
+def test_text_is_cut_where_it_does_not_fit() -> None:
+    assert [cut("abcdef", columns) for columns in (None, 6, 5, 1, 0)] == ["abcdef", "abcdef", "abcd…", "…", ""]
+    assert cut("日本語", 4) == "日…"
+    assert clean("ok\n") == "ok\N{REPLACEMENT CHARACTER}"

@@ -1,0 +1,604 @@
+"""The operator's commands on a real SQLite file, each in a process of its own, while another one writes the file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.states import CallState, SessionState
+from perdure.admin.queries import PAGE, find
+from perdure.errors import Misuse, StoreError
+from perdure.store import SqliteStore, existing_store
+from perdure.store.base import (
+    Append,
+    AskRecord,
+    CallEnd,
+    CallRecord,
+    EndSession,
+    Event,
+    OpenAsk,
+    OpenStream,
+    PutReader,
+    PutSession,
+    ReaderRecord,
+    SessionRecord,
+    Step,
+    StreamRecord,
+    Trim,
+)
+from tests.cli.test_process import exchange, hello, open_session, port_of
+from tests.cli.test_process import start as serve
+from tests.support.starting import Program
+from tests.support.starting import start as start_module
+
+__all__ = ["hello"]
+
+pytestmark = pytest.mark.anyio
+
+SECONDS = 60
+NODE = NodeId("nodeAAAAxxxxxxxxxxxxxx")
+
+
+def an_id(begin: str) -> SessionId:
+    return SessionId(begin.ljust(43, "x"))
+
+
+ID = an_id("first-session")
+STANDALONE, CALL = StreamId("standalonexxxxxxxxxxxx"), StreamId("callxxxxxxxxxxxxxxxxxx")
+
+
+def a_session(session: SessionId = ID, *, active: float = 1_800_000_000.0, **more: Any) -> SessionRecord:
+    record = SessionRecord(
+        id=session,
+        owner="",
+        state=SessionState.ACTIVE,
+        version="2025-11-25",
+        client_params=b'{"clientInfo":{"name":"inspector","version":"1.2"}}',
+        result=b"{}",
+        initialized=True,
+        sticky=(),
+        incarnation=1,
+        standalone=STANDALONE,
+        created=active - 60,
+        active=active,
+    )
+    return replace(record, **more)
+
+
+@dataclass(kw_only=True)
+class Server:
+    """What a server does with its store."""
+
+    store: SqliteStore
+    fence: Fence
+    folder: Path
+
+    async def commit(self, *steps: Step) -> None:
+        refusals = await self.store.commit(steps)
+        assert not any(refusals), refusals
+
+    async def open_stream(self, stream: StreamId = CALL, *, kind: Kind = Kind.CALL, call: int | None = None) -> None:
+        record = StreamRecord(
+            id=stream, session=ID, kind=kind, node=NODE, fence=self.fence, opened=1_800_000_000.0 + (call or 0)
+        )
+        request = b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"count"}}' % (call or 0)
+        row = CallRecord(
+            session=ID,
+            incarnation=1,
+            request_id=call or 0,
+            stream=stream,
+            method="tools/call",
+            request=request,
+            principal="",
+        )
+        await self.commit(OpenStream(record=record, calls=() if call is None else (row,)))
+
+    async def tell(self, seq: int, *, stream: StreamId = CALL) -> None:
+        """Append a progress notification."""
+        message = {"method": "notifications/progress", "params": {"progressToken": 3, "progress": seq}}
+        event = Event(seq, 1_800_000_010.0 + seq, json.dumps(message).encode())
+        await self.commit(Append(stream=stream, fence=self.fence, events=(event,)))
+
+    async def answer(self, seq: int, *, call: int, stream: StreamId = CALL) -> None:
+        event = Event(seq, 1_800_000_020.0 + seq, b'{"id":%d,"result":{"content":[]}}' % call, True)
+        end = CallEnd(incarnation=1, request_id=call, state=CallState.ANSWERED)
+        await self.commit(Append(stream=stream, fence=self.fence, events=(event,), ends=(end,), seal=True))
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    """A store with one session, open in this process."""
+    async with SqliteStore(str(tmp_path / "perdure.db")) as store:
+        fence = await store.join(NODE)
+        server = Server(store=store, fence=fence, folder=tmp_path)
+        await server.commit(PutSession(record=a_session()))
+        await server.open_stream(STANDALONE, kind=Kind.STANDALONE)
+        yield server
+
+
+async def start(folder: Path, *arguments: str, **variables: str) -> Program:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "COLUMNS"))}
+    return await start_module("perdure", *arguments, cwd=folder, env={**clean, **variables})
+
+
+async def ended(process: Program) -> tuple[int | None, str, str]:
+    said, errors = await asyncio.wait_for(process.communicate(), SECONDS)
+    return process.returncode, said.decode(), errors.decode()
+
+
+async def lines(folder: Path, *arguments: str, **variables: str) -> list[str]:
+    """What a command says that does what it is asked for."""
+    status, said, errors = await ended(await start(folder, *arguments, **variables))
+    assert (status, errors) == (0, "")
+    return said.splitlines()
+
+
+async def objects(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in await lines(folder, *arguments, "--json")]
+
+
+async def refusal(folder: Path, *arguments: str) -> str:
+    """The one sentence of a command that cannot."""
+    status, said, errors = await ended(await start(folder, *arguments))
+    assert (status, said) == (2, "")
+    assert errors.startswith("perdure: ")
+    assert errors.count("\n") == 1, errors
+    return errors.removeprefix("perdure: ").rstrip()
+
+
+def names(folder: Path) -> list[str]:
+    """Of all files below, also those by which nodes are known."""
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# The list
+
+
+async def test_sessions_are_listed_the_last_active_one_first(server: Server) -> None:
+    await server.open_stream(CALL, call=3)
+    late = a_session(an_id("late-session"), active=1_800_000_500.0, owner="alice", state=SessionState.DORMANT)
+    await server.commit(PutSession(record=late))
+    first, second = await objects(server.folder, "sessions")
+    assert first == {
+        "id": late.id,
+        "owner": "alice",
+        "state": "dormant",
+        "version": "2025-11-25",
+        "created": late.created,
+        "active": late.active,
+        "calls": 0,
+        "streams": 0,
+        "home": None,
+    }
+    assert (second["id"], second["calls"], second["streams"], second["home"]) == (ID, 1, 2, NODE)
+    table = await lines(server.folder, "sessions")
+    assert [line.split()[0] for line in table] == ["SESSION", late.id, ID]
+    narrow = await lines(server.folder, "sessions", COLUMNS="80")
+    assert [line for line in narrow if not line.startswith(" ")] == ["SESSION", late.id, ID]
+    assert max(map(len, narrow)) <= 80
+
+
+async def test_sessions_are_chosen_by_state_and_owner(server: Server) -> None:
+    for number, state in enumerate(SessionState):
+        record = a_session(an_id(state.value), owner="alice" if number % 2 else "bob", state=state)
+        await server.commit(PutSession(record=record))
+
+    async def chosen(*options: str) -> set[str]:
+        return {session["id"].rstrip("x") for session in await objects(server.folder, "sessions", *options)}
+
+    assert await chosen("--owner", "bob") == {"opening", "dormant"}
+    assert await chosen("--owner", "alice", "--state", "ended") == {"ended"}
+    assert await lines(server.folder, "sessions", "--owner", "nobody") == ["no sessions"]
+
+
+async def test_more_sessions_than_are_read_at_a_time_are_all_listed(server: Server) -> None:
+    many = [a_session(an_id(f"many-{n}"), active=float(n)) for n in range(2 * PAGE)]
+    await server.commit(*(PutSession(record=record) for record in many))
+    listed = [session["id"] for session in await objects(server.folder, "sessions")]
+    assert listed == [ID, *(record.id for record in reversed(many))]
+
+
+# One session
+
+
+async def test_everything_about_a_session_is_shown(server: Server) -> None:
+    """S6"""
+    await server.open_stream(CALL, call=3)
+    await server.tell(1)
+    other = StreamId("otherxxxxxxxxxxxxxxxxx")
+    await server.open_stream(other, call=4)
+    await server.answer(1, call=4, stream=other)
+    request = b'{"id":"ask-1","method":"roots/list"}'
+    await server.commit(
+        OpenAsk(record=AskRecord(session=ID, id="ask-1", stream=CALL, request=request, node=NODE)),
+        PutReader(record=ReaderRecord(stream=CALL, reader="r", node=NODE, seq=1)),
+    )
+    shown = await lines(server.folder, "sessions", "show", ID[:8])
+    assert {
+        f"session       {ID}",
+        "client        inspector 1.2",
+        f"home          {NODE}",
+        "retained      0 events and 1 answer of 1 sealed stream",
+        "  3        running  1        nodeAAAA  callxxxx  tools/call count",
+        "  ask-1  nodeAAAA  callxxxx  roots/list",
+    } <= set(shown)
+    [whole] = await objects(server.folder, "sessions", "show", ID)
+    assert [(call["request_id"], call["state"]) for call in whole["calls"]] == [(3, "running"), (4, "answered")]
+    assert [(s["id"], s["last"], s["sealed"], s["answers"]) for s in whole["streams"]] == [
+        (STANDALONE, 0, False, None),
+        (CALL, 1, False, None),
+        (other, 1, True, 1),
+    ]
+    assert whole["streams"][1]["reader"] == {"node": NODE, "seq": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("first", "'first' is too short for a session; give at least 8 characters of its id"),
+        ("first-se", "several sessions begin with 'first-se'; give more of the id"),
+        ("first-xx", "no session 'first-xx' in the store"),
+        ("zzzzzzzz", "no session 'zzzzzzzz' in the store"),
+        (f"{ID}x", f"no session '{ID}x' in the store"),
+    ],
+)
+async def test_a_session_is_named_clearly_or_not_at_all(server: Server, name: str, sentence: str) -> None:
+    await server.commit(PutSession(record=a_session(an_id("first-season"))))
+    with pytest.raises(Misuse) as refused:
+        await find(server.store, name)
+    assert str(refused.value) == sentence
+    assert (await find(server.store, "first-ses")).id == ID
+
+
+@pytest.mark.parametrize("command", [("sessions", "show"), ("sessions", "end"), ("tail",)])
+async def test_a_session_that_is_not_there_is_refused(server: Server, command: tuple[str, ...]) -> None:
+    assert await refusal(server.folder, *command, "zzzzzzzz") == "no session 'zzzzzzzz' in the store"
+
+
+@pytest.mark.parametrize("begin", ["-h-a-session", "--store", "-xsession"])
+async def test_an_id_may_begin_with_a_dash(server: Server, begin: str) -> None:
+    record = a_session(an_id(begin))
+    await server.commit(PutSession(record=record))
+    [by_id] = await objects(server.folder, "sessions", "show", record.id, "--store", "sqlite:perdure.db")
+    assert by_id["id"] == record.id
+    by_prefix = await lines(server.folder, "sessions", "show", "--store", "sqlite:perdure.db", "--", record.id[:9])
+    assert by_prefix[0] == f"session       {record.id}"
+    if not begin.startswith("--"):
+        [bare] = await objects(server.folder, "sessions", "show", record.id[:9])
+        assert bare["id"] == record.id
+
+
+# The end
+
+
+async def test_an_operator_ends_a_session_and_every_node_is_told(server: Server) -> None:
+    other = NodeId("nodeBBBBxxxxxxxxxxxxxx")
+    await server.store.join(other)
+    await server.open_stream(CALL, call=3)
+    assert await lines(server.folder, "sessions", "end", ID[:8]) == [f"session {ID} has ended: operator ended"]
+    record = await server.store.session(ID)
+    assert record is not None
+    assert (record.state, record.ended) == (SessionState.ENDED, "operator ended")
+    assert list(await server.store.streams(ID)) == []
+    for node in (NODE, other):
+        [mail] = await server.store.mail(node)
+        assert json.loads(mail.message) == {"kind": "ended", "session": ID, "reason": "operator ended"}
+    assert {node.id for node in await server.store.nodes()} == {NODE, other}
+    again = await refusal(server.folder, "sessions", "end", ID[:8])
+    assert again == f"session {ID} has ended already: operator ended"
+
+
+async def test_a_session_that_is_opening_is_not_ended(server: Server) -> None:
+    record = a_session(an_id("opening-"), state=SessionState.OPENING, version="")
+    await server.commit(PutSession(record=record))
+    sentence = f"session {record.id} is opening; it can be ended once its handshake is done"
+    assert await refusal(server.folder, "sessions", "end", record.id) == sentence
+    assert await server.store.session(record.id) == record
+
+
+async def test_a_server_lets_go_of_a_session_that_an_operator_ended(hello: Path) -> None:
+    process = serve(hello, "--log-level", "error")
+    try:
+        port = port_of(process)
+        session = open_session(port)
+        header = f"mcp-session-id: {session}\r\nconnection: close\r\n"
+        with exchange(port, "GET", more=header) as stream:
+            assert stream.recv(65_536).startswith(b"HTTP/1.1 200 OK")
+            assert await lines(hello, "sessions", "end", session) == [f"session {session} has ended: operator ended"]
+            while await asyncio.to_thread(stream.recv, 65_536):
+                pass  # The server closes it.
+        with exchange(port, "GET", more=header) as refused:
+            answer = b"".join(iter(lambda: refused.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 404")
+        assert b"operator ended" in answer
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_the_sessions_of_a_token_s_principal_are_found_by_its_name(hello: Path) -> None:
+    tokens = hello / "tokens"
+    tokens.write_text("alice:0123456789abcdef\nbob:fedcba9876543210\n")
+    tokens.chmod(0o600)
+    process = serve(hello, "--tokens", "tokens", "--log-level", "error")
+    try:
+        port = port_of(process)
+        session = open_session(port, "authorization: Bearer 0123456789abcdef\r\n")
+        open_session(port, "authorization: Bearer fedcba9876543210\r\n")
+        assert [found["id"] for found in await objects(hello, "sessions", "--owner", "alice")] == [session]
+        head, line = await lines(hello, "sessions", "--owner", "alice")
+        assert (head.split()[:2], line.split()[:2]) == (["SESSION", "OWNER"], [session, "alice"])
+        assert "owner         alice" in await lines(hello, "sessions", "show", session)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# The store
+
+
+#: One that only reads, and the one that writes: they open the store in different ways.
+COMMANDS = [("sessions",), ("sessions", "end", ID)]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ("sessions", "show", ID), ("tail", ID)])
+async def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, command: tuple[str, ...]) -> None:
+    assert await refusal(tmp_path, *command) == f"there is no SQLite file {tmp_path / 'perdure.db'}"
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_store_in_memory_is_its_servers_own(tmp_path: Path, command: tuple[str, ...]) -> None:
+    sentence = "store is 'memory:'; that one lives in its server's memory only, and nobody else can read it"
+    assert await refusal(tmp_path, *command, "--store", "memory:") == sentence
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("version", "release"), [(1, "an older"), (9_999, "a newer")])
+async def test_a_file_of_another_version_is_left_as_it_is(
+    tmp_path: Path, command: tuple[str, ...], version: int, release: str
+) -> None:
+    path = tmp_path / "perdure.db"
+    async with SqliteStore(str(path)):
+        pass
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+    before = path.read_bytes()
+    assert f"has version {version}, written by {release} release" in await refusal(tmp_path, *command)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("letter.db", "cannot be opened: file is not a database"),
+        ("empty.db", "is no store of Perdure's"),
+        ("other.db", "is no store of Perdure's"),
+        (".", "cannot be opened"),
+    ],
+)
+async def test_what_is_no_store_is_refused(tmp_path: Path, name: str, sentence: str, writes: bool) -> None:
+    (tmp_path / "letter.db").write_text("Dear reader, this is a letter and no database. " * 100)
+    (tmp_path / "empty.db").touch()
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as database:
+        database.execute("CREATE TABLE t (a)")
+    before = files(tmp_path)
+    with pytest.raises(StoreError, match=sentence):
+        await existing_store(f"sqlite:{tmp_path / name}", writes=writes).open()
+    assert files(tmp_path) == before
+
+
+async def test_what_only_reads_cannot_write(server: Server) -> None:
+    async with existing_store(f"sqlite:{server.folder / 'perdure.db'}", writes=False) as view:
+        with pytest.raises(StoreError):
+            await view.commit([EndSession(session=ID, time=0, reason="client deleted")])
+        assert await view.session(ID) == a_session()
+
+
+async def test_the_store_is_named_by_option_or_environment(server: Server) -> None:
+    server.folder.joinpath("elsewhere").mkdir()
+    store = f"sqlite:{server.folder / 'perdure.db'}"
+    elsewhere = server.folder / "elsewhere"
+    for arguments, variables in [
+        (("sessions", "--store", store, "show", ID), {}),
+        (("sessions", "show", ID), {"PERDURE_STORE": store}),
+        (("sessions", "show", ID, "--store", store), {"PERDURE_STORE": "memory:"}),
+    ]:
+        assert any(ID in line for line in await lines(elsewhere, *arguments, **variables))
+
+
+async def test_a_name_with_signs_of_an_address_is_a_name(tmp_path: Path) -> None:
+    async with SqliteStore(str(tmp_path / "100%#.db")):
+        pass
+    assert await lines(tmp_path, "sessions", "--store", "sqlite:100%#.db") == ["no sessions"]
+
+
+async def test_readers_and_a_writer_are_not_in_each_others_way(server: Server) -> None:
+    """The lock that a writer holds is not waited for, and nobody joins."""
+    before = names(server.folder)
+    with contextlib.closing(sqlite3.connect(server.folder / "perdure.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert [session["id"] for session in await objects(server.folder, "sessions")] == [ID]
+        writer.execute("ROLLBACK")
+    assert names(server.folder) == before
+    assert [node.id for node in await server.store.nodes()] == [NODE]
+
+
+async def test_no_server_needs_to_run(tmp_path: Path) -> None:
+    async with SqliteStore(str(tmp_path / "perdure.db")) as store:
+        await store.commit([PutSession(record=a_session())])
+    before = files(tmp_path)
+    assert [session["id"] for session in await objects(tmp_path, "sessions")] == [ID]
+    assert files(tmp_path) == before
+    assert await lines(tmp_path, "sessions", "end", ID) == [f"session {ID} has ended: operator ended"]
+
+
+# Following
+
+
+@contextlib.asynccontextmanager
+async def tailed(server: Server, *options: str, **variables: str) -> AsyncIterator[Program]:
+    process = await start(server.folder, "tail", ID, *options, **variables)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def next_line(process: Program) -> str:
+    assert process.stdout is not None
+    return (await asyncio.wait_for(process.stdout.readline(), SECONDS)).decode().rstrip("\n")
+
+
+async def test_events_are_shown_as_they_are_appended_and_new_streams_appear(server: Server) -> None:
+    await server.open_stream(CALL, call=3)
+    await server.tell(1)
+    async with tailed(server, "--from-start") as tail:
+        assert [await next_line(tail) for _ in range(3)] == [
+            "08:00:00.000  standalone  standalo          opened",
+            "08:00:03.000  call        callxxxx          opened: tools/call count (request 3)",
+            "08:00:11.000  call        callxxxx  1       notifications/progress 1 (token 3)",
+        ]
+        await server.tell(2)
+        assert await next_line(tail) == "08:00:12.000  call        callxxxx  2       notifications/progress 2 (token 3)"
+        await server.tell(1, stream=STANDALONE)
+        assert (await next_line(tail)).split()[1:4] == ["standalone", "standalo", "1"]
+        await server.answer(3, call=3)
+        assert await next_line(tail) == '08:00:23.000  call        callxxxx  3       answer 3: {"content":[]}'
+        new = StreamId("newxxxxxxxxxxxxxxxxxxx")
+        await server.open_stream(new, call=4)
+        assert (
+            await next_line(tail) == "08:00:04.000  call        newxxxxx          opened: tools/call count (request 4)"
+        )
+        await server.tell(1, stream=new)
+        assert (await next_line(tail)).split()[1:4] == ["call", "newxxxxx", "1"]
+        await server.commit(EndSession(session=ID, time=0, reason="client deleted"))
+        assert await next_line(tail) == f"session {ID} has ended: client deleted"
+        assert await ended(tail) == (0, "", "")
+
+
+async def test_without_being_asked_only_what_comes_next_is_shown(server: Server) -> None:
+    await server.open_stream(CALL, call=3)
+    await server.tell(1)
+    async with tailed(server, "--json") as tail:
+        following = asyncio.create_task(next_line(tail))
+        seq = 1
+        # It says nothing when it begins to follow: go on until something is seen.
+        while not following.done():
+            seq += 1
+            await server.tell(seq)
+            await asyncio.wait([following], timeout=0.05)
+        seen = json.loads(await following)
+        assert (seen["what"], seen["stream"], seen["kind"], seen["final"]) == ("event", CALL, "call", False)
+        assert 1 < seen["seq"] <= seq
+        assert seen["message"] == {
+            "method": "notifications/progress",
+            "params": {"progressToken": 3, "progress": seen["seq"]},
+        }
+
+
+async def test_several_streams_are_told_in_the_order_of_time(server: Server) -> None:
+    streams = [StreamId(f"{name * 8}xxxxxxxxxxxxxx") for name in "abc"]
+    for number, stream in enumerate(streams):
+        await server.open_stream(stream, call=number)
+    for seq in range(1, 101):
+        for stream in streams:
+            await server.tell(seq, stream=stream)
+    async with tailed(server, "--from-start", "--json") as tail:
+        seen = [json.loads(await next_line(tail)) for _ in range(304)]
+    events = [thing for thing in seen if thing["what"] == "event"]
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+    for stream in streams:
+        assert [event["seq"] for event in events if event["stream"] == stream] == list(range(1, 101))
+
+
+async def test_what_was_trimmed_is_a_gap(server: Server) -> None:
+    """Promise 4: loss is told."""
+    await server.open_stream(CALL, call=3)
+    for seq in range(1, 11):
+        await server.tell(seq)
+    await server.commit(Trim(stream=CALL, through=9))
+    async with tailed(server, "--from-start", "--stream", "callxxxx") as tail:
+        shown = [await next_line(tail) for _ in range(3)]
+        assert [line.split(maxsplit=2)[2].split() for line in shown[1:2]] == [
+            ["gap:", "1", "to", "9", "are", "no", "longer", "there"]
+        ]
+        assert shown[2].split()[3:5] == ["10", "notifications/progress"]
+
+
+async def test_a_stream_whose_events_are_all_trimmed_is_a_gap(server: Server) -> None:
+    await server.open_stream(CALL, call=3)
+    await server.tell(1)
+    await server.commit(Trim(stream=CALL, through=1))
+    async with tailed(server, "--from-start", "--stream", CALL, "--json") as tail:
+        await next_line(tail)
+        assert json.loads(await next_line(tail)) == {
+            "what": "gap",
+            "stream": CALL,
+            "kind": "call",
+            "first": 1,
+            "last": 1,
+        }
+
+
+async def test_one_stream_is_followed_alone(server: Server) -> None:
+    dashed = StreamId("-xxxxxxxxxxxxxxxxxxxxx")
+    await server.open_stream(dashed, call=3)
+    await server.tell(1, stream=STANDALONE)
+    await server.tell(1, stream=dashed)
+    async with tailed(server, "--from-start", "--stream", dashed, "--json") as tail:
+        seen = [json.loads(await next_line(tail)) for _ in range(2)]
+    assert [(thing["what"], thing["stream"]) for thing in seen] == [("opened", dashed), ("event", dashed)]
+    assert await refusal(server.folder, "tail", ID, "--stream", "none") == f"session {ID} has no stream 'none'"
+
+
+async def test_lines_end_at_the_edge_of_the_terminal(server: Server) -> None:
+    await server.tell(1, stream=STANDALONE)
+    async with tailed(server, "--from-start", COLUMNS="60") as tail:
+        await next_line(tail)
+        assert await next_line(tail) == "08:00:11.000  standalone  standalo  1       notifications/p…"
+
+
+async def test_control_c_ends_it_quietly(server: Server) -> None:
+    async with tailed(server, "--from-start") as tail:
+        await next_line(tail)
+        tail.send_signal(signal.SIGINT)
+        status, said, errors = await ended(tail)
+        assert (status, said, errors.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize("more", [True, False])
+async def test_a_closed_pipe_ends_it_quietly(server: Server, more: bool) -> None:
+    """As with `| head`: at once, whether there is more to say or not."""
+    for seq in range(1, 1_001 if more else 2):
+        await server.tell(seq, stream=STANDALONE)
+    command = f"{sys.executable} -m perdure tail {ID} --from-start --json; echo status $? >&2"
+    process = await asyncio.create_subprocess_shell(
+        f"({command}) | head -n 1", cwd=server.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    status, said, errors = await ended(process)
+    assert (status, said.count("\n"), errors) == (0, 1, "status 0\n")
+
+
+async def test_a_session_that_has_ended_is_not_followed_for_long(server: Server) -> None:
+    await server.commit(EndSession(session=ID, time=0, reason="replay window passed"))
+    assert await lines(server.folder, "tail", ID) == [f"session {ID} has ended: replay window passed"]

@@ -1,0 +1,192 @@
+"""Reading through a node what another one writes: whole and in order (promise 2), whoever dies or loses a hint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
+from perdure.cluster.peers import Neighbours
+from perdure.errors import StoreUnavailable
+from perdure.log.hub import Hub
+from perdure.log.journal import Journal
+from perdure.log.read_marks import ReadMarks
+from perdure.settings import Settings
+from perdure.store import MemoryStore, SqliteStore
+from perdure.store.base import PutReader, ReaderRecord
+from perdure.telemetry.events import Counters, PeerLog
+from tests.cluster.conftest import Pair, Start
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.ghost import Ghost, Library, life_of, neighbours_of
+from tests.support.serving import TOOLBOX, serving
+from tests.support.site import serve, until
+from tests.support.wire import Web, notices_of, progress_of, text_of
+
+pytestmark = pytest.mark.anyio
+
+READERS = 20
+EVENTS = 1_000
+
+
+class Forgetful(SqliteStore):
+    """Loses half of the hints that are to be sent."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.lost = 0
+        self._dice = random.Random(1)
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        if self._dice.random() < 0.5:
+            self.lost += 1
+        else:
+            super().hint(node, streams)
+
+
+async def test_lost_hints_cost_time_and_nothing_else(tmp_path: Path) -> None:
+    """Each of many readers sees each event once, in order; back-pressure comes and goes by hints as well."""
+    path = str(tmp_path / "log.db")
+    stores = [Forgetful(path), Forgetful(path)]
+    shop = Library()
+    async with AsyncExitStack() as stack:
+        a = await stack.enter_async_context(serve(shop.server, store=stores[0]))
+        b = await stack.enter_async_context(serve(Library().server, store=stores[1]))
+        await until(lambda: a.app.other_nodes() and b.app.other_nodes())
+        peer = await a.join()
+        wires = [await peer.call("flood", n=EVENTS, size=1, gate="g", token=n) for n in range(READERS)]
+        first = [await wire.messages(1) for wire in wires]
+        readers = [await peer.through(b).get(wire.last_id) for wire in wires]
+        shop.open("g")
+        rest = await asyncio.gather(*(reader.rest() for reader in readers))
+        for messages in (one + more for one, more in zip(first, rest, strict=True)):
+            assert progress_of(messages) == list(range(1, EVENTS + 1))
+            assert text_of(messages[-1]) == f"flooded {EVENTS}"
+        assert all(store.lost for store in stores)
+
+
+async def test_what_is_read_elsewhere_is_forgotten_when_it_is_over(pair: Pair) -> None:
+    """Promise 6: nothing of a call stays in memory, on either side."""
+    at_a, at_b = await pair.join()
+    for _ in range(3):
+        wire = await at_a.call("count", n=2, gate="g", pauses=[1], token=1)
+        await wire.message()
+        reader = await at_b.get(wire.last_id)
+        pair.a.shop.open("g/1")
+        await reader.rest()
+    for node in (pair.a, pair.b):
+        neighbours = neighbours_of(node.site)
+        neighbours._hinted(())
+        await until(lambda it=neighbours: not it._lent and not it._followed and not it._tasks)  # type: ignore[misc]
+
+
+async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_path: Path) -> None:
+    """Slow readers: one that is gone makes no call wait."""
+    pair = await start(max_stream_events=50)
+    at_a, _ = await pair.join()
+    wire = await at_a.call("flood", n=500, size=1, gate="g", token=1)
+    await wire.message()
+    position = parse_position(wire.last_id)
+    assert position is not None
+    ghost = await Ghost.on(tmp_path / "log.db")
+    row = ReaderRecord(stream=position.stream, reader=f"{ghost.node}.1", node=ghost.node, seq=1)
+    await ghost.store.commit([PutReader(record=row)])
+    session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
+    assert session is not None
+    await neighbours_of(pair.a.site).look_who_reads(session.streams[position.stream])
+    assert await wire.rest() == []  # overtaken
+    pair.a.shop.open("g")
+    await until(lambda: pair.a.shop.sent >= 50)
+    assert pair.a.shop.sent < 500
+    await ghost.die()
+    await until(lambda: pair.a.shop.seen == ["flooded"])
+
+
+async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(tmp_path: Path) -> None:
+    """Two processes, kill -9: results and unknown outcomes come within two seconds, without another request; the
+    session's notices go on at the one that lives."""
+    options = ("--store", f"sqlite:{tmp_path / 'log.db'}")
+    async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as living:
+        first, second = Web(doomed.url), Web(living.url)
+        peer = await first.join()
+        again = await peer.call("count", n=4, gate="g", pauses=[2], token=1)
+        never = await peer.call("gate", name="never", id=8)
+        seen = await again.messages(2)
+        await never.event()
+        there = peer.through(second)
+        assert await there.result("open_gate", name="g/2") == "opened g/2"
+        reader, waiting, standalone = await there.get(again.last_id), await there.get(never.last_id), await there.get()
+        await doomed.kill()
+        async with asyncio.timeout(2):
+            seen += await reader.rest()
+            [unknown] = await waiting.rest()
+        assert progress_of(seen) == [1, 2, 3, 4]
+        assert text_of(seen[-1]) == "counted to 4"
+        assert (unknown["id"], unknown["error"]["code"]) == (8, -31001)
+        assert await there.result("announce", n=2) == "announced 2"
+        assert notices_of(await standalone.messages(2)) == [1, 2]
+        await first.aclose()
+        await second.aclose()
+
+
+async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    options = ("--store", f"sqlite:{path}")
+    async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as one, serving(TOOLBOX, *options):
+        first, second = Web(doomed.url), Web(one.url)
+        peer = await first.join()
+        wires = [await peer.call("gate", name="never") for _ in range(20)]
+        wires += [await peer.call("count", n=1, gate="g", pauses=[1], token=n) for n in range(20)]
+        for wire in wires:
+            await wire.event()
+        streams = [position.stream for wire in wires if (position := parse_position(wire.last_id))]
+        await doomed.kill()
+        store = SqliteStore(str(path))
+        async with store:
+
+            async def ended() -> bool:
+                return all(record.sealed or record.generation == 2 for record in await store.ends(streams))
+
+            await until(ended)
+            await until(lambda: _count_finals(store, streams[:20]))
+        await first.aclose()
+        await second.aclose()
+
+
+async def _count_finals(store: SqliteStore, streams: Sequence[StreamId]) -> bool:
+    """Each has its one answer."""
+    finals = [[event for event in await store.read(s, after=0, limit=100) if event.final] for s in streams]
+    assert all(len(events) <= 1 for events in finals)
+    return all(len(events) == 1 for events in finals)
+
+
+async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
+    """Each of its sessions looks for a home (H1); that a node is dead does not change any more."""
+    store = FaultyStore(MemoryStore())
+    await store.join(NodeId("here"))
+    await store.join(NodeId("left"))
+    await store.leave(NodeId("left"))
+    settings, counters = Settings(), Counters()
+    journal = Journal(store, settings, counters)
+    peers, marks = PeerLog(), ReadMarks(journal)
+    hub = Hub(settings, counters, peers, marks, clock=time.time, monotonic=time.monotonic, random=os.urandom)
+    neighbours = Neighbours(
+        node=NodeId("here"),
+        store=store,
+        journal=journal,
+        hub=hub,
+        liveness=store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic),
+        lag=100,
+    )
+    assert await neighbours.is_dead(NodeId("left"))
+    store.reads = Fault.RAISES
+    assert await neighbours.is_dead(NodeId("left"))
+    with pytest.raises(StoreUnavailable):
+        await neighbours.is_dead(NodeId("unknown"))
+    await neighbours.aclose()

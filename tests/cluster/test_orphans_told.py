@@ -1,0 +1,173 @@
+"""A client is told of the calls that it lost, in whatever process they ran and whether or not that lives (R5)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from perdure._core.ids import SessionId
+from perdure._core.orphan import METHOD
+from perdure.sessions import orphans
+from tests.cluster.conftest import Node, Pair, Start
+from tests.support.cluster import Cluster, cluster
+from tests.support.crashbox import open_gate
+from tests.support.site import until
+from tests.support.wire import Message, Peer, Web, Wire, progress_of, text_of
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN, CANCELLED = -31001, -32800
+
+
+@pytest.fixture(autouse=True)
+def little_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "SLACK", 0.8)
+
+
+@pytest.fixture
+async def pair(start: Start) -> Pair:
+    """Two nodes whose clients are asked to come back soon: so they are not waited for long."""
+    return await start(retry=0.1)
+
+
+def told(message: Message) -> tuple[str, str]:
+    """The call of which a client is told, and how it is."""
+    assert message["method"] == METHOD, message
+    return message["params"]["call"], message["params"]["state"]
+
+
+async def lose(node: Node, wire: Wire, peer: Peer) -> None:
+    await wire.drop()
+    await until(lambda: _lost(node, peer))
+
+
+async def _lost(node: Node, peer: Peer) -> bool:
+    return len(await node.site.store.unread(SessionId(peer.session))) == 1
+
+
+async def test_a_call_on_another_node_than_the_clients_is_told_and_cancelled(pair: Pair) -> None:
+    """R5, A32: it runs in B; the client begins anew at A, hears of it there, and cancels it there."""
+    at_a, at_b = await pair.join()
+    call = await at_b.call("count", id=7, n=3, gate="g", pauses=[1, 2, 3], token=1)
+    await call.message()
+    await lose(pair.b, call, at_a)
+    standalone = await (again := await at_a.reattach()).get()
+    running = await standalone.message()
+    assert told(running) == ("1:7", "running")
+    pair.b.shop.open("g/1")
+    assert progress_of([await standalone.message()]) == [2]
+    await again.cancel("1:7")
+    ended = await standalone.message()
+    assert told(ended) == ("1:7", "ended")
+    [answer] = await (await again.get(ended["params"]["position"])).rest()
+    assert answer["error"]["code"] == CANCELLED
+
+
+async def test_a_client_that_kept_one_position_gets_what_a_call_on_another_node_says(pair: Pair) -> None:
+    """R5: no handshake; the standalone stream is resumed at A, the call runs in B."""
+    at_a, at_b = await pair.join()
+    before = await at_a.get()
+    start = await before.event()
+    call = await at_b.call("count", id=7, n=3, gate="g", pauses=[1, 2, 3], token=1)
+    await call.message()
+    await before.drop()
+    await lose(pair.b, call, at_a)
+    standalone = await at_a.get(start.id)
+    assert told(await standalone.message()) == ("1:7", "running")
+    for number in (1, 2):
+        pair.b.shop.open(f"g/{number}")
+    assert progress_of(await standalone.messages(2)) == [2, 3]
+    pair.b.shop.open("g/3")
+    assert told(await standalone.message()) == ("1:7", "ended")
+
+
+async def test_a_call_that_ended_at_another_node_is_told_once(pair: Pair) -> None:
+    """R5: B wrote it and tells of it, when A has given the client the time to resume it."""
+    at_a, at_b = await pair.join()
+    call = await at_b.call("count", id=7, n=1, gate="g", pauses=[1], token=1)
+    await call.message()
+    await lose(pair.b, call, at_a)
+    pair.b.shop.open("g/1")
+    await until(lambda: pair.b.shop.seen)
+    standalone = await at_a.get()
+    ended = await standalone.message()
+    assert told(ended) == ("1:7", "ended")
+    assert not await pair.a.site.store.unread(SessionId(at_a.session))
+    [answer] = await (await at_a.get(ended["params"]["position"])).rest()
+    assert text_of(answer) == "counted to 1"
+
+
+# Over a crash
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path / "log.db", "--retry", "0.1") as servers:
+        yield servers
+
+
+async def begin(servers: Cluster, tool: str, gate: Path) -> tuple[Web, Peer, str]:
+    """A call whose client has seen one number, when its process is killed; where the standalone stream had got to."""
+    web = Web(servers.server.url)
+    peer = await web.join()
+    standalone = await peer.get()
+    start = await standalone.event()
+    call = await peer.call(tool, id=7, n=3, gate=str(gate), pauses=[1], token=1)
+    assert progress_of([await call.message()]) == [1]
+    await servers.server.kill()
+    for wire in (standalone, call):
+        await wire.drop()
+    await servers.start()
+    return web, peer, start.id
+
+
+async def test_a_call_that_was_settled_is_told_as_ended(servers: Cluster, tmp_path: Path) -> None:
+    """R5, promises 3 and 4: killed with its process, it may not run again; its client begins anew at the next one."""
+    web, peer, _ = await begin(servers, "pay", tmp_path / "gate")
+    after = Web(servers.server.url)
+    again = await peer.reattach(after)
+    ended = await (await again.get()).message()
+    assert told(ended) == ("1:7", "ended")
+    rest = await (await again.get(ended["params"]["position"])).rest()
+    assert rest[-1]["error"]["code"] == UNKNOWN
+    await web.aclose()
+    await after.aclose()
+
+
+async def test_a_call_that_runs_again_is_told_to_a_client_that_kept_one_position(
+    servers: Cluster, tmp_path: Path
+) -> None:
+    """R5: a GET with the position of the standalone stream is all that the client sends; the rest comes there."""
+    gate = tmp_path / "gate"
+    web, peer, start = await begin(servers, "count", gate)
+    after = Web(servers.server.url)
+    standalone = await peer.through(after).get(start)
+    assert told(await standalone.message()) == ("1:7", "running")
+    open_gate(f"{gate}.1")
+    assert progress_of(await standalone.messages(2)) == [2, 3]
+    assert told(await standalone.message()) == ("1:7", "ended")
+    await web.aclose()
+    await after.aclose()
+
+
+async def test_a_call_that_ended_unread_before_a_restart_is_told(servers: Cluster, tmp_path: Path) -> None:
+    """R5: that no reader came to its end is in the store."""
+    gate = tmp_path / "gate"
+    web = Web(servers.server.url)
+    peer = await web.join()
+    call = await peer.call("count", id=7, n=2, gate=str(gate), pauses=[1], token=1)
+    await call.message()
+    await call.drop()
+    await until(lambda: servers.rows("SELECT unread FROM stream WHERE unread = 1") == [(1,)])
+    open_gate(f"{gate}.1")
+    await until(lambda: servers.rows("SELECT sealed FROM stream WHERE unread = 1") == [(1,)])
+    await servers.server.kill()
+    await servers.start()
+    after = Web(servers.server.url)
+    ended = await (await peer.through(after).get()).message()
+    assert told(ended) == ("1:7", "ended")
+    assert (ended["params"]["from"], ended["params"]["to"]) == (2, 3)
+    await web.aclose()
+    await after.aclose()

@@ -1,0 +1,634 @@
+"""The calls of a node that died get their final answer, from one that lives (promise 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id, new_stream_id, parse_position
+from perdure._core.states import CallState
+from perdure.errors import StoreError
+from perdure.serve.token_file import FileTokens
+from perdure.store import SqliteStore
+from perdure.store.base import (
+    Append,
+    CallRecord,
+    Event,
+    Forward,
+    OpenStream,
+    PutCall,
+    PutSession,
+    Refusals,
+    SendMail,
+    Step,
+    StreamRecord,
+)
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
+from tests.support.site import Site, serve, until
+from tests.support.wire import Message, Peer, progress_of, text_of
+
+pytestmark = pytest.mark.anyio
+
+UNKNOWN = -31001
+CANCELLED = -32800
+TOKENS = {"ann": "ann-0123456789abcdef", "bob": "bob-0123456789abcdef"}
+
+
+@dataclass(kw_only=True)
+class House:
+    """A living node on a file, and ghosts beside it."""
+
+    path: Path
+    stack: AsyncExitStack
+
+    async def node(self, *, store: Any = None, **options: Any) -> tuple[Site, Library]:
+        shop = Library()
+        store = store or SqliteStore(str(self.path))
+        return await self.stack.enter_async_context(serve(shop.server, store=store, **options)), shop
+
+    async def ghost(self) -> Ghost:
+        return await Ghost.on(self.path)
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        yield House(path=tmp_path / "log.db", stack=stack)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> FileTokens:
+    path = tmp_path / "tokens"
+    path.write_text("".join(f"{who}:{token}\n" for who, token in TOKENS.items()))
+    path.chmod(0o600)
+    return FileTokens.read(path)
+
+
+async def read(peer: Peer, left: Left, seq: int | None = None) -> list[Message]:
+    return await (await peer.get(left.position(seq))).rest()
+
+
+async def finals(site: Site, left: Left) -> list[Message]:
+    """The final answers that the log has."""
+    events = await site.store.read(left.stream, after=0, limit=1_000)
+    return [json.loads(event.payload) for event in events if event.final]
+
+
+def assert_unknown(answer: Message, *, method: str = "tools/call", name: str | None = None) -> None:
+    error = answer["error"]
+    assert (error["code"], error["data"]["outcome"], error["data"]["method"]) == (UNKNOWN, "unknown", method)
+    assert "died" in error["data"]["reason"]
+    assert error["data"].get("name") == name
+
+
+async def test_a_tool_that_says_nothing_of_itself_is_answered_with_an_unknown_outcome(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("wait", gate="g"))
+    reader = await peer.get(left.position())
+    await ghost.die()
+    assert_unknown((await reader.rest())[-1], name="wait")
+    assert shop.seen == []
+    assert len(await finals(site, left)) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("ping", None), ("tools/list", {}), ("resources/list", {}), ("prompts/list", {}), ("logging/setLevel", None)],
+)
+async def test_what_the_specification_makes_a_read_runs_again(
+    house: House, method: str, params: Message | None
+) -> None:
+    """Also sticky requests: whatever the server says to them is the answer."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    params = {"level": "info"} if method == "logging/setLevel" else params
+    left = await ghost.take(peer.session, peer.request(method, params, id=5))
+    await ghost.die()
+    await until(lambda: site.app.counters.calls_rerun == 1)
+    (answer,) = await read(peer, left)
+    assert answer["id"] == 5
+    assert answer.get("error", {}).get("code") != UNKNOWN
+
+
+async def test_a_second_run_says_no_log_message_twice(house: House) -> None:
+    """What the first run said and the second says again is dropped, each message once: the second tick is new."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    said = [logged_by_call("begin"), logged_by_call("tick")]
+    left = await ghost.take(peer.session, peer.tool("recite", lines=["begin", "tick", "tick", "end"]), said=said)
+    reader = await peer.get(left.position(0))
+    await ghost.die()
+    *messages, answer = await reader.rest()
+    assert text_of(answer) == "recited"
+    assert [message["params"]["data"] for message in messages] == ["begin", "tick", "tick", "end"]
+
+
+async def test_log_messages_of_several_calls_on_one_stream_are_all_said_again(house: House) -> None:
+    """It is not known which of the calls has said them: twice is better than not at all."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(version="2025-03-26"), await house.ghost()
+    calls = [peer.tool("recite", id=number, lines=[f"line {number}"]) for number in (1, 2)]
+    left = await ghost.take(peer.session, *calls, said=[logged_by_call("line 1")])
+    reader = await peer.get(left.position(0))
+    await ghost.die()
+    messages = [message for message in await reader.rest() if "method" in message]
+    assert sorted(message["params"]["data"] for message in messages) == ["line 1", "line 1", "line 2"]
+
+
+async def test_a_read_only_tool_runs_again_into_the_same_stream(house: House) -> None:
+    """A33: progress that was sent is not sent again; the generation is raised (Generations)."""
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    said = [progress_of_call("t", number) for number in (1, 2, 3)]
+    left = await ghost.take(peer.session, peer.tool("look_up", n=5, token="t"), said=said)
+    reader = await peer.get(left.position(1))
+    await ghost.die()
+    messages = await reader.rest()
+    assert progress_of(messages) == [2, 3, 4, 5]
+    assert text_of(messages[-1]) == "looked up 5"
+    assert shop.seen == ["looking up"]
+    positions = [position for event in reader.seen if event.data and (position := parse_position(event.id))]
+    assert [position.seq for position in positions] == [2, 3, 4, 5, 6]
+    assert [position.generation for position in positions][-3:] == [2, 2, 2]
+    [row] = await site.store.calls_on(left.stream)
+    assert (row.attempt, row.state) == (2, CallState.ANSWERED)
+
+
+async def test_an_idempotent_tool_runs_again(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("put", key="k"))
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert text_of((await read(peer, left))[-1]) == "put k"
+    assert shop.seen == ["put k"]
+
+
+async def test_what_died_twice_does_not_run_a_third_time(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("put", key="k"), attempt=2)
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert_unknown((await read(peer, left))[-1], name="put")
+    assert shop.seen == []
+
+
+async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> None:
+    site, shop = await house.node()
+    peer, ghost = await site.join("2025-03-26"), await house.ghost()
+    batch = [peer.tool("wait", id=1, gate="g"), peer.tool("put", id=2, key="k"), peer.request("ping", id=3)]
+    left = await ghost.take(peer.session, *batch, said=[progress_of_call(1, 1)])
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    answers = {answer["id"]: answer for answer in await read(peer, left)}
+    assert_unknown(answers[1], name="wait")
+    assert text_of(answers[2]) == "put k"
+    assert answers[3]["result"] == {}
+    assert sorted(answer["id"] for answer in await finals(site, left)) == [1, 2, 3]
+    record = await site.store.stream(left.stream)
+    assert record is not None
+    assert record.sealed
+    assert shop.seen == ["put k"]
+
+
+async def test_an_ask_is_withdrawn_before_its_call_is_settled(house: House) -> None:
+    """Asks: nobody waits for that answer any more. The client hears so first."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    asks = [f"ask-{ghost.node}-{number}" for number in (1, 2)]
+    again = await ghost.take(peer.session, peer.tool("put", key="k"), asked=asks[:1])
+    never = await ghost.take(peer.session, peer.tool("wait", gate="g"), asked=asks[1:])
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    for left, ask in zip((again, never), asks, strict=True):
+        messages = await read(peer, left)
+        assert [m.get("method", "answer") for m in messages] == ["notifications/cancelled", "answer"]
+        assert messages[0]["params"]["requestId"] == ask
+    assert await site.store.asks(SessionId(peer.session)) == []
+
+
+async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: House) -> None:
+    """A cancelled call is not run again."""
+    site, shop = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("put", id=9, key="k"))
+    await until(lambda: site.app.other_nodes() == [ghost.node])
+    assert (await peer.cancel(9)).status_code == 202
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
+    assert shop.seen == []
+
+
+async def test_whoever_starts_next_settles_what_was_left_where_nobody_lives(house: House) -> None:
+    async with serve(Library().server, store=SqliteStore(str(house.path))) as first:
+        peer = await first.join()
+        ghost = await house.ghost()
+        left = await ghost.take(peer.session, peer.tool("put", key="k"))
+    await ghost.die()
+    site, shop = await house.node()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert text_of((await read(peer.through(site), left))[-1]) == "put k"
+    assert shop.seen == ["put k"]
+
+
+async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
+    """Promise 3: of several who claim, one succeeds; the log has one answer for each call."""
+    (one, shop), (other, other_shop) = await house.node(), await house.node()
+    peer, ghost = await one.join(), await house.ghost()
+    lefts = [await ghost.take(peer.session, peer.tool("put", key=str(number))) for number in range(30)]
+    lefts += [await ghost.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
+    await ghost.die()
+    # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
+    await asyncio.gather(*(life_of(site).settler.settle(ghost.node) for site in (one, other)))
+
+    async def all_sealed() -> bool:
+        return all(record.sealed for record in await one.store.ends([left.stream for left in lefts]))
+
+    await until(all_sealed)
+    for left in lefts:
+        assert len(await finals(one, left)) == 1
+    assert sorted(shop.seen + other_shop.seen) == sorted(f"put {number}" for number in range(30))
+
+
+# With authentication
+
+
+async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(house: House, tokens: FileTokens) -> None:
+    """On whichever node the principal reaches; what may not run again is answered at once."""
+    (one, shop), (other, other_shop) = await house.node(auth=tokens), await house.node(auth=tokens)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    waits = await ghost.take(peer.session, peer.tool("who"))
+    never = await ghost.take(peer.session, peer.tool("wait", gate="g"))
+    await ghost.die()
+
+    async def is_waiting() -> bool:
+        [row] = await one.store.calls_on(waits.stream)
+        return row.state is CallState.WAITING
+
+    async def is_answered() -> object:
+        return await finals(one, never)
+
+    await until(is_waiting)
+    await until(is_answered)
+    assert shop.seen + other_shop.seen == []
+    messages = await read(peer.through(other), waits)
+    assert text_of(messages[-1]) == f"Bearer {TOKENS['ann']}"
+    assert other_shop.seen == ["who"]
+    assert shop.seen == []
+
+
+class SlowLedger(SqliteStore):
+    """Reads a session's calls, and keeps them for a while when a test says so."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.tells = asyncio.Event()
+        self.tells.set()
+        self.has_read = asyncio.Event()
+
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        found = await super().calls(session)
+        self.has_read.set()
+        await self.tells.wait()
+        return found
+
+
+async def test_a_call_that_another_node_has_begun_to_run_is_not_taken_from_it(house: House, tokens: FileTokens) -> None:
+    """Both nodes get the principal's requests. The second has seen the call wait, and looks again before it claims."""
+    slow = SlowLedger(str(house.path))
+    one, shop = await house.node(auth=tokens)
+    other, other_shop = await house.node(store=slow, auth=tokens, store_timeout=60.0)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    at_other = peer.through(other)
+    assert (await at_other.send(peer.request("ping"))).status_code == 200  # both hold the session
+    left = await ghost.take(peer.session, peer.tool("look_up", n=2, gate="g"))
+    await ghost.die()
+    for site in (one, other):
+        held = life_of(site).sessions.held(SessionId(peer.session))
+        assert held is not None
+        await until(partial(getattr, held, "waits"))
+    slow.has_read.clear()
+    slow.tells.clear()
+    asked = asyncio.create_task(at_other.send(peer.request("ping")))
+    await slow.has_read.wait()
+    resumed = await peer.get(left.position())
+    await until(lambda: shop.seen == ["looking up", "waiting at g"])
+    slow.tells.set()
+    assert (await asked).status_code == 200
+    shop.open("g")
+    assert text_of((await resumed.rest())[-1]) == "looked up 2"
+    assert other_shop.seen == []
+
+
+async def test_a_client_that_was_back_first_is_asked_to_come_again(house: House, tokens: FileTokens) -> None:
+    """It resumed before its call was settled: nothing waits for ever (promise 3)."""
+    (one, _), (other, _) = await house.node(auth=tokens), await house.node(auth=tokens)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    lefts = [await ghost.take(peer.session, peer.tool("who")) for _ in range(2)]
+    readers = [await peer.get(lefts[0].position()), await peer.through(other).get(lefts[1].position())]
+    await ghost.die()
+    for reader in readers:
+        assert await reader.rest() == []  # ended, with a hint when to come back
+        assert b"retry:" in reader.raw
+    for left in lefts:
+        assert text_of((await read(peer, left))[-1]) == f"Bearer {TOKENS['ann']}"
+
+
+async def test_a_call_that_waits_may_be_cancelled(house: House, tokens: FileTokens) -> None:
+    site, shop = await house.node(auth=tokens)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who", id=3))
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert (await peer.cancel(3)).status_code == 202
+    assert [answer["error"]["code"] for answer in await read(peer, left)] == [CANCELLED]
+    assert shop.seen == []
+
+
+async def test_a_principal_that_does_not_come_back_is_waited_for_in_vain(house: House, tokens: FileTokens) -> None:
+    site, shop = await house.node(auth=tokens, session_grace=0.5)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"))
+    await ghost.die()
+
+    async def is_answered() -> object:
+        return await finals(site, left)
+
+    await until(is_answered)
+    assert_unknown((await finals(site, left))[0], name="who")
+    assert shop.seen == []
+
+
+async def test_a_call_waits_on_where_the_node_that_had_it_wait_dies(house: House, tokens: FileTokens) -> None:
+    site, shop = await house.node(auth=tokens)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"), state=CallState.WAITING)
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert await finals(site, left) == []
+    assert text_of((await read(peer, left))[-1]) == f"Bearer {TOKENS['ann']}"
+    assert shop.seen == ["who"]
+
+
+async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house: House, tokens: FileTokens) -> None:
+    """Promise 3: that node may have answered it, and hold the answer."""
+    (one, _), (other, shop) = await house.node(auth=tokens), await house.node(auth=tokens)
+    peer, ghost = await one.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"), state=CallState.WAITING)
+    alive = ghost.store.liveness(ghost.node, lease=15.0, monotonic=time.monotonic)
+    alive.hold(True)
+    twin = peer.through(other)
+    refused = await twin.try_get(left.position())
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"]["message"].startswith("Another process of this server holds")
+    record = await other.store.stream(left.stream)
+    assert record is not None
+    assert (record.node, record.generation) == (ghost.node, 1)
+    alive.hold(False)
+
+    async def is_served() -> bool:
+        await alive.dead()  # a round, as each node makes them
+        return (await twin.try_get(left.position())).status_code == 200
+
+    await until(is_served)
+    assert shop.seen == ["who"]
+    await ghost.die()
+
+
+async def test_nobody_else_wakes_a_call_that_waits(house: House, tokens: FileTokens) -> None:
+    """Promise 5: another principal, and nobody, get the answer of a session that does not exist."""
+    site, shop = await house.node(auth=tokens)
+    peer, ghost = await site.join(token=TOKENS["ann"]), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("who"))
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    thief = peer.through(site)
+    thief.token = TOKENS["bob"]
+    assert (await thief.try_get(left.position())).status_code == 404
+    assert shop.seen == []
+
+
+# A store in trouble
+
+
+class Tripping(FaultyStore):
+    """Fails once at a chosen call, in the middle of settling."""
+
+    def __init__(self, inner: Any, at: str, fault: Fault) -> None:
+        super().__init__(inner)
+        self.tripped = False
+        self.armed = False
+        method = getattr(self, at)
+
+        async def trip(*args: Any, **kwargs: Any) -> Any:
+            if self.armed and not self.tripped:
+                self.tripped = True
+                if fault is Fault.LATE:  # done, and nobody is told
+                    await method(*args, **kwargs)
+                    raise TimeoutError
+                raise ZeroDivisionError
+            return await method(*args, **kwargs)
+
+        setattr(self, at, trip)
+
+
+@pytest.mark.parametrize(
+    ("at", "fault"),
+    [
+        ("written_by", Fault.BREAKS),
+        ("session", Fault.BREAKS),
+        ("claim", Fault.BREAKS),
+        ("claim", Fault.LATE),
+        ("calls_on", Fault.BREAKS),
+        ("asks", Fault.BREAKS),
+        ("bury", Fault.BREAKS),
+        ("bury", Fault.LATE),
+        ("mail", Fault.BREAKS),
+        ("nodes", Fault.BREAKS),
+    ],
+)
+async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fault: Fault) -> None:
+    """Each call gets its one answer, whichever step of settling failed, also if it was done and nobody was told."""
+    store = Tripping(SqliteStore(str(house.path)), at, fault)
+    site, shop = await house.node(store=store)
+    peer, ghost = await site.join("2025-03-26"), await house.ghost()
+    batch = [peer.tool("put", id=1, key="a"), peer.tool("wait", id=2, gate="g"), peer.tool("put", id=3, key="b")]
+    lefts = [await ghost.take(peer.session, *batch), await ghost.take(peer.session, peer.tool("put", key="c"))]
+    store.armed = True
+    await ghost.die()
+
+    async def is_over() -> bool:
+        return all(record.sealed for record in await site.store.ends([left.stream for left in lefts]))
+
+    await until(is_over)
+    assert store.tripped
+    assert [len(await finals(site, left)) for left in lefts] == [3, 1]
+    assert sorted(shop.seen) == ["put a", "put b", "put c"]
+
+    async def is_buried() -> bool:
+        return len(await site.store.nodes()) == 1
+
+    await until(is_buried)
+
+
+async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: House) -> None:
+    """A message that makes its reader fail, a newer release's and one that is no message at all."""
+    site, _ = await house.node(complaint="mail could not be dealt with")
+    other, _ = await house.node(complaint="mail could not be dealt with")
+    peer = await site.join()
+    await until(lambda: other.app.other_nodes())
+    [node] = other.app.other_nodes()
+    bad = [b"no json", b'{"kind":"of a newer release"}', b'{"kind":"reading","session":1,"stream":[]}']
+    await other.store.commit([SendMail(node=NodeId(node), message=message) for message in bad])
+    standalone = await peer.get()
+    assert await peer.through(other).result("announce", n=1) == "announced 1"
+    assert (await standalone.message())["params"]["uri"] == "notice://1"
+
+
+async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(house: House) -> None:
+    """Once each: it waits under the stream, for whichever node is the session's home by then."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    record = await site.store.session(SessionId(peer.session))
+    assert record is not None
+    standalone = await site.store.stream(record.standalone)
+    assert standalone is not None
+    assert await ghost.store.claim(standalone.id, node=ghost.node, held=standalone.fence) is not None
+    notices = [f"notice://{number}" for number in (1, 2)]
+    payloads = tuple(
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}}).encode()
+        for uri in notices
+    )
+    forward = Forward(stream=standalone.id, node=NodeId("gone"), sender="f", first=1, payloads=payloads)
+    assert not any(await ghost.store.commit([forward] * 2))  # a commit that was repeated
+    reader = await peer.get()
+    await ghost.die()
+    assert [message["params"]["uri"] for message in await reader.messages(2)] == notices
+    await until(lambda: site.app.counters.nodes_settled)
+    assert await peer.result("announce", n=1, start=3) == "announced 1"
+    assert (await reader.message())["params"]["uri"] == "notice://3"
+    record_now = await site.store.stream(record.standalone)
+    assert record_now is not None
+    assert record_now.last == 3
+
+
+async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_the_way(house: House) -> None:
+    """More than one commit's worth; whoever is served meanwhile hardly notices."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    streams = await _homes(ghost, SessionId(peer.session), 1_200)
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled)
+    assert {record.node for record in await site.store.ends(streams)} == {""}
+
+
+async def _homes(ghost: Ghost, pattern: SessionId, count: int) -> list[StreamId]:
+    """Sessions whose home is the ghost."""
+    record = await ghost.store.session(pattern)
+    assert record is not None
+    steps: list[Step] = []
+    streams = []
+    for _ in range(count):
+        session, stream = new_session_id(secrets.token_bytes), new_stream_id(secrets.token_bytes)
+        steps.append(PutSession(record=replace(record, id=session, standalone=stream)))
+        standalone = StreamRecord(
+            id=stream, session=session, kind=Kind.STANDALONE, node=ghost.node, fence=ghost.fence, opened=record.created
+        )
+        steps.append(OpenStream(record=standalone))
+        streams.append(stream)
+    for start in range(0, len(steps), 500):
+        assert not any(await ghost.store.commit(steps[start : start + 500]))
+    return streams
+
+
+# What cannot be dealt with
+
+
+@pytest.mark.parametrize("sent", [2**63, 2**64 + 1, 10**400, 1e300, float("inf"), -(10**400), float("nan"), True])
+async def test_no_progress_that_a_tool_reported_keeps_its_call_from_running_again(house: House, sent: float) -> None:
+    """Promise 3, A33: SQLite's integers end at 2**63, and a dead node's tool may have counted further."""
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("look_up", n=2, token="t"), said=[progress_of_call("t", sent)])
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled == 1)
+    messages = await read(peer, left)
+    assert text_of(messages[-1]) == "looked up 2"
+    assert progress_of(messages) == ([] if sent > 2 else [1, 2])
+
+
+async def test_progress_too_long_to_be_read_is_passed_over(house: House) -> None:
+    site, _ = await house.node()
+    peer, ghost = await site.join(), await house.ghost()
+    left = await ghost.take(peer.session, peer.tool("look_up", n=1, token="t"), said=[progress_of_call("t", 0)])
+    digits = b"9" * 5_000  # more than Python turns into a number
+    payload = json.dumps(progress_of_call("t", 0)).encode().replace(b'"progress": 0', b'"progress": ' + digits)
+    step = Append(stream=left.stream, fence=ghost.fence, events=(Event(2, 0.0, payload),))
+    assert not any(await ghost.store.commit([step]))
+    await ghost.die()
+    await until(lambda: finals(site, left))
+    assert [text_of(answer) for answer in await finals(site, left)] == ["looked up 1"]
+
+
+class _Poisoned(SqliteStore):
+    """Refuses for good whatever concerns one stream's calls, or one session's."""
+
+    poison: object = None
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        if any(isinstance(step, PutCall) and step.stream == self.poison for step in steps):
+            raise StoreError("this row cannot be written")
+        return await super().commit(steps)
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        return None if self.poison is not None else super().commit_now(steps)
+
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        if session == self.poison:
+            raise StoreError("this row cannot be read")
+        return await super().calls(session)
+
+
+async def test_a_call_that_cannot_run_again_is_answered_and_costs_only_itself(house: House) -> None:
+    """Promise 3: its row fails in each round; the other call runs, the node is buried, and it is told once."""
+    store = _Poisoned(str(house.path))
+    site, _ = await house.node(store=store, complaint="cannot run again")
+    peer, ghost = await site.join(), await house.ghost()
+    bad = await ghost.take(peer.session, peer.tool("look_up", n=1))
+    good = await ghost.take(peer.session, peer.tool("look_up", n=2))
+    store.poison = bad.stream
+    await ghost.die()
+    await until(lambda: site.app.counters.nodes_settled == 1)
+    assert_unknown((await read(peer, bad))[-1], name="look_up")
+    assert text_of((await read(peer, good))[-1]) == "looked up 2"
+
+
+async def test_calls_that_cannot_be_given_up_do_not_keep_others_waiting(house: House, tokens: FileTokens) -> None:
+    """A33 with owners: both principals do not come back, and one session's rows cannot be read."""
+    store = _Poisoned(str(house.path))
+    site, _ = await house.node(store=store, auth=tokens, session_grace=0.3)
+    ghost = await house.ghost()
+    peers = [await site.join(token=TOKENS[who]) for who in ("ann", "bob")]
+    left = [await ghost.take(peer.session, peer.tool("look_up", n=1)) for peer in peers]
+    store.poison = peers[0].session
+    await ghost.die()
+    await until(lambda: finals(site, left[1]))
+    [answer] = await finals(site, left[1])
+    assert answer["error"]["code"] == UNKNOWN
+    assert await finals(site, left[0]) == []
+    store.poison = None
+    await until(lambda: site.app.counters.calls_settled == 2)

@@ -1,0 +1,196 @@
+"""The listening socket, and headers that never end (promise 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from perdure.errors import Misuse
+from perdure.serve.connection import Connection, listen
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = 2_048
+OPEN = b"GET /open HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def test_a_free_port_is_picked_and_a_busy_one_refused() -> None:
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(Misuse, match=rf"^port {port} on 127\.0\.0\.1 is in use; choose another with --port"):
+            listen("127.0.0.1", port)
+    with listen("127.0.0.1", port) as again:
+        assert again.getsockname()[1] == port
+
+
+def test_a_connection_that_comes_early_waits() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as early:
+        assert early.getpeername() == listener.getsockname()
+
+
+@pytest.mark.parametrize("host", ["no such host", "999.0.0.1", "x" * 300])
+def test_a_host_that_is_no_address_is_refused(host: str) -> None:
+    with pytest.raises(Misuse, match=r"cannot listen on '.*': no such address"):
+        listen(host, 0)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(Misuse, match=r"cannot listen on 192\.0\.2\.1 port 0: Cannot assign requested address"):
+        listen("192.0.2.1", 0)
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the size of the body; `/open` begins an answer and ends when the peer has gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    if scope["path"] == "/open":
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    else:
+        await send({"type": "http.response.body", "body": b"body of %d" % size})
+
+
+class Impatient(Connection):
+    head_seconds = 0.05
+
+
+@asynccontextmanager
+async def peer(http: type[Connection] = Connection) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A raw connection to a server with a small limit."""
+    config = uvicorn.Config(
+        app, http=http, lifespan="off", log_config=None, access_log=False, h11_max_incomplete_event_size=LIMIT
+    )
+    server = uvicorn.Server(config)
+    listener = listen("127.0.0.1", 0)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        server.should_exit = True
+        await running
+
+
+async def send(writer: asyncio.StreamWriter, *chunks: bytes) -> None:
+    """Send chunks so that each is received by itself: the server lives in this loop and reads at its next turn."""
+    for chunk in chunks:
+        writer.write(chunk)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def test_endless_headers_are_answered_431_and_closed() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 400] * 7)
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert answer.endswith(b"\r\n\r\nthe request's headers are too large")
+
+
+async def test_headers_that_come_slowly_but_end_in_time_are_taken() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 400 + b"\r\n"] * 4, b"\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_large_body_right_behind_its_headers_counts_as_body() -> None:
+    body = b"b" * 20 * LIMIT
+    async with peer() as (reader, writer):
+        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        assert (await reader.readuntil(b"body of %d" % len(body))).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_second_request_may_begin_in_the_chunk_that_ends_a_large_body() -> None:
+    body = b"b" * 20 * LIMIT
+    async with peer() as (reader, writer):
+        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body), body + b"GET /next HTT")
+        await reader.readuntil(b"body of %d" % len(body))
+        await send(writer, b"P/1.1\r\n\r\n")
+        assert await reader.readuntil(b"body of 0")
+
+
+async def test_endless_headers_behind_an_open_answer_only_close_it() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, OPEN)
+        await reader.readuntil(b"begun")
+        await send(writer, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 400] * 7)
+        assert b"431" not in await reader.read()
+
+
+@pytest.mark.parametrize("start", [b"", b"GET / HTTP/1.1\r\nx: y"], ids=["silent", "half"])
+async def test_a_peer_that_does_not_finish_its_headers_is_let_go(start: bytes) -> None:
+    async with peer(Impatient) as (reader, writer):
+        await send(writer, start)
+        assert await reader.read() == b""
+
+
+async def test_a_peer_that_stops_in_the_headers_of_its_second_request_is_let_go() -> None:
+    async with peer(Impatient) as (reader, writer):
+        await send(writer, b"GET / HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"body of 0")
+        await send(writer, b"GET /")
+        await reader.read()
+        assert reader.at_eof()
+
+
+async def test_an_open_answer_outlasts_the_time_for_headers() -> None:
+    async with peer(Impatient) as (reader, writer):
+        await send(writer, OPEN)
+        await reader.readuntil(b"begun\r\n")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 4 * Impatient.head_seconds)
+
+
+UPGRADING = (
+    b"POST / HTTP/1.1\r\nhost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    b"content-length: 5\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("cut", range(1, len(UPGRADING)))
+async def test_a_wish_for_another_protocol_is_not_heard_wherever_its_head_is_cut(cut: int) -> None:
+    """Java's HTTP client asks for HTTP/2 with every request; its segments end where the system wants."""
+    async with peer() as (reader, writer):
+        for _ in range(2):
+            await send(writer, UPGRADING[:cut], UPGRADING[cut:] + b"hello")
+            assert await reader.readuntil(b"body of 5\r\n0\r\n\r\n")
+
+
+async def test_a_wish_for_another_protocol_that_comes_byte_by_byte_is_not_heard() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, *[bytes([byte]) for byte in UPGRADING], b"hello")
+        assert await reader.readuntil(b"body of 5")
+
+
+async def test_a_body_that_speaks_of_an_upgrade_is_left_as_it_is() -> None:
+    body = b"\r\nUpgrade: h2c\r\nup"
+    async with peer() as (reader, writer):
+        await send(writer, b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body), body[:9], body[9:])
+        assert await reader.readuntil(b"body of %d" % len(body))
+
+
+async def test_what_is_no_request_is_refused_before_its_head_is_complete() -> None:
+    async with peer() as (reader, writer):
+        await send(writer, b"\x16\x03\x01\x02\x00\x01")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("start", [b"\r", b"\r\n"])
+async def test_a_peer_that_sends_line_ends_only_behind_its_first_request_is_let_go(start: bytes) -> None:
+    async with peer(Impatient) as (reader, writer):
+        await send(writer, b"GET / HTTP/1.1\r\n\r\n")
+        await reader.readuntil(b"body of 0\r\n0\r\n\r\n")
+        await send(writer, start)
+        assert await reader.read() == b""

@@ -1,0 +1,140 @@
+"""Bearer tokens from a file: who is let in, and which files are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+
+from perdure.errors import Misuse
+from perdure.serve.token_file import MAX_FILE, FileTokens
+
+ALICE = "alice-token-0123456789"
+ALICE_NEW = "alice-token-9876543210"
+BOB = "bob-token-0123456789ab"
+
+Writer = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Writer:
+    def write(text: str | bytes, mode: int = 0o600) -> Path:
+        path = tmp_path / "tokens"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+def who(tokens: TokenVerifier, token: str) -> AccessToken | None:
+    return asyncio.run(tokens.verify_token(token))
+
+
+def test_a_token_names_its_principal_and_two_tokens_may_name_one(write: Writer) -> None:
+    tokens = FileTokens.read(write(f"# ours\n\nalice:{ALICE}\r\n  alice : {ALICE_NEW}  \nbøb:{BOB}"))
+    for token, principal in [(ALICE, "alice"), (ALICE_NEW, "alice"), (BOB, "bøb")]:
+        assert who(tokens, token) == AccessToken(token=token, client_id=principal, subject=principal, scopes=[])
+
+
+@pytest.mark.parametrize("token", ["", ALICE[:-1], ALICE + " ", ALICE.upper(), "alice", "\udc80", "ø" * 20])
+def test_any_other_token_names_nobody(write: Writer, token: str) -> None:
+    assert who(FileTokens.read(write(f"alice:{ALICE}")), token) is None
+
+
+def test_what_is_kept_shows_no_token(write: Writer) -> None:
+    tokens = FileTokens.read(write(f"alice:{ALICE}"))
+    assert ALICE not in repr(vars(tokens))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("a-line-without-any-mark", "no colon; each line is principal:token"),
+        (f":{ALICE}", "no principal before the colon"),
+        ("carol:", "no token after the colon"),
+        ("carol:fifteen-letters", "the token has 15 characters; fewer than 16 could be guessed"),
+        (f"carol:{ALICE}ø", "the token has blanks or other characters than visible ASCII"),
+        (f"carol:{ALICE} # mine", "the token has blanks or other characters than visible ASCII"),
+        (f"urn:carol:{ALICE}", "more than one colon"),
+        (f"ca\x07rol:{ALICE}x", "the principal has characters that cannot be shown"),
+        (f"carol:{BOB}", "this token already belongs to another principal, 'bob'"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_place_and_without_the_token(write: Writer, line: str, reason: str) -> None:
+    path = write(f"bob:{BOB}\n# next comes the bad one\n{line}\n")
+    with pytest.raises(Misuse) as told:
+        FileTokens.read(path)
+    assert str(told.value).startswith(f"{path}:3: {reason}")
+    for secret in (ALICE, BOB, "fifteen-letters", "a-line-without-any-mark"):
+        assert secret not in str(told.value)
+
+
+def test_a_token_of_sixteen_characters_is_long_enough(write: Writer) -> None:
+    assert who(FileTokens.read(write("carol:sixteen-letters-")), "sixteen-letters-")
+
+
+def test_the_same_line_twice_does_no_harm(write: Writer) -> None:
+    assert who(FileTokens.read(write(f"bob:{BOB}\nbob:{BOB}\n")), BOB)
+
+
+@pytest.mark.parametrize("text", ["", "# nobody yet\n\n"])
+def test_a_file_without_tokens_is_refused(write: Writer, text: str) -> None:
+    with pytest.raises(Misuse, match="holds no token, so nobody could come in"):
+        FileTokens.read(write(text))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o644, 0o777])
+def test_a_file_that_others_can_use_is_refused(write: Writer, mode: int) -> None:
+    with pytest.raises(Misuse, match=rf"can be used by others than its owner \(mode {mode:04o}\)"):
+        FileTokens.read(write(f"bob:{BOB}", mode))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_file_of_its_owner_alone_is_read(write: Writer, mode: int) -> None:
+    assert who(FileTokens.read(write(f"bob:{BOB}", mode)), BOB)
+
+
+def test_a_link_is_judged_by_the_file_it_leads_to(write: Writer, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(write(f"bob:{BOB}"))
+    assert who(FileTokens.read(link), BOB)
+    write(f"bob:{BOB}", 0o644)
+    with pytest.raises(Misuse, match="can be used by others"):
+        FileTokens.read(link)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(Misuse, match="is not a regular file"):
+        FileTokens.read(tmp_path / "pipe")
+
+
+def test_a_directory_or_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"cannot read the tokens in .*: Is a directory"):
+        FileTokens.read(tmp_path)
+    with pytest.raises(Misuse, match=r"cannot read the tokens in .*: No such file or directory"):
+        FileTokens.read(tmp_path / "none")
+
+
+def test_a_file_is_read_up_to_a_mebibyte(write: Writer) -> None:
+    entry = f"bob:{BOB}\n"
+    filled = entry + "#" * (MAX_FILE - len(entry))
+    assert who(FileTokens.read(write(filled)), BOB)
+    with pytest.raises(Misuse, match="is larger than 1 MiB"):
+        FileTokens.read(write(filled + "#"))
+
+
+def test_a_file_that_is_no_text_is_refused(write: Writer) -> None:
+    with pytest.raises(Misuse, match="is not UTF-8 text"):
+        FileTokens.read(write(b"bob:\xff\xfe"))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_principal(write: Writer) -> None:
+    found = who(FileTokens.read(write(b"\xef\xbb\xbfbob:" + BOB.encode())), BOB)
+    assert found is not None
+    assert found.client_id == "bob"

@@ -1,0 +1,453 @@
+"""Several workers on one port: real processes, real signals.
+
+Which worker a request reaches is the system's choice, so whatever needs one session stays on one connection or asks
+no session at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import time
+from asyncio.subprocess import STDOUT
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from perdure.errors import Misuse
+from perdure.serve.connection import listen
+from perdure.serve.worker_channel import VARIABLE
+from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, pause_after
+from tests.support.raw import VERSION, Exchange, Peer, SessionPeer, message
+from tests.support.serving import START_SECONDS, Served, serving
+from tests.support.site import until
+from tests.support.starting import start
+
+pytestmark = pytest.mark.anyio
+
+STUBBORN = "tests.support.stubborn:server"
+PROMPT_SECONDS = 8
+#: A busy machine is not a failing store, whose refusals a test of refusals must not see.
+PATIENT = ("--store-timeout", "20s")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STUBBORN_FOLDER", str(tmp_path))
+    return tmp_path
+
+
+@asynccontextmanager
+async def started(folder: Path, *options: str, workers: int = 2) -> AsyncIterator[tuple[Served, Peer]]:
+    store = f"sqlite:{folder}/log.db"
+    async with serving(STUBBORN, "--store", store, "--workers", str(workers), *options) as served:
+        yield served, Peer(port=served.port)
+
+
+async def pid_of(peer: Peer) -> int:
+    """The process that takes the next connection."""
+    return int((await peer.ask("GET", path="/pid")).body)
+
+
+@asynccontextmanager
+async def calling(peer: Peer, tool: str, **arguments: Any) -> AsyncIterator[Exchange]:
+    """A call on one connection, and so on one worker, from the handshake on."""
+    client = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "peer", "version": "1"}}
+    async with await peer.begin("POST", message("initialize", client, id=0)) as talk:
+        assert (await talk.answer()).status == 200
+        known = talk.header("mcp-session-id")
+        session = SessionPeer(port=peer.port, headers={"mcp-session-id": known}, id=known)
+        await talk.again(session.request("POST", message("notifications/initialized")))
+        assert (await talk.answer()).status == 202
+        await talk.again(session.request("POST", session.call_body(tool, **arguments)))
+        yield talk
+
+
+def workers_of(served: Served) -> set[int]:
+    return {child.pid for child in psutil.Process(served.pid).children()}
+
+
+async def answering(peer: Peer, count: int) -> set[int]:
+    """The processes that take connections, once there are so many."""
+    seen: set[int] = set()
+    while len(seen) < count:
+        seen.add(await pid_of(peer))
+    return seen
+
+
+async def no_longer_accepts(peer: Peer, pid: int) -> None:
+    """Wait until a worker has left the port to the others: it is missing among many that answered."""
+    while pid in [await pid_of(peer) for _ in range(40)]:
+        pass
+
+
+def failed_starts(served: Served) -> list[str]:
+    return [line for line in served.output if "a worker did not start" in line]
+
+
+def is_gone(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+def is_listening(port: int) -> bool:
+    try:
+        listen("127.0.0.1", port).close()
+    except Misuse:
+        return True
+    return False
+
+
+async def refused(folder: Path, *options: str, target: str = STUBBORN) -> tuple[int | None, str]:
+    """Status and words of a command that does not come to serve."""
+    arguments = ("serve", target, "--port", "0", *options)
+    process = await start("perdure", *arguments, cwd=Path(__file__).parents[2], errors=STDOUT)
+    said, _ = await asyncio.wait_for(process.communicate(), START_SECONDS)
+    return process.returncode, said.decode()
+
+
+# Serving
+
+
+async def test_one_line_tells_that_all_are_ready_and_a_signal_ends_all(folder: Path) -> None:
+    async with started(folder, workers=3) as (served, peer):
+        workers = workers_of(served)
+        assert len(workers) == 3
+        assert await answering(peer, 3) == workers
+        assert served.pid not in workers
+        assert await served.stop() == 0
+        assert all(map(is_gone, workers))
+    assert served.output == [f"perdure: serving on {served.url}"]
+
+
+async def test_connections_spread_over_the_workers(folder: Path) -> None:
+    async with started(folder) as (served, peer):
+        spread = Counter([await pid_of(peer) for _ in range(200)])
+        assert spread.keys() == workers_of(served)
+        assert min(spread.values()) >= 10, spread
+
+
+async def test_programs_that_a_worker_starts_are_no_workers(folder: Path) -> None:
+    async with started(folder) as (_, peer):
+        names = (await peer.ask("GET", path="/environment")).body.decode().split("\n")
+        assert "STUBBORN_FOLDER" in names
+        assert VARIABLE not in names
+
+
+# Dying
+
+
+async def test_a_worker_that_is_killed_is_started_again(folder: Path) -> None:
+    async with started(folder) as (served, peer):
+        victim = await pid_of(peer)
+        before = workers_of(served)
+        os.kill(victim, signal.SIGKILL)
+        await until(lambda: is_gone(victim) and len(workers_of(served)) == 2)
+        assert (await answering(peer, 2)) - before == workers_of(served) - before
+        assert len(workers_of(served) - before) == 1
+    assert f"perdure: WARNING: worker {victim} ended with SIGKILL; another one takes its place" in served.output
+
+
+async def test_a_tool_that_kills_its_process_takes_nobody_else_down(folder: Path) -> None:
+    async with started(folder) as (served, peer):
+        before = await answering(peer, 2)
+        async with calling(peer, "die") as call:
+            await call.answer()
+        await until(lambda: len(workers_of(served) & before) == 1)
+        assert len(await answering(peer, 2)) == 2
+        assert await served.stop() == 0
+
+
+async def test_pauses_grow_and_are_bounded() -> None:
+    pauses = [pause_after(deaths) for deaths in range(12)]
+    assert pauses[:5] == [0, 0, 0.25, 0.5, 1]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MAX_PAUSE_SECONDS
+
+
+async def test_workers_that_never_start_again_are_given_up_once_no_worker_is_left(folder: Path) -> None:
+    async with started(folder) as (served, _):
+        before = workers_of(served)
+        (folder / "dies").touch()
+        for victim in before:
+            os.kill(victim, signal.SIGKILL)
+        assert await asyncio.wait_for(served.process.wait(), START_SECONDS) == 1
+        assert all(map(is_gone, before))
+    tail = served.output[-1]
+    assert tail == "perdure: ERROR: 5 workers in a row did not start; the last one: it ended with SIGKILL"
+
+
+async def test_a_healthy_worker_serves_on_while_others_do_not_start_and_their_place_is_filled_in_the_end(
+    folder: Path,
+) -> None:
+    async with started(folder) as (served, peer):
+        (folder / "dies").touch()
+        os.kill(await pid_of(peer), signal.SIGKILL)
+        await until(lambda: len(failed_starts(served)) > TRIES)
+        assert (await peer.ask("GET", path="/healthz")).status == 200
+        (folder / "dies").unlink()
+        assert await answering(peer, 2) == workers_of(served)
+        assert await served.stop() == 0
+    assert failed_starts(served)[0].startswith("perdure: WARNING: a worker did not start, the next try is in 0 s: ")
+
+
+async def test_a_store_that_fails_while_a_worker_is_killed_costs_that_worker_only(folder: Path) -> None:
+    async with started(folder, "--store-timeout", "100ms") as (served, peer):
+        before = workers_of(served)
+        victim = await pid_of(peer)
+        with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")  # as a backup does, or a process that was stopped in a transaction
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: len(failed_starts(served)) > TRIES)
+            assert {await pid_of(peer)} == before - {victim}
+        assert before - {victim} < await answering(peer, 2)
+        assert await served.stop() == 0
+    assert "log.db" in failed_starts(served)[0]
+
+
+async def test_a_store_that_fails_is_waited_for_even_if_no_worker_is_left(folder: Path) -> None:
+    async with started(folder, "--store-timeout", "100ms") as (served, peer):
+        with closing(sqlite3.connect(folder / "log.db", isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            for victim in workers_of(served):
+                os.kill(victim, signal.SIGKILL)
+            await until(lambda: len(failed_starts(served)) > 2 * TRIES)
+        assert await answering(peer, 2) == workers_of(served)
+        assert await served.stop() == 0
+
+
+async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder: Path) -> None:
+    async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
+        await call.until_messages(1)
+        workers = workers_of(served)
+        await served.kill()
+        await until(lambda: any(map(is_gone, workers)) and not is_listening(served.port))
+        assert not all(map(is_gone, workers))
+        (folder / "bread").touch()
+        assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
+        await call.aclose()  # an idle connection would be waited for
+        await until(lambda: all(map(is_gone, workers)))
+
+
+# Being replaced
+
+
+async def test_hangup_replaces_all_workers_and_nobody_is_refused(folder: Path) -> None:
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        served.send(signal.SIGHUP)
+        while workers_of(served) & before:
+            answer = await peer.ask("GET", path="/healthz")
+            assert (answer.status, answer.json) == (200, {"status": "ok"})
+        assert await answering(peer, 2) == workers_of(served)
+        assert await served.stop() == 0
+
+
+async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) -> None:
+    """`systemctl kill -s HUP` sends it to the whole control group; the parent alone acts on it."""
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        for pid in before:
+            os.kill(pid, signal.SIGHUP)
+        assert await answering(peer, 2) == before
+        assert await served.stop() == 0
+    assert len(served.output) == 1
+
+
+async def test_a_call_finishes_on_the_worker_that_was_replaced(folder: Path) -> None:
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        async with calling(peer, "until_there", name="bread") as call:
+            await call.until_messages(1)
+            served.send(signal.SIGHUP)
+            await until(lambda: len(workers_of(served) & before) == 1 and len(workers_of(served)) == 3)
+            (folder / "bread").touch()
+            assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
+        await until(lambda: not workers_of(served) & before)
+        assert await served.stop() == 0
+
+
+async def test_an_idle_connection_of_a_worker_that_leaves_is_answered_once_more(folder: Path) -> None:
+    """Its client may be sending in the very moment in which it would be closed."""
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        async with await peer.begin("GET", path="/pid") as idle:
+            mine = int((await idle.answer()).body)
+            served.send(signal.SIGHUP)
+            await no_longer_accepts(peer, mine)
+            last = False
+            while not last:  # it may not have heard yet that it leaves; every request is answered until it says so
+                await idle.again(peer.request("GET", path="/pid"))
+                answer = await idle.answer()
+                assert (answer.status, int(answer.body)) == (200, mine)
+                last = answer.header("connection") == "close"
+        await until(lambda: not workers_of(served) & before)
+        assert await served.stop() == 0
+
+
+async def test_a_call_that_comes_over_an_idle_connection_of_a_worker_that_leaves_is_served(folder: Path) -> None:
+    (folder / "bread").touch()
+    async with started(folder, *PATIENT) as (served, peer):
+        before = workers_of(served)
+        async with calling(peer, "until_there", name="bread") as call:
+            await call.answer()
+            known = call.header("mcp-session-id")
+            session = SessionPeer(port=peer.port, headers={"mcp-session-id": known}, id=known, calls=1)
+            served.send(signal.SIGHUP)
+            for old in before:
+                await no_longer_accepts(peer, old)
+            last = False
+            while not last:
+                await call.again(session.request("POST", session.call_body("until_there", name="bread")))
+                answer = await call.answer()
+                assert answer.messages[-1]["result"]["content"][0]["text"] == "bread is there"
+                last = answer.header("connection") == "close"
+        await until(lambda: not workers_of(served) & before)
+
+
+async def test_no_request_over_kept_connections_is_reset_or_refused_while_workers_are_replaced(folder: Path) -> None:
+    """Each client reuses its connection for as long as the answers allow it, as pools do."""
+    (folder / "bread").touch()
+    over = asyncio.Event()
+    seen: Counter[str] = Counter()
+
+    async def client(peer: Peer) -> None:
+        session = await peer.session()
+        while not over.is_set():
+            async with await session.begin_call("until_there", name="bread") as talk:
+                while True:
+                    answer = await talk.answer()
+                    ended = answer.messages[-1].get("result") if answer.status == 200 else None
+                    seen["answered" if ended else f"status {answer.status}"] += 1
+                    if not ended or over.is_set() or answer.header("connection") == "close":
+                        break
+                    await talk.again(session.request("POST", session.call_body("until_there", name="bread")))
+
+    async with started(folder, *PATIENT) as (served, peer), asyncio.TaskGroup() as clients:
+        for _ in range(8):
+            clients.create_task(client(peer))
+        for _ in range(2):
+            before = workers_of(served)
+            served.send(signal.SIGHUP)
+            await until(lambda before=before: not workers_of(served) & before)  # type: ignore[misc]
+        over.set()
+    assert seen.keys() == {"answered"}, seen
+    assert seen["answered"] > 100
+
+
+async def test_workers_that_cannot_be_replaced_stay(folder: Path) -> None:
+    async with started(folder) as (served, peer):
+        before = workers_of(served)
+        (folder / "broken").touch()
+        served.send(signal.SIGHUP)
+        await until(lambda: any("were not replaced" in line for line in served.output))
+        assert await answering(peer, 2) == before
+        assert await served.stop() == 0
+    [line] = [line for line in served.output if "were not replaced" in line]
+    assert "tests.support.stubborn cannot be imported: RuntimeError: broken on purpose" in line
+
+
+# Ending
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_reaches_workers_that_are_stuck(folder: Path, sent: signal.Signals) -> None:
+    async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
+        await call.until_messages(1)
+        served.send(signal.SIGTERM)
+        await until(lambda: len(workers_of(served)) == 1)  # the one that has nothing to do
+        told = time.monotonic()
+        served.send(sent)
+        assert (await call.answer()).messages[-1]["error"]["code"] == -31001
+        assert await served.wait() in ((1,) if sent is signal.SIGINT else (0, 1))  # 1 also where 2 s are too short
+        assert time.monotonic() - told < PROMPT_SECONDS
+
+
+async def test_a_signal_that_goes_to_every_process_is_one_stop(folder: Path) -> None:
+    """systemd sends it to the whole control group; a worker that heard of it twice would not drain."""
+    async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
+        await call.until_messages(1)
+        for pid in workers_of(served):
+            os.kill(pid, signal.SIGTERM)
+        served.send(signal.SIGTERM)
+        await until(lambda: len(workers_of(served)) == 1)
+        (folder / "bread").touch()
+        assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
+        assert await served.wait() == 0
+
+
+async def test_a_worker_whose_event_loop_is_blocked_is_ended_by_the_second_signal(folder: Path) -> None:
+    async with started(folder) as (served, peer), calling(peer, "block") as call:
+        await call.head()
+        served.send(signal.SIGTERM)
+        await until(lambda: len(workers_of(served)) == 1)
+        told = time.monotonic()
+        served.send(signal.SIGTERM)
+        assert await served.wait() == 1
+        assert time.monotonic() - told < PROMPT_SECONDS
+
+
+async def test_control_c_is_heard_once_by_each_worker(folder: Path) -> None:
+    """A terminal sends it to the whole group; a worker that heard it twice would not drain."""
+    setsid = (sys.executable, "-c", "import os, sys; os.setpgid(0, 0); os.execv(sys.argv[1], sys.argv[1:])")
+    argv = (*setsid, sys.executable, "-m", "perdure", "serve")
+    options = ("--store", f"sqlite:{folder}/log.db", "--workers", "2")
+    async with serving(STUBBORN, *options, argv=argv) as served:
+        peer = Peer(port=served.port)
+        async with calling(peer, "until_there", name="bread") as call:
+            await call.until_messages(1)
+            os.killpg(served.pid, signal.SIGINT)
+            await until(lambda: len(workers_of(served)) == 1)
+            (folder / "bread").touch()
+            assert (await call.answer()).messages[-1]["result"]["content"][0]["text"] == "bread is there"
+        assert await served.wait() == 0
+
+
+# What cannot be served
+
+
+async def test_a_store_of_one_process_is_refused(folder: Path) -> None:
+    status, said = await refused(folder, "--workers", "2", "--store", "memory:")
+    assert status == 2
+    assert said == "perdure: --workers 2 needs a store that processes share, and memory: is one process's own\n"
+
+
+async def test_a_target_that_is_broken_is_told_once(folder: Path) -> None:
+    (folder / "broken").touch()
+    status, said = await refused(folder, "--workers", "4", "--store", f"sqlite:{folder}/log.db")
+    assert status == 2
+    assert said.startswith("perdure: tests.support.stubborn cannot be imported: RuntimeError: broken on purpose")
+    assert said.count("\n") == 1
+
+
+async def test_a_store_that_cannot_be_opened_is_told_once(folder: Path) -> None:
+    (folder / "letter.db").write_text("Dear reader, this is a letter and no database. " * 100)
+    status, said = await refused(folder, "--workers", "4", "--store", f"sqlite:{folder}/letter.db")
+    assert status == 2
+    assert "letter.db" in said
+    assert said.count("\n") == 1
+
+
+async def test_a_port_in_use_is_told_once(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        status, said = await refused(folder, "--workers", "2", "--port", port)
+    assert status == 2
+    assert said.startswith(f"perdure: port {port} on 127.0.0.1 is in use")
+
+
+async def test_workers_that_never_start_are_given_up(folder: Path) -> None:
+    (folder / "dies").touch()
+    status, said = await refused(folder, "--workers", "2", "--store", f"sqlite:{folder}/log.db", "--log-level", "error")
+    assert status == 1
+    assert said == "perdure: ERROR: 5 workers in a row did not start; the last one: it ended with SIGKILL\n"

@@ -1,0 +1,234 @@
+"""A server notices that its SQLite file was deleted, replaced, or brought up to date by a newer release."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx2
+import pytest
+
+from perdure._core.ids import NodeId, SessionId
+from perdure.errors import StoreReplaced
+from perdure.store import SqliteStore
+from perdure.store.base import PutSession
+from perdure.store.sqlite.sql_files import schema_version
+from perdure.testing._values import NODE, a_session, put
+from tests.support.serving import Served, serving
+from tests.support.site import Site, serve, until
+from tests.support.wire import Peer, Web
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+def _backup(path: Path) -> Path:
+    """A copy of the file as it is now, made as the documentation says."""
+    copy = path.with_name("backup.db")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    return copy
+
+
+def _delete(path: Path, _: Path) -> None:
+    path.unlink()
+
+
+def _replace(path: Path, backup: Path) -> None:
+    os.replace(backup, path)
+
+
+def _move_away(path: Path, backup: Path) -> None:
+    path.rename(path.with_name("old.db"))
+    shutil.copy(backup, path)
+
+
+LOSSES = [_delete, _replace, _move_away]
+
+
+async def _ids(store: SqliteStore) -> list[str]:
+    return [record.id for record in await store.sessions(after=None, limit=10)]
+
+
+# The store
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+async def test_a_store_whose_file_is_not_there_any_more_says_so_for_ever(
+    tmp_path: Path, lose: Callable[[Path, Path], None]
+) -> None:
+    path = tmp_path / "log.db"
+    async with SqliteStore(str(path)) as store:
+        await store.join(NODE)
+        liveness = store.liveness(NODE, lease=15.0, monotonic=lambda: 0.0)
+        assert list(await liveness.dead()) == []
+        lose(path, _backup(path))
+        with pytest.raises(StoreReplaced, match=r"was deleted|was replaced"):
+            await liveness.dead()
+        path.touch()
+        step = PutSession(record=a_session())
+        for attempt in (liveness.dead, lambda: store.commit([step]), lambda: store.session(SessionId("any"))):
+            with pytest.raises(StoreReplaced):
+                await attempt()
+        with pytest.raises(StoreReplaced):
+            store.commit_now([step])
+
+
+async def test_no_connection_reads_another_file_than_the_one_that_is_written(tmp_path: Path) -> None:
+    """The first reading connection is opened by the path, when a backup is there already."""
+    path = tmp_path / "log.db"
+    async with SqliteStore(str(path)) as store:
+        await store.join(NODE)
+        backup = _backup(path)
+        await put(store, PutSession(record=a_session("of the old file")))
+        _replace(path, backup)
+        with pytest.raises(StoreReplaced, match="was replaced by another one"):
+            await _ids(store)
+
+
+async def test_a_reader_makes_no_file_where_one_was_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    async with SqliteStore(str(path)) as store:
+        path.unlink()
+        with pytest.raises(StoreReplaced, match="was deleted"):
+            await _ids(store)
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+async def test_what_was_moved_away_is_whole_and_what_took_its_place_is_not_touched(
+    tmp_path: Path, noticed: bool
+) -> None:
+    """The log beside the file has one name for both: the old one's must not get into the new file, and the old process
+    must not remove the new one's when it ends."""
+    path = tmp_path / "log.db"
+    old = SqliteStore(str(path))
+    await old.open()
+    await old.join(NODE)
+    liveness = old.liveness(NODE, lease=15.0, monotonic=lambda: 0.0)
+    await liveness.dead()
+    backup = _backup(path)
+    await put(old, PutSession(record=a_session("of the old file")))
+    _move_away(path, backup)
+    if noticed:
+        with pytest.raises(StoreReplaced):
+            await liveness.dead()
+    else:
+        await old.aclose()
+    async with SqliteStore(str(path)) as new:
+        await new.join(NodeId("new"))
+        assert await _ids(new) == []
+        await put(new, PutSession(record=a_session("of the new file")))
+        await old.aclose()
+        async with SqliteStore(str(path)) as third:
+            assert await _ids(third) == ["of the new file"]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("SELECT id FROM session").fetchall() == [("of the new file",)]
+    with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
+        assert connection.execute("SELECT id FROM session").fetchall() == [("of the old file",)]
+
+
+# Mounted in somebody's application
+
+
+async def _health(site: Site) -> tuple[int, str]:
+    response = await site.http.get(urljoin(site.url, "/healthz"))
+    return response.status_code, response.json()["status"]
+
+
+async def _says(site: Site, word: str) -> bool:
+    return await _health(site) == (503, word)
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+async def test_an_app_whose_file_is_gone_says_so_and_refuses_everything(
+    tmp_path: Path, lose: Callable[[Path, Path], None]
+) -> None:
+    path = tmp_path / "log.db"
+    store = SqliteStore(str(path))
+    async with serve(Workshop().server, store=store, complaint="nothing can be served|chore|steps") as site:
+        peer = await site.join()
+        standalone = await peer.get()
+        assert await _health(site) == (200, "ok")
+        lose(path, _backup(path))
+        await until(lambda: _says(site, "store replaced"))
+        assert await standalone.rest() == []
+        refused = await peer.send(peer.tool("count", n=1))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        error = refused.json()["error"]
+        assert (error["code"], error["message"]) == (-31005, "This server has lost its log: store replaced")
+        assert (await peer.try_get()).status_code == 503
+
+
+async def test_an_app_whose_file_a_newer_release_has_taken_over_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    store = SqliteStore(str(path))
+    async with serve(Workshop().server, store=store, complaint="nothing can be served|chore|steps") as site:
+        peer = await site.join()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA user_version = {schema_version() + 1}")
+        await until(lambda: _says(site, "store too new"))
+        refused = await peer.send(peer.tool("count", n=1))
+        assert refused.json()["error"]["message"] == "This server has lost its log: store too new"
+
+
+# Served
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+async def test_a_server_whose_file_is_gone_ends_and_says_why(
+    tmp_path: Path, lose: Callable[[Path, Path], None]
+) -> None:
+    path = tmp_path / "log.db"
+    async with serving("tests.support.crashbox:server", "--store", f"sqlite:{path}") as served:
+        web = Web(served.url)
+        await web.join()
+        lose(path, _backup(path))
+        assert await served.wait() == 1
+        await web.aclose()
+    [line] = [line for line in served.output if line.startswith("perdure: the SQLite file")]
+    assert line.endswith("while it was open; start the server again")
+
+
+async def test_workers_go_on_with_the_backup_that_was_moved_into_place(tmp_path: Path) -> None:
+    """The session of the backup is served again, and what was opened after it is unknown; nothing is mixed."""
+    path = tmp_path / "log.db"
+    options = ("--store", f"sqlite:{path}", "--workers", "2")
+    async with serving("tests.support.crashbox:server", *options) as served:
+        web = Web(served.url)
+        kept = await web.join()
+        await asyncio.to_thread(_wait_for, path, kept.session)
+        backup = await asyncio.to_thread(_backup, path)
+        later = await web.join()
+        _replace(path, backup)
+        await until(lambda: _ended_workers(served) == 2)
+        await until(lambda: _answers(kept, 200))
+        assert await _answers(later, 404)
+        await web.aclose()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def _wait_for(path: Path, session: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        while connection.execute("SELECT 1 FROM session WHERE id = ?", (session,)).fetchone() is None:
+            pass
+
+
+def _ended_workers(served: Served) -> int:
+    return sum("another one takes its place" in line for line in served.output)
+
+
+async def _answers(peer: Peer, status: int) -> bool:
+    try:
+        response = await peer.send(peer.request("tools/list"))
+    except httpx2.HTTPError:
+        return False
+    return response.status_code == status

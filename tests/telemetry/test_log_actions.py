@@ -1,0 +1,74 @@
+"""Log records have a sentence for people and a stable `action` for machines; the table in the docs names them all."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from perdure.telemetry.events import log_event
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from log_actions import PACKAGE, Record, records  # noqa: E402
+
+RECORDS = list(records())
+_ACTION = re.compile(r"[a-z]+\.[a-z]+(_[a-z]+)*")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.where)
+def test_a_record_has_an_action(record: Record) -> None:
+    assert _ACTION.fullmatch(record.action), f"{record.where} writes a log record without an action"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.where)
+def test_an_action_stands_in_the_table(record: Record) -> None:
+    assert f"| `{record.action}` |" in (ROOT / "docs" / "observing.md").read_text()
+
+
+def test_nothing_that_writes_records_is_overlooked() -> None:
+    """Whoever has a logger, or imports `note`, was found by the reader of the source as often as it says so."""
+    for source in PACKAGE.rglob("*.py"):
+        text = source.read_text()
+        name = source.relative_to(PACKAGE).as_posix()
+        found = sum(record.where.startswith(f"{name}:") for record in RECORDS)
+        calls = [
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Call)
+            and re.fullmatch(
+                r"note|.*peers\.note|.*\b_?log(ger)?\.(log|debug|info|warning|error|exception|critical)",
+                ast.unparse(node.func),
+            )
+        ]
+        assert found == (0 if name == "observe.py" else len(calls)), name
+
+
+def test_the_facts_of_a_record_are_attributes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="perdure"):
+        log_event(logging.INFO, "store.swept", "3 expired rows were removed", rows=3)
+        log_event(logging.DEBUG, "ask.unknown", "not at this level")
+    [record] = caplog.records
+    told = (record.levelname, record.message, vars(record)["action"], vars(record)["rows"])
+    assert told == ("INFO", "3 expired rows were removed", "store.swept", 3)
+
+
+def test_the_reader_of_the_source_reads_every_way_to_write_a_record(tmp_path: Path) -> None:
+    (tmp_path / "sample.py").write_text(
+        'note(logging.INFO, "a.b", f"{x} rows of {y}", rows=x)\n'
+        'house.peers.note(logging.WARNING, "e.f", "again", rows=x)\n'
+        '_log.exception("it %s", what, extra={"action": "c.d", "stream": s})\n'
+        'logging.getLogger("perdure").warning("naked")\n'
+        "checkpoints.note(7)\n"
+    )
+    assert list(records(tmp_path)) == [
+        Record(where="sample.py:1", level="info", action="a.b", sentence="… rows of …", facts=("rows",)),
+        Record(where="sample.py:2", level="warning", action="e.f", sentence="again", facts=("rows",)),
+        Record(where="sample.py:3", level="error", action="c.d", sentence="it …", facts=("stream",)),
+        Record(where="sample.py:4", level="warning", action="", sentence="naked"),
+    ]
