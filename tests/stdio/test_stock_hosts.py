@@ -144,7 +144,7 @@ async def test_launchers_in_between(site: Site, folder: Path, launcher: str) -> 
 
 async def test_a_system_without_our_kind_of_lock_is_bridged_and_not_resumed(site: Site, folder: Path) -> None:
     """T2: as on Windows, which has no `fcntl`."""
-    start = "import sys; sys.modules['fcntl'] = None; from perdure.command import main; sys.argv[0] = 'perdure'; main()"
+    start = "import sys; sys.modules['fcntl'] = None; from perdure.cli.entry import main; sys.argv[0] = 'perdure'; main()"
     async with started([sys.executable, "-c", start, "stdio", site.url], folder) as bridge:
         await bridge.handshake()
         assert await bridge.call("count", n=1) == "counted to 1"
@@ -154,7 +154,7 @@ async def test_a_system_without_our_kind_of_lock_is_bridged_and_not_resumed(site
 
 async def test_it_starts_without_what_it_does_not_need(folder: Path) -> None:
     """Hosts wait for it: no SDK, no web server, no store is imported."""
-    parts = "perdure.command, perdure.stdio.cli, perdure.stdio.program, perdure.stdio.tokens"
+    parts = "perdure.cli.entry, perdure.cli.stdio, perdure.stdio.program, perdure.stdio.tokens"
     listed = f"import sys, {parts}; print(*sys.modules)"
     modules = {name.partition(".")[0] for name in (await run(sys.executable, "-c", listed, folder=folder)).split()}
     assert not modules & {"mcp", "mcp_types", "pydantic", "starlette", "uvicorn", "sqlite3", "fastmcp", "opentelemetry"}

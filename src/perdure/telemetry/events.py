@@ -46,7 +46,7 @@ class PeerLog:
         self._written: dict[str, int] = {}
 
     def log_event(self, level: int, action: str, sentence: str, /, **facts: object) -> None:
-        """As `note` does, unless there were too many of that action lately."""
+        """As `log_event` does, unless there were too many of that action lately."""
         if action not in self._written:
             asyncio.get_running_loop().call_later(PEER_SECONDS, self._sum_up, level, action)
         count = self._written[action] = self._written.get(action, 0) + 1
