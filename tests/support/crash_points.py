@@ -46,7 +46,7 @@ SECOND_POINTS = {
     "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
     "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
     "before a session is loaded": at("perdure.sessions.registry", "Sessions._build", "enter"),
-    "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeHolder._load", "enter"),
+    "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeSlot._load", "enter"),
     "before it is noted that a call runs again": at("perdure.cluster.outcomes", "Outcomes.run_again", "enter"),
     "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
     "before an unknown outcome is told": at("perdure.cluster.outcomes", "Outcomes.unknown", "enter"),
