@@ -34,6 +34,7 @@ from perdure.sessions.registry import Sessions
 from perdure.sessions.shutdown import Handover
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
+from perdure.store.within_time import within_time
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.events import Counters, PeerLog, log_event
 
@@ -97,6 +98,7 @@ async def living(
     """Join the store as a node, and do the chores until the end. `lapsed` is called if the node's claims do not hold
     any more, `lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
+        store = within_time(store, settings.store_timeout)
         context, neighbours, liveness = await _furnish(server, state, store, settings, counters)
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
@@ -173,8 +175,8 @@ async def _furnish(
 async def _leave(context: ServerContext, liveness: Liveness) -> None:
     """Leave the store. What is left behind is found with the word that this node has not died."""
     try:
-        await context.journal.within_time(liveness.beat(metrics.LEFT))
-        await context.journal.within_time(context.store.leave(context.node))
+        await liveness.beat(metrics.LEFT)
+        await context.store.leave(context.node)
     except StoreError as failure:
         log_event(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
 

@@ -155,7 +155,9 @@ async def test_nodes_agree_on_the_time_of_the_one_that_is_there(tmp_path: Path) 
         assert abs(alone.clock() - time.time() - DAY) < 60
 
 
-_AHEAD = f"import time; real = time.time; time.time = lambda: real() + {DAY}; from perdure.cli.entry import main; main()"
+_AHEAD = (
+    f"import time; real = time.time; time.time = lambda: real() + {DAY}; from perdure.cli import entry; entry.main()"
+)
 
 
 @asynccontextmanager

@@ -29,6 +29,7 @@ from perdure.store.base import (
     Step,
     StreamRecord,
 )
+from perdure.store.within_time import within_time
 from perdure.telemetry.events import Counters
 from perdure.testing._values import a_call, a_session
 from tests.support.faulty_store import Fault, FaultyStore
@@ -210,7 +211,7 @@ async def test_an_event_loop_that_stands_still_does_not_make_the_store_fail(
     """Promise 7: what is accepted on a healthy disk is written, however busy the machine is."""
     counters = Counters()
     async with make(tmp_path / "log.db") as store:
-        journal = Journal(store, Settings(store_timeout=0.2), counters)
+        journal = Journal(within_time(store, 0.2), Settings(store_timeout=0.2), counters)
         fence = await store.join(NodeId("n"))
         await store.commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
         for seq in range(1, 4):
@@ -229,7 +230,7 @@ async def test_an_event_loop_that_stands_still_does_not_make_the_store_fail(
 async def test_what_is_queued_at_the_end_is_written_however_long_it_takes_as_long_as_the_store_works() -> None:
     store = Recorded()
     fence = await store.prepare()
-    journal = Journal(store, Settings(store_timeout=0.1), Counters())
+    journal = Journal(within_time(store, 0.1), Settings(store_timeout=0.1), Counters())
     store.pause = 0.05
     for seq in range(1, 11):
         journal.put(Steps([message("a", fence=fence, seq=seq, size=_GROUP_BYTES)]))
@@ -243,7 +244,7 @@ async def test_a_store_that_hangs_is_told_and_caught_up_with(fault: Fault) -> No
     store = Recorded()
     fence = await store.prepare()
     counters = Counters()
-    journal = Journal(store, Settings(store_timeout=0.1), counters)
+    journal = Journal(within_time(store, 0.1), Settings(store_timeout=0.1), counters)
     store.writes = fault
     await journal.write(message("a", fence=fence, seq=1))
     assert (journal.state, counters.outages) == (LogState.DEGRADED, 1)

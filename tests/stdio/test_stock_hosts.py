@@ -144,7 +144,9 @@ async def test_launchers_in_between(site: Site, folder: Path, launcher: str) -> 
 
 async def test_a_system_without_our_kind_of_lock_is_bridged_and_not_resumed(site: Site, folder: Path) -> None:
     """T2: as on Windows, which has no `fcntl`."""
-    start = "import sys; sys.modules['fcntl'] = None; from perdure.cli.entry import main; sys.argv[0] = 'perdure'; main()"
+    start = (
+        "import sys; sys.modules['fcntl'] = None; from perdure.cli import entry; sys.argv[0] = 'perdure'; entry.main()"
+    )
     async with started([sys.executable, "-c", start, "stdio", site.url], folder) as bridge:
         await bridge.handshake()
         assert await bridge.call("count", n=1) == "counted to 1"

@@ -32,7 +32,7 @@ def test_an_action_stands_in_the_table(record: Record) -> None:
 
 
 def test_nothing_that_writes_records_is_overlooked() -> None:
-    """Whoever has a logger, or imports `note`, was found by the reader of the source as often as it says so."""
+    """Whoever has a logger, or imports `log_event`, was found by the reader of the source as often as it says so."""
     for source in PACKAGE.rglob("*.py"):
         text = source.read_text()
         name = source.relative_to(PACKAGE).as_posix()
@@ -42,11 +42,11 @@ def test_nothing_that_writes_records_is_overlooked() -> None:
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call)
             and re.fullmatch(
-                r"note|.*peers\.note|.*\b_?log(ger)?\.(log|debug|info|warning|error|exception|critical)",
+                r"log_event|.*peers\.log_event|.*\b_?log(ger)?\.(log|debug|info|warning|error|exception|critical)",
                 ast.unparse(node.func),
             )
         ]
-        assert found == (0 if name == "observe.py" else len(calls)), name
+        assert found == (0 if name == "telemetry/events.py" else len(calls)), name
 
 
 def test_the_facts_of_a_record_are_attributes(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,8 +60,8 @@ def test_the_facts_of_a_record_are_attributes(caplog: pytest.LogCaptureFixture) 
 
 def test_the_reader_of_the_source_reads_every_way_to_write_a_record(tmp_path: Path) -> None:
     (tmp_path / "sample.py").write_text(
-        'note(logging.INFO, "a.b", f"{x} rows of {y}", rows=x)\n'
-        'house.peers.note(logging.WARNING, "e.f", "again", rows=x)\n'
+        'log_event(logging.INFO, "a.b", f"{x} rows of {y}", rows=x)\n'
+        'context.peers.log_event(logging.WARNING, "e.f", "again", rows=x)\n'
         '_log.exception("it %s", what, extra={"action": "c.d", "stream": s})\n'
         'logging.getLogger("perdure").warning("naked")\n'
         "checkpoints.note(7)\n"

@@ -107,7 +107,7 @@ class MailHandler:
     async def _look_who_writes(self, stream: Stream) -> None:
         """Another node may have become the home."""
         if stream.kind is Kind.STANDALONE and stream.writes:
-            record = await self._context.journal.within_time(self._context.store.stream(stream.id))
+            record = await self._context.store.stream(stream.id)
             if record is not None:
                 stream.follow(record)
 

@@ -73,7 +73,7 @@ class Mailbox:
             self._task = None
 
     async def _collect(self, addressee: Addressee) -> None:
-        while page := await self._journal.within_time(self._store.mail(self._node, after=self._dealt)):
+        while page := await self._store.mail(self._node, after=self._dealt):
             for key, raw in page:
                 await self._deal(addressee, raw, MailReceived(node=self._node, through=key))
                 self._dealt = key

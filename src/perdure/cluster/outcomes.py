@@ -110,7 +110,7 @@ class Outcomes:
         async for payload in self._payloads(row.stream):
             if (key := logged_in(payload)) is not None:
                 logged[key] += 1
-        if logged and len(await self._context.journal.within_time(self._context.store.requests(row.stream))) > 1:
+        if logged and len(await self._context.store.requests(row.stream)) > 1:
             logged.clear()
         return logged
 
@@ -123,7 +123,7 @@ class Outcomes:
 
     async def _forwarded(self, stream: StreamId) -> AsyncIterator[bytes]:
         after = 0
-        while page := await self._context.journal.within_time(self._context.store.forwarded(stream, after=after)):
+        while page := await self._context.store.forwarded(stream, after=after):
             for message in page:
                 yield message.payload
             after = page[-1].key

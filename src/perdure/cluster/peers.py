@@ -107,15 +107,15 @@ class Neighbours:
         if node == self._node:
             return False
         if node not in self._dead:
-            known = {record.id for record in await self._journal.within_time(self._store.nodes())}
-            if node in known and node not in await self._journal.within_time(self._liveness.dead()):
+            known = {record.id for record in await self._store.nodes()}
+            if node in known and node not in await self._liveness.dead():
                 return False
             self._dead.append(node)
         return True
 
     async def holders(self) -> Sequence[NodeId]:
         """The others that live and show what is not in the store."""
-        return await self._journal.within_time(self._liveness.holders())
+        return await self._liveness.holders()
 
     async def refuse_while_held(self) -> None:
         """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
@@ -124,8 +124,8 @@ class Neighbours:
 
     async def meet(self) -> Sequence[NodeId]:
         """See who is there; gives the dead."""
-        dead = await self._journal.within_time(self._liveness.dead())
-        nodes = await self._journal.within_time(self._store.nodes())
+        dead = await self._liveness.dead()
+        nodes = await self._store.nodes()
         known = [record.id for record in nodes if record.id != self._node]
         self.alone = not known
         self.others = tuple(node for node in known if node not in dead)
@@ -169,7 +169,7 @@ class Neighbours:
 
     async def look_who_reads(self, stream: Stream) -> None:
         """Learn from the store who reads a stream."""
-        row = await self._journal.within_time(self._store.reader(stream.id))
+        row = await self._store.reader(stream.id)
         if stream.writes:
             self._look_as_writer(stream, None if row is None or row.node == self._node else row)
             return
@@ -318,7 +318,7 @@ class Neighbours:
         try:
             while self._undrawn and self._inside is not None:
                 self._undrawn = False
-                for record in await self._journal.within_time(self._store.forwarded_to(self._node)):
+                for record in await self._store.forwarded_to(self._node):
                     await self._draw_one(self._inside, record)
         finally:
             self._is_drawing = False
@@ -351,7 +351,7 @@ class Neighbours:
         """How far streams have grown. A reader of one that is gone is ended."""
         found: list[StreamRecord] = []
         for start in range(0, len(streams), _ENDS_AT_ONCE):
-            found += await self._journal.within_time(self._store.ends(streams[start : start + _ENDS_AT_ONCE]))
+            found += await self._store.ends(streams[start : start + _ENDS_AT_ONCE])
         for stream_id in set(streams) - {record.id for record in found}:
             if (stream := self._followed.pop(stream_id, None)) is not None and stream.reader is not None:
                 stream.reader.end()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -85,7 +85,7 @@ class Settler:
         round_ = SettlingContext(tools=ToolHints(self._sessions), cancelled=await self._cancelled(dead))
         homes: list[StreamRecord] = []
         failures: list[Exception] = []
-        for record in await self._ask(context.store.written_by(dead)):
+        for record in await context.store.written_by(dead):
             if record.kind is Kind.STANDALONE:
                 homes.append(record)
                 continue
@@ -96,7 +96,7 @@ class Settler:
         failures += await self._settle_homes(homes, round_)
         if failures:
             raise failures[0]
-        for stream in await self._ask(context.store.bury(dead, heir=context.node)):
+        for stream in await context.store.bury(dead, heir=context.node):
             await self._tell_unread(stream)
         context.counters.nodes_settled += 1
         log_event(logging.INFO, "node.settled", f"what node {dead[:8]} left behind is settled", node=dead)
@@ -121,14 +121,11 @@ class Settler:
         """This node is about to settle a stream."""
         return stream in self._begun
 
-    async def _ask(self, asked: Awaitable[T]) -> T:
-        return await self._context.journal.within_time(asked)
-
     async def _cancelled(self, dead: NodeId) -> frozenset[tuple[SessionId, int, int | str]]:
         """Calls that their client has cancelled, and the dead node has not heard of it."""
         messages: list[mail.Message | None] = []
         after = 0
-        while page := await self._ask(self._context.store.mail(dead, after=after)):
+        while page := await self._context.store.mail(dead, after=after):
             messages += [mail.decode(raw) for _, raw in page]
             after = page[-1].key
         return frozenset(
@@ -168,7 +165,7 @@ class Settler:
 
     async def _settle_stream(self, record: StreamRecord, begun: _Begun, round_: SettlingContext) -> None:
         context = self._context
-        owner = await self._ask(context.store.session(record.session))
+        owner = await context.store.session(record.session)
         if begun.stream is not None and begun.stream.writes and owner is not None:
             await self._settle_calls(owner, begun.stream, begun, round_)  # where the store failed
         elif (claimed := await self.claim(record)) is None:
@@ -186,11 +183,11 @@ class Settler:
 
     async def claim(self, record: StreamRecord) -> StreamRecord | None:
         """Become the writer. Also where this node is it: what it had under way then finds a stale fence."""
-        return await self._ask(self._context.store.claim(record.id, node=self._context.node, held=record.fence))
+        return await self._context.store.claim(record.id, node=self._context.node, held=record.fence)
 
     async def left_on(self, record: StreamRecord) -> list[Left]:
         """The calls of a stream that have not ended; seen behind a claim, nobody else can end them."""
-        rows = await self._ask(self._context.store.calls_on(record.id))
+        rows = await self._context.store.calls_on(record.id)
         return [left(row) for row in rows if not has_ended(row)]
 
     async def _settle_calls(self, owner: SessionRecord, stream: Stream, begun: _Begun, round_: SettlingContext) -> None:
@@ -291,7 +288,7 @@ class Settler:
         """Nobody waits for the answers to what dead nodes had asked, on this stream or on the standalone one."""
         context = self._context
         living = {context.node, *context.neighbours.others}
-        for ask in await self._ask(context.store.asks(owner.id)):
+        for ask in await context.store.asks(owner.id):
             if ask.node in living or ask.id in round_.withdrawn or ask.stream not in (stream.id, owner.standalone):
                 continue
             round_.withdrawn.add(ask.id)
@@ -314,9 +311,7 @@ class Settler:
         """
         releases = []
         failures: list[Exception] = []
-        waited_for = {
-            record.id for home in homes[:1] for record in await self._ask(self._context.store.forwarded_to(home.node))
-        }
+        waited_for = {record.id for home in homes[:1] for record in await self._context.store.forwarded_to(home.node)}
         for record in homes:
             try:
                 if not await self._bring_home(record, round_, needed=record.id in waited_for):
@@ -324,14 +319,14 @@ class Settler:
             except Exception as failure:
                 failures.append(failure)
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
-            await self._ask(self._context.store.commit(releases[start : start + _RELEASE_AT_ONCE]))
+            await self._context.store.commit(releases[start : start + _RELEASE_AT_ONCE])
         return failures
 
     async def _bring_home(self, record: StreamRecord, round_: SettlingContext, *, needed: bool) -> bool:
         """Become the home of a session that needs one now (`needed`: messages wait for it). Tells whether there is
         one."""
         held = self._sessions.held(record.session)
-        owner = await self._ask(self._context.store.session(record.session)) if held is None else held.record
+        owner = await self._context.store.session(record.session) if held is None else held.record
         subscribes = owner is not None and owner.state is SessionState.ACTIVE and bool(owner.sticky)
         if held is None and not subscribes and not needed:
             return False

@@ -96,7 +96,7 @@ class Waiting:
         nobody who runs them, and a node that holds may have answered them."""
         if record.node in await self._context.neighbours.holders():
             raise HeldElsewhere(f"node {record.node[:8]} holds what is not written yet")
-        rows = await self._context.journal.within_time(self._context.store.calls_on(record.id))
+        rows = await self._context.store.calls_on(record.id)
         return not self._settler.has_begun(record.id) and any(row.state is CallState.WAITING for row in rows)
 
     async def give_up(self) -> None:
@@ -117,12 +117,10 @@ class Waiting:
     async def cancel(self, cancelled: mail.Cancelled) -> None:
         """The client cancels a call that waits."""
         context = self._context
-        row = await self._context.journal.within_time(
-            context.store.open_call(
-                cancelled.session, incarnation=cancelled.incarnation, request_id=cancelled.request_id
-            )
+        row = await context.store.open_call(
+            cancelled.session, incarnation=cancelled.incarnation, request_id=cancelled.request_id
         )
-        record = None if row is None else await self._context.journal.within_time(context.store.stream(row.stream))
+        record = None if row is None else await context.store.stream(row.stream)
         if row is None or record is None:
             return
         if row.state is not CallState.WAITING or not await self._is_free(record):
@@ -149,6 +147,6 @@ class Waiting:
             answer(call, stream)
 
     async def _waiting_streams(self, session_id: SessionId) -> Sequence[StreamRecord]:
-        rows = await self._context.journal.within_time(self._context.store.calls(session_id))
+        rows = await self._context.store.calls(session_id)
         streams = {row.stream for row in rows if row.state is CallState.WAITING}
         return await self._context.neighbours.ends(list(streams)) if streams else ()

@@ -67,7 +67,7 @@ class GetHandler:
 
     async def _look_who_reads(self, stream: Stream) -> None:
         """A reader on another node, of which this one may not have heard yet, is overtaken with the rest."""
-        row = await self._context.journal.within_time(self._context.store.reader(stream.id))
+        row = await self._context.store.reader(stream.id)
         elsewhere = None if row is None or row.node == self._context.node else row
         stream.read_elsewhere(elsewhere, arrival=self._context.hub.arrive())
 
@@ -160,7 +160,7 @@ class GetHandler:
                 return _Start(stream, position.seq)
             await catch_up(session, stream)  # they may have been written before nothing was held
         same = position.generation == stream.generation
-        ended = () if same else await context.journal.within_time(context.store.generations(stream.id))
+        ended = () if same else await context.store.generations(stream.id)
         cursor = place(position, generation=stream.generation, last=stream.last, ended=ended)
         if cursor == position.seq:
             return _Start(stream, cursor)

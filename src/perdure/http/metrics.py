@@ -26,8 +26,8 @@ async def scrape(method: str, life: ServerProcess | None) -> Answer:
     journal, store = life.context.journal, life.context.store
     if journal.state is LogState.HEALTHY:
         try:
-            others = tuple(await journal.within_time(store.nodes()))
-            stored = await journal.within_time(store.count_states())
+            others = tuple(await store.nodes())
+            stored = await store.count_states()
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
     text = metrics.render(life.sessions.numbers(), others, life.liveness.ages(), stored=stored)

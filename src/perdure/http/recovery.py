@@ -104,10 +104,10 @@ class Recovery:
         session_id, at = self._given.get(program, (None, 0.0))
         if session_id is None or self._monotonic() - at < ADOPTION_SECONDS:
             return False
-        within, store = self._context.journal.within_time, self._context.store
+        store = self._context.store
         try:
-            record = await within(store.session(session_id))
-            handshake_only = len(await within(store.calls(session_id))) <= 1
+            record = await store.session(session_id)
+            handshake_only = len(await store.calls(session_id)) <= 1
         except StoreError:
             return True
         if record is None or record.ended or not handshake_only:
@@ -122,7 +122,7 @@ class Recovery:
         if session_id is None:
             return None
         try:
-            record = await self._context.journal.within_time(self._context.store.session(session_id))
+            record = await self._context.store.session(session_id)
         except StoreError:
             return None
         return record if record is not None and record.owner == owner and record.ended else None

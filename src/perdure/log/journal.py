@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -26,7 +26,6 @@ from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreEr
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, Forward, OpenStream, PutSession, Refusals, SendMail, Step, Store
 from perdure.store.cost import weigh
-from perdure.store.time_limit import TimeLimit
 from perdure.telemetry.events import Counters, log_event
 
 T = TypeVar("T")
@@ -88,7 +87,6 @@ class Journal:
         """No more events are held than memory should carry."""
         self._store = store
         self._timeout = settings.store_timeout
-        self._limit = TimeLimit(settings.store_timeout)
         self._holding = settings.on_store_failure == "hold"
         self._claims_hold = holds
         self._on_holding = on_holding
@@ -144,17 +142,7 @@ class Journal:
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         """Read from the store, within its time."""
-        return await self.within_time(self._store.read(stream, after=after, limit=limit))
-
-    async def within_time(self, asked: Awaitable[T]) -> T:
-        """What the store answers; `StoreUnavailable` where it is stuck, or breaks."""
-        try:
-            return await (asked if self._store.keeps_time else self._limit.wait(asked))
-        except StoreError:
-            raise
-        except Exception as error:
-            # A store must not raise this; but calls that wait for ever would be worse than a store in trouble.
-            raise StoreUnavailable(f"the store broke: {error!r}") from error
+        return await self._store.read(stream, after=after, limit=limit)
 
     async def aclose(self) -> None:
         """Write what is queued; what the store does not take within its time is lost with the process."""
@@ -253,7 +241,7 @@ class Journal:
             self._done(group, [lapsed] * len(_flat(group)))
             return
         try:
-            refusals = await self.within_time(self._store.commit(_flat(group)))
+            refusals = await self._store.commit(_flat(group))
         except StoreUnavailable:
             raise
         except StoreError as failure:
@@ -357,7 +345,7 @@ class Journal:
     async def _probe(self) -> None:
         """Write something, and take it away again. Where nothing is held that would show it (`refuse`), as much as
         failed: a full disk has room for a little."""
-        await self.within_time(self._store.probe(1 if self._backlog else self._too_much))
+        await self._store.probe(1 if self._backlog else self._too_much)
 
 
 class Steps:

@@ -59,7 +59,6 @@ class Broker:
     def __init__(self, context: ServerContext, sessions: Sessions) -> None:
         self._context = context
         self._sessions = sessions
-        self._within = context.journal.within_time
 
     async def open(self, session_id: str, caller: Caller) -> str:
         """The first token of a new chain, in place of the one that the session may have."""
@@ -68,7 +67,7 @@ class Broker:
         random = self._context.random
         token = Token(name=random(chains.NAME_BYTES), secret=random(chains.SECRET_BYTES))
         chain = chains.opened(token, session=session.id, holder=caller.holder)
-        if not await self._within(self._context.store.put_chain(chain)):
+        if not await self._context.store.put_chain(chain):
             raise self._rejected("the session has ended")
         self._context.counters.resume_chains_opened += 1
         log_event(logging.INFO, "resume.opened", "a session got a chain of resume tokens", session=session.name)
@@ -98,7 +97,7 @@ class Broker:
         for _ in range(_TRIES):
             seen = await self._chain(token, caller)
             chain, outcome = chains.use(seen, action, token, fresh=fresh)
-            if chain == seen or await self._within(self._context.store.change_chain(seen, chain)):
+            if chain == seen or await self._context.store.change_chain(seen, chain):
                 if outcome is Outcome.REUSED:
                     await self._tell_revoked(seen, action)
                     raise self._rejected("the token was retired before")
@@ -108,8 +107,8 @@ class Broker:
     async def _chain(self, token: Token, caller: Caller) -> Chain:
         """The chain that a token names, if the caller is its holder; a stranger's use does nothing to it."""
         store = self._context.store
-        chain = await self._within(store.chain(chains.hashed(token.name)))
-        record = await self._within(store.session(_NO_SESSION if chain is None else chain.session))
+        chain = await store.chain(chains.hashed(token.name))
+        record = await store.session(_NO_SESSION if chain is None else chain.session)
         if chain is None:
             raise self._rejected("no chain has such a token")
         if record is None or record.state is SessionState.ENDED:

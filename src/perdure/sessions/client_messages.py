@@ -55,7 +55,7 @@ async def _may_be_asked(session: Session, ask: str, node: NodeId) -> bool:
 
 
 async def _is_asked(session: Session, ask: str) -> bool:
-    return await session.context.journal.within_time(session.context.store.ask(session.id, ask)) is not None
+    return await session.context.store.ask(session.id, ask) is not None
 
 
 async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
@@ -80,14 +80,14 @@ async def _cancel(session: Session, cancelled: mail.Cancelled) -> bool:
 
     async def running() -> CallRecord | None:
         asked = context.store.open_call(session.id, incarnation=incarnation, request_id=request_id)
-        return await context.journal.within_time(asked)
+        return await asked
 
     row = await running()
     if row is None:
         for node in (holders := await context.neighbours.holders()):
             await _tell(session, node, cancelled)  # one of them may run it, and have its row in memory alone
         row = None if holders else await running()
-    stream = None if row is None else await context.journal.within_time(context.store.stream(row.stream))
+    stream = None if row is None else await context.store.stream(row.stream)
     if stream is None or not stream.node:
         return False
     if stream.node == context.node:

@@ -214,7 +214,7 @@ class Home:
 
     async def _claim(self, *, take: bool) -> bool:
         session, context = self._session, self._session.context
-        record = await context.journal.within_time(context.store.stream(session.standalone.id))
+        record = await context.store.stream(session.standalone.id)
         if record is None or session.state is SessionState.ENDED:
             raise SessionEnded
         session.standalone.follow(record)
@@ -225,9 +225,7 @@ class Home:
             if record.node in await context.neighbours.holders():
                 # What it has shown is not in the log, and would come again under other numbers.
                 raise HeldElsewhere(f"the session's home, node {record.node[:8]}, holds what is not written yet")
-        claimed = await context.journal.within_time(
-            context.store.claim(record.id, node=context.node, held=record.fence)
-        )
+        claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
         if claimed is not None:
             self._drawn_through, self._drawn = 0, set()
             session.standalone.claimed(claimed)
@@ -255,7 +253,7 @@ class Home:
             self._drawn = {seq for seq in self._drawn if seq > standalone.durable}
             while True:
                 found = context.store.forwarded(standalone.id, after=self._drawn_through)
-                page = await context.journal.within_time(found)
+                page = await found
                 if not standalone.writes or standalone.fence != fence:
                     return False  # lost, or claimed again: what was read may be out of date
                 if not page:

@@ -153,7 +153,7 @@ class Orphans:
     async def _tell_unread(self, *, here: bool) -> None:
         """Tell of calls that have ended, and let other nodes tell of theirs."""
         context, elsewhere, told = self._session.context, set[NodeId](), 0
-        for record in await context.journal.within_time(context.store.unread(self._session.id)):
+        for record in await context.store.unread(self._session.id):
             if record.node in context.neighbours.others:
                 elsewhere.add(record.node)
             elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
@@ -165,7 +165,7 @@ class Orphans:
 
     async def _tell_ended(self, record: StreamRecord) -> None:
         context = self._session.context
-        rows = await context.journal.within_time(context.store.calls_on(record.id))
+        rows = await context.store.calls_on(record.id)
         held = self._session.streams.get(record.id)
         if held is not None and held.is_read:
             return  # it is being resumed at this moment

@@ -66,7 +66,7 @@ class Sessions:
         that of another. Raises what was told if no session is dormant."""
         store, owner, address = self._context.store, caller.owner, caller.address
         found = store.longest_dormant(owner, address) if full.of_caller else store.longest_dormant()
-        record = await self._context.journal.within_time(found)
+        record = await found
         if record is None:
             raise full
         await self._end_unused(record)
@@ -101,13 +101,13 @@ class Sessions:
             raise
         if session is not None and session.record.owner != owner:
             # One that is not there would have been looked for in the store: neither its failure tells them apart.
-            await self._context.journal.within_time(self._context.store.session(session_id))
+            await self._context.store.session(session_id)
             return None
         return session
 
     async def _is_owned(self, session_id: SessionId, owner: str) -> bool:
         """Asked before anything is loaded: a stranger causes no more than whoever names a session that is not there."""
-        record = await self._context.journal.within_time(self._context.store.session(session_id))
+        record = await self._context.store.session(session_id)
         return record is not None and record.owner == owner
 
     async def load(self, session_id: SessionId) -> Session | None:
@@ -132,12 +132,12 @@ class Sessions:
                 return session
 
     async def _read(self, session_id: SessionId) -> Session | None:
-        store, within = self._context.store, self._context.journal.within_time
+        store = self._context.store
         stamp = store.stamp()
         complete = self._context.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
         session = self._by_id.get(session_id)
         changes = 0 if session is None else session.changes
-        record = await within(store.session(session_id))
+        record = await store.session(session_id)
         if session_id in self._ending:
             return None
         if (resting := self._resting.get(session_id)) is not None:
@@ -161,7 +161,7 @@ class Sessions:
 
     async def expire(self, session_id: SessionId) -> None:
         """End a session whose time has passed, unless a node uses it."""
-        record = await self._context.journal.within_time(self._context.store.session(session_id))
+        record = await self._context.store.session(session_id)
         if record is not None and record.state is not SessionState.ENDED and self._has_expired(record):
             await self._end_unused(record)
 
@@ -173,7 +173,7 @@ class Sessions:
         store, reason = self._context.store, SessionStep.WINDOW_PASSED.value
         end = EndSession(session=record.id, time=record.active, reason=reason, unused_since=record.active)
         await self._context.journal.write(end)
-        now = await self._context.journal.within_time(store.session(record.id))
+        now = await store.session(record.id)
         if now is not None and now.state is not SessionState.ENDED:
             return False
         self._context.counters.sessions_ended += 1
@@ -190,17 +190,15 @@ class Sessions:
         return None
 
     async def _build(self, record: SessionRecord, stamp: object) -> Session | None:
-        store, within = self._context.store, self._context.journal.within_time
-        standalone = await within(store.stream(record.standalone))
+        store = self._context.store
+        standalone = await store.stream(record.standalone)
         if standalone is None:
             return None  # it ended in this very moment
-        waiting = bool(record.owner) and any(
-            call.state is CallState.WAITING for call in await within(store.calls(record.id))
-        )
+        waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
         session = Session(self._context, record, standalone)
         session.stamp, session.waits = stamp, waiting
         session.seen = self._context.clock()  # whoever has it loaded is about to use it
-        session.retained.load(await within(store.kept(record.id)))
+        session.retained.load(await store.kept(record.id))
         self._by_id[record.id] = session
         self._context.counters.sessions_loaded += 1
         try:
@@ -222,7 +220,7 @@ class Sessions:
             return None
         stamp = self._context.store.stamp()
         with session.in_use():
-            record = await self._context.journal.within_time(self._context.store.reattach(session.id))
+            record = await self._context.store.reattach(session.id)
             if record is None:
                 return None
             session.refresh(record, stamp, reattached=True)

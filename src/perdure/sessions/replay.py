@@ -36,7 +36,7 @@ async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
     stream = session.streams.get(stream_id)
     if stream is not None and not stream.is_overtaken and not _may_be_overtaken(session, stream):
         return stream
-    record = await session.context.journal.within_time(session.context.store.stream(stream_id))
+    record = await session.context.store.stream(stream_id)
     if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
         return None
     if (stream := session.streams.get(stream_id)) is not None:
@@ -61,7 +61,7 @@ async def catch_up(session: Session, stream: Stream) -> None:
     """What another node writes may have grown since it was last read here."""
     if stream.writes or stream.over:
         return
-    record = await session.context.journal.within_time(session.context.store.stream(stream.id))
+    record = await session.context.store.stream(stream.id)
     if record is not None:
         stream.follow(record)
     if stream.kind is Kind.CALL:  # it may be over, and let go of: but its reader comes now
@@ -76,7 +76,7 @@ async def look_how_far(session: Session) -> None:
     if context.neighbours.alone:
         return
     with contextlib.suppress(StoreUnavailable):
-        record = await context.journal.within_time(context.store.stream(stream.id))
+        record = await context.store.stream(stream.id)
         if record is not None:
             stream.follow(record)
             if record.generation == stream.generation:
@@ -88,7 +88,7 @@ async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     # What is held is in memory alone; it is looked at first, because from there it goes into the store.
     finals = [*stream.finals_in_memory(), *await _finals(session, stream)]
     answered = {json.loads(event.payload).get("id") for event in finals}
-    asked = await session.context.journal.within_time(session.context.store.requests(stream.id))
+    asked = await session.context.store.requests(stream.id)
     message = "The answer to this request is no longer retained"
     return [
         error_payload(request_id, POSITION_LOST, message, {"method": method})
@@ -111,7 +111,7 @@ async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
     asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
     if not asked:
         return set()
-    waiting = await session.context.journal.within_time(session.context.store.asks(session.id))
+    waiting = await session.context.store.asks(session.id)
     still = {ask.id for ask in waiting if await _lives(session, ask.node)} | session.exchange.asks.open
     return {seq for seq, ask in asked.items() if ask not in still}
 

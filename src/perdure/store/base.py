@@ -48,6 +48,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     whatever their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
 19. **Read this far.** How far a stream's readers have got only moves forward, and never beyond what was appended in the
     generation in which they read it: an event that took the number of a lost one counts as unread.
+20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for
+    `store_timeout`. Time in which the store works on other calls, or in which this process is late, does not count.
 """
 
 from __future__ import annotations
@@ -711,10 +713,10 @@ class Store(Events, Sessions, Chains, Ledger, Asks, Readers, Wakeups, Nodes, Pro
     shared: bool
     """Several processes may open it at once."""
     keeps_time: bool
-    """It raises `StoreUnavailable` by itself for an operation that is stuck, so whoever calls it waits without a limit.
+    """It keeps promise 20 by itself.
 
     A store that queues, or that shares a file or a server with others, knows best what is stuck and what only waits its
-    turn (`store.time_limit`). Of any other store the journal limits the calls, in the order in which it made them."""
+    turn (`store.time_limit`). The calls of any other store are limited by `store.within_time`, in their order."""
 
     async def open(self) -> None: ...
 
