@@ -12,8 +12,8 @@ from perdure.http.refusals import Refusal, Refused
 from perdure.sessions.context import ServerContext
 
 
-class SessionlessDesk:
-    """Hands requests to the SDK's handler, no more at once than there may be. Each may hold an event stream and run a
+class SessionlessHandler:
+    """Hands requests to the SDK's handler, `max_sessionless` at once at most. Each may hold an event stream and run a
     call, and has no session whose limits would count it."""
 
     def __init__(self, manager: StreamableHTTPSessionManager, context: ServerContext, bodies: Bodies) -> None:
