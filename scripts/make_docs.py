@@ -253,24 +253,19 @@ def actions(_: str) -> str:
     return table(("action", "level", "sentence", "facts"), rows)
 
 
-# Modules, states and revisions
+# Rooms, states and revisions
 
 
-def modules(_: str) -> str:
-    """Each module's first sentence; private ones belong to their neighbours, except the core."""
+def rooms(_: str) -> str:
+    """Each package's first sentence: what the room is for, and which rooms it may use."""
     package = ROOT / "src" / "perdure"
     rows = []
-    for source in sorted(package.rglob("*.py"), key=lambda path: (path.parent != package, path)):
-        name = str(source.relative_to(package))
-        sentence = _first_sentence(source)
-        if sentence and not re.search(r"(^|/)_(?!core/)", name):
-            rows.append([f"[`{name}`](../src/perdure/{name})", sentence])
-    return table(("module", "what it is"), rows)
-
-
-def _first_sentence(source: Path) -> str:
-    text = " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split())
-    return re.split(r"(?<=[.]) ", text)[0].rstrip(".")
+    for source in sorted(package.glob("*/__init__.py")):
+        text = " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split())
+        purpose, uses = re.split(r"(?<=[.]) ", text)[0].rstrip(".").split("; uses ")
+        room = source.parent.name
+        rows.append([f"[`{room}`](../src/perdure/{room})", purpose, uses])
+    return table(("room", "what it does", "uses"), rows)
 
 
 def diagrams(_: str) -> str:
@@ -317,7 +312,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
         counters,
         metrics,
         actions,
-        modules,
+        rooms,
         diagrams,
         revisions,
         checklist,
