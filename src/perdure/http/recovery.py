@@ -1,4 +1,4 @@
-"""When a session is gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
+"""Answers for sessions that are gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
 
 With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
 at once finds a session whose handshake is done. A lost session is replaced once: no two callers share the new one, so
@@ -35,10 +35,11 @@ Headers = dict[bytes, bytes]
 REISSUES = 30
 REISSUE_SECONDS = 60.0
 """New sessions in place of lost ones that one caller gets in this time, callers without a name together. A client in a
-loop would otherwise make one with each round; whoever loses more has restarted a whole fleet, which may initialize."""
+loop would otherwise make one with each round; a caller that loses more has restarted a whole fleet, which may
+initialize."""
 
 _MOST_CALLERS = 10_000
-"""Callers that are counted; beyond, the one counted for longest begins anew."""
+"""Callers that are counted; beyond, the one counted for longest starts from zero."""
 
 ADOPTION_SECONDS = 10.0
 """A client that takes the new id does so with its next request, which follows at once; one that restarts a whole fleet
@@ -60,7 +61,7 @@ V = TypeVar("V")
 
 
 class Recovery:
-    """Says that a session is gone, and may give another."""
+    """Answers for a session that is gone, and may give another one."""
 
     def __init__(self, context: ServerContext, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""What the endpoint says when it says no: each refusal has one name, one status, one code and one sentence.
+"""Refusals: each has one name, one status, one code and one sentence.
 
 The body is a JSON-RPC error. Codes of ours are between -31001 and -31099; the others are JSON-RPC's.
 """
@@ -25,7 +25,7 @@ REISSUE_FAILED = -31008
 
 
 class Refusal(enum.Enum):
-    """Every way to say no: status, code, sentence. `{…}` is filled in with what was seen."""
+    """Every reason to refuse a request: status, code, sentence. `{…}` is filled in with what was seen."""
 
     REPEATED_HEADER = (400, INVALID_REQUEST, "This request has {count} {name} headers; it may have one")
     BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
@@ -103,19 +103,19 @@ class Refusal(enum.Enum):
 
 
 def refusal_of(failure: StoreError, otherwise: Refusal) -> Refusal:
-    """What a failing store is told as: that another node knows more, or what the caller was about to do."""
+    """Choose the refusal for a failing store: another node knows more, or what the caller was about to do fails."""
     return Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise
 
 
 RECOVERY = {"recovery": {"action": "initialize", "detail": "Send initialize without Mcp-Session-Id, then go on."}}
-"""What a client does about a session that is gone. The same for everybody: only its owner may learn why."""
+"""What a client does about a session that is gone. The same for every caller: only its owner may learn why."""
 
 RETRY_AFTER = {429: b"1", 503: b"1"}
 """Seconds after which a refusal that passes by itself is worth another try."""
 
 
 class Refused(Exception):
-    """The endpoint says no."""
+    """The endpoint refuses a request."""
 
     def __init__(
         self,
