@@ -37,6 +37,7 @@ from perdure.store.base import (
 )
 from perdure.store.memory import MemoryStore
 from perdure.testing import check_store, store_machine
+from perdure.testing._values import count_open
 
 pytestmark = pytest.mark.anyio
 
@@ -288,7 +289,7 @@ class CountsBeforehand(MemoryStore):
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         for step in steps:
             if isinstance(step, PutSession) and step.limits is not None:
-                if await self.count_sessions() >= step.limits.total:
+                if await count_open(self) >= step.limits.total:
                     return await super().commit(steps)
                 await asyncio.sleep(0)
         return await super().commit([replace(s, limits=None) if isinstance(s, PutSession) else s for s in steps])

@@ -279,15 +279,11 @@ class MemoryStore(MemoryNodes):
         sizes = itertools.accumulate(len(event.payload) for event in found.events[start : start + limit])
         return found.events[start : start + 1 + sum(1 for size in sizes if size < READ_BYTES)][:limit]
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
-        found = self._streams.get(stream)
-        return found.record if found else None
-
     async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         return [stream.record for stream in self._of_session.get(session, {}).values()]
 
-    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
-        return [self._streams[stream].record for stream in streams if stream in self._streams]
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
 
     async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
         return [stream for stream in await self.streams(session) if stream.unread]
@@ -342,9 +338,6 @@ class MemoryStore(MemoryNodes):
         self._writes += 1
         self._sessions[session] = replace(record, incarnation=record.incarnation + 1)
         return self._sessions[session]
-
-    async def count_sessions(self, owner: str | None = None) -> int:
-        return sum(s.state is not SessionState.ENDED and owner in (None, s.owner) for s in self._sessions.values())
 
     async def count_states(self) -> Mapping[SessionState, int]:
         return Counter(session.state for session in self._sessions.values())
@@ -403,12 +396,6 @@ class MemoryStore(MemoryNodes):
         name = (session, incarnation, coerce_id(request_id))
         stream = self._open_calls.get(name)
         return next((call for call in stream.calls.values() if _name(call) == name), None) if stream else None
-
-    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
-        return [(call.request_id, call.method) for call in await self.calls_on(stream)]
-
-    async def ask(self, session: SessionId, ask: str) -> AskRecord | None:
-        return self._asks.get(session, {}).get(ask)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return list(self._asks.get(session, {}).values())

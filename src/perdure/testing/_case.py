@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perdure._core.ids import Fence, Kind, StreamId
 from perdure.errors import StaleFence
-from perdure.store.base import OpenStream, PutSession, Refusals, Refused, Store, StreamRecord
+from perdure.store.base import OpenStream, PutSession, Refusals, Refused, Store, StreamRecord, stream_by_id
 from perdure.testing._values import NODE, STREAM, a_call, a_session, a_stream, put
 
 
@@ -46,7 +46,7 @@ class Case:
         accepted(await put(self.store, PutSession(record=a_session()), OpenStream(record=record, calls=calls)))
 
     async def record(self, name: str = STREAM) -> StreamRecord:
-        record = await self.store.stream(StreamId(name))
+        record = await stream_by_id(self.store, StreamId(name))
         if record is None:
             raise AssertionError(f"stream {name} is gone")
         return record
