@@ -28,10 +28,10 @@ from perdure.store.base import (
     PutSession,
     Reached,
     Refusals,
-    Refused,
     Release,
     SendMail,
     Step,
+    StepRefusal,
     StreamRecord,
     Trim,
 )
@@ -156,7 +156,7 @@ class FailsTheWholeCommitForOneMessage(MemoryStore):
 class ForgetsWhatItTook(MemoryStore):
     """A message that is forwarded again after it was appended is appended once more."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         refusal = super()._apply(step)
         if isinstance(step, Append) and step.taken:
             self._streams[step.stream].senders.clear()
@@ -164,7 +164,7 @@ class ForgetsWhatItTook(MemoryStore):
 
 
 class TakesMessagesThatDoNotFollow(MemoryStore):
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, Forward) and (row := self._streams.get(step.stream)) is not None:
             sender, last = row.senders.get(step.node, (step.sender, 0))
             row.senders[step.node] = (sender, max(last, step.first - 1))
@@ -174,7 +174,7 @@ class TakesMessagesThatDoNotFollow(MemoryStore):
 class TakesAwayWithoutAppending(MemoryStore):
     """What is forwarded is gone although its events were refused."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, Append) and (row := self._streams.get(step.stream)) is not None:
             row.forwarded = [message for message in row.forwarded if message.key > step.taken]
         return super()._apply(step)
@@ -227,7 +227,7 @@ class NamesHoldersWhoHaveLeft(MemoryStore):
 class ComparesIdsAsTheyAre(MemoryStore):
     """8 and "8" run side by side."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, OpenStream) and step.record.id not in self._streams:
             taken = {repr(call.request_id) for row in self._streams.values() for call in row.calls.values()}
             if not taken & {repr(call.request_id) for call in step.calls}:
@@ -238,7 +238,7 @@ class ComparesIdsAsTheyAre(MemoryStore):
 class ForgetsWhoWaits(MemoryStore):
     """A call that waits for another node to run it does not hold its id."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         refusal = super()._apply(step)
         if isinstance(step, PutCall) and step.state is CallState.WAITING:
             self._open_calls.clear()
@@ -246,7 +246,7 @@ class ForgetsWhoWaits(MemoryStore):
 
 
 class OpensStreamsOfEndedSessions(MemoryStore):
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         record = self._sessions.get(step.record.session) if isinstance(step, OpenStream) else None
         if record is not None:
             self._sessions[record.id] = replace(record, state=SessionState.ACTIVE)

@@ -477,8 +477,8 @@ Step = (
     | MailReceived
 )
 
-Refused = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
-Refusals = Sequence[Refused | None]
+StepRefusal = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
+Refusals = Sequence[StepRefusal | None]
 """For each step of a commit: `None`, or why it was refused."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perdure._core.ids import Fence, Kind, StreamId
 from perdure.errors import StaleFence
-from perdure.store.base import OpenStream, PutSession, Refusals, Refused, Store, StreamRecord, stream_by_id
+from perdure.store.base import OpenStream, PutSession, Refusals, StepRefusal, Store, StreamRecord, stream_by_id
 from perdure.testing._values import NODE, STREAM, a_call, a_session, a_stream, put
 
 
@@ -69,7 +69,7 @@ def accepted(refusals: Refusals) -> None:
     same("refusals", list(refusals), [None] * len(refusals))
 
 
-def refused(refusals: Refusals, *places: int, why: type[Refused] = StaleFence) -> None:
+def refused(refusals: Refusals, *places: int, why: type[StepRefusal] = StaleFence) -> None:
     """These steps for this reason, and no other step."""
     seen = {place: type(refusal).__name__ for place, refusal in enumerate(refusals) if refusal is not None}
     same("refused steps", seen, dict.fromkeys(places, why.__name__))
