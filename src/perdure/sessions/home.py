@@ -19,7 +19,7 @@ from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, Sess
 from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
-from perdure.store.base import Event, SendMail, Step
+from perdure.store.base import Event, SendMail, Step, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Home:
 
     async def _claim(self, *, take: bool) -> bool:
         session, context = self._session, self._session.context
-        record = await context.store.stream(session.standalone.id)
+        record = await stream_by_id(context.store, session.standalone.id)
         if record is None or session.state is SessionState.ENDED:
             raise SessionEnded
         session.standalone.follow(record)
