@@ -290,7 +290,7 @@ class Neighbours:
             if stream.over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to be told of
             # Who comes and goes is told by mail; only progress is hinted at, and matters once somebody waits for it.
-            elif stream.id in named or (everything and stream.crowded):
+            elif stream.id in named or (everything and stream.is_full):
                 with self._chores.surviving("it could not be seen who reads a stream", stream.id):
                     await self.look_who_reads(stream)
         if everything:

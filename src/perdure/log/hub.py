@@ -199,7 +199,7 @@ class Reader:
         self._stop_at = self.stream.last
         self.wake()
 
-    def send_home(self) -> None:
+    def close_with_retry(self) -> None:
         """Write what is there and a hint when to come back, then close the connection."""
         self._preamble += self._retry
         self.stop_here()
@@ -444,7 +444,7 @@ class Hub:
         for reader in list(self.readers):
             stream = reader.stream
             if stream.kind is Kind.STANDALONE or not (stream.writes or stream.over):
-                reader.send_home()
+                reader.close_with_retry()
 
     def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
