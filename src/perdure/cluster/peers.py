@@ -19,8 +19,9 @@ from perdure._core.ids import Kind, NodeId, StreamId
 from perdure.cluster.mailbox import Addressee, Mailbox
 from perdure.errors import HeldElsewhere, PerdureError, StoreError, StoreLost, StoreUnavailable
 from perdure.log.chores import Chores
-from perdure.log.hub import Hub, Reader
+from perdure.log.hub import Hub
 from perdure.log.journal import Journal, Steps
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.store.base import (
     LeaveReader,

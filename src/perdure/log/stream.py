@@ -29,7 +29,7 @@ from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, Strea
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
-    from perdure.log.hub import Reader
+    from perdure.log.reader import Reader
 
 RUN_AHEAD = 128
 """Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
