@@ -97,6 +97,7 @@ FIXED = [
 
 MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
     ("Stream", states.STREAM, states.StreamState.DETACHED),
+    ("Reader", states.READER, states.ReaderState.STARTING),
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
     ("Log", states.LOG, states.LogState.HEALTHY),

@@ -19,8 +19,9 @@ from perdure._core.ids import Kind, NodeId, StreamId
 from perdure.cluster.mailbox import Addressee, Mailbox
 from perdure.errors import HeldElsewhere, PerdureError, StoreError, StoreLost, StoreUnavailable
 from perdure.log.chores import Chores
-from perdure.log.hub import Hub, Reader
+from perdure.log.hub import Hub
 from perdure.log.journal import Journal, Steps
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.store.base import (
     LeaveReader,
@@ -290,7 +291,7 @@ class Neighbours:
             if stream.over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to be told of
             # Who comes and goes is told by mail; only progress is hinted at, and matters once somebody waits for it.
-            elif stream.id in named or (everything and stream.crowded):
+            elif stream.id in named or (everything and stream.is_full):
                 with self._chores.surviving("it could not be seen who reads a stream", stream.id):
                     await self.look_who_reads(stream)
         if everything:

@@ -73,7 +73,7 @@ class Waiting:
                 running = {call.stream.id for call in session.exchange.calls.all_running()}
                 for stream in session.streams.values():
                     if stream.reader is not None and not stream.over and stream.id not in running:
-                        stream.reader.send_home()
+                        stream.reader.close_with_retry()
 
     async def resume(self, session: Session, http: HttpRequest | None) -> None:
         """The principal is back: run again, or answer, what waited for it."""

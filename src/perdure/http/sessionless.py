@@ -30,15 +30,14 @@ class SessionlessHandler:
         if hub.full:
             raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
         self._running += 1
-        hub.foreign += 1
         try:
-            if scope["method"] == "POST":
-                await self._post(scope, receive, send, headers)
-            else:
-                await self._manager.handle_request(scope, receive, send)
+            with hub.counting_sessionless():
+                if scope["method"] == "POST":
+                    await self._post(scope, receive, send, headers)
+                else:
+                    await self._manager.handle_request(scope, receive, send)
         finally:
             self._running -= 1
-            hub.foreign -= 1
 
     async def _post(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         body = await self._bodies.read(receive, headers)
