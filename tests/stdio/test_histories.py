@@ -28,8 +28,7 @@ import perdure
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.host.processes import Seen
 from perdure.stdio.resuming import ONCE, Resuming
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import KeptSlot, open_slot
+from perdure.stdio.slots import KeptSlot, Target, open_slot
 from tests.support.workshop import Workshop
 
 HOSTS = 2

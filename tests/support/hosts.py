@@ -10,8 +10,7 @@ import pytest
 
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.host.processes import Processes, Seen
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import KeptSlot, Slot, open_slot
+from perdure.stdio.slots import KeptSlot, Slot, Target, open_slot
 
 
 def host(*, pid: int = 7, start: int = 70, boot: str = "boot", space: str = "space") -> Identity:
