@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import Seen
+from perdure.stdio.host.processes import ProcessInfo
 from perdure.stdio.resuming import ONCE, Resuming
 from perdure.stdio.slots import KeptSlot, Target, open_slot
 from tests.support.workshop import Workshop
@@ -181,8 +181,8 @@ class _NobodyDies:
     boot = "boot"
     space = "space"
 
-    def look(self, pid: int) -> Seen | None:
-        return Seen(pid=pid, parent=1, start=77, name="host", words=("host",))
+    def look(self, pid: int) -> ProcessInfo | None:
+        return ProcessInfo(pid=pid, parent=1, start=77, name="host", words=("host",))
 
     def is_gone(self, pid: int, start: int) -> bool:
         return False

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import Processes, Seen
+from perdure.stdio.host.processes import Processes, ProcessInfo
 from perdure.stdio.slots import KeptSlot, Slot, Target, open_slot
 
 
@@ -33,7 +33,7 @@ class Living:
     boot: str = "boot"
     space: str = "space"
 
-    def look(self, pid: int, /) -> Seen | None:
+    def look(self, pid: int, /) -> ProcessInfo | None:
         return None
 
     def is_gone(self, pid: int, start: int, /) -> bool:

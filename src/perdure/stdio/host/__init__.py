@@ -1,1 +1,1 @@
-"""Finds out which host started the bridge. Uses `telemetry.events` and `_core`."""
+"""Finds the host process that a bridge belongs to, across launchers."""
