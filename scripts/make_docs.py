@@ -21,6 +21,7 @@ from typing import Any
 
 from log_actions import records
 from perdure._core import codes as error_codes
+from perdure._core import delivery as rules
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
 from perdure._core.units import say_duration, say_size
@@ -288,6 +289,31 @@ def revisions(_: str) -> str:
     return table(("revision", "batches", "priming event and `retry`", "a tool may close its connection early"), rows)
 
 
+def delivery(_: str) -> str:
+    """What a client does with a response or a failure: a row for each, a column for each kind of thing that it sent."""
+    by_post, by_get = list(rules.Column)[:5], list(rules.Column)[5:]
+    return "\n".join(
+        (
+            "**By POST.**\n",
+            _meanings(rules.POST, by_post),
+            "**By GET.** A call with a position, and the standalone stream.\n",
+            _meanings(rules.GET, by_get),
+            "**No response, or one that broke off.**\n",
+            _meanings(rules.FAILED, list(rules.Column)),
+            "| | what the client does next |\n| --- | --- |",
+            "".join(f"| {meaning.name.lower()} | {meaning.value} |\n" for meaning in rules.Meaning),
+        )
+    )
+
+
+def _meanings(rows: Mapping[Any, Mapping[rules.Column, rules.Meaning]], columns: list[rules.Column]) -> str:
+    cells = (
+        [*row.value[:1], *(cell[c].name.lower() if c in cell else "" for c in columns), *row.value[1:]]
+        for row, cell in rows.items()
+    )
+    return table(("what came", *(column.value for column in columns), "because"), cells)
+
+
 MAKERS: dict[str, Callable[[str], str]] = {
     maker.__name__: maker
     for maker in (
@@ -301,6 +327,7 @@ MAKERS: dict[str, Callable[[str], str]] = {
         rooms,
         diagrams,
         revisions,
+        delivery,
         checklist,
         promises,
         requirements,
