@@ -24,7 +24,7 @@ from perdure.client.task_groups import enter, raised_as_it_was
 from perdure.client.transport import Transport
 from perdure.errors import Misuse
 from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import LIMITS, TIMEOUT, Endpoint, past_proxies
+from perdure.remote.endpoint import Endpoint, http_client
 from perdure.remote.limits import Limits
 from perdure.remote.state_file import StateStore, state_store
 
@@ -152,7 +152,4 @@ async def _http_client(
             raise Misuse("headers and auth are those of the http_client that was given: set them there")
         return own
     given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
-    made = httpx2.AsyncClient(
-        headers=dict(headers or {}), auth=given, timeout=TIMEOUT, limits=LIMITS, mounts=past_proxies(url)
-    )
-    return await stack.enter_async_context(made)
+    return await stack.enter_async_context(http_client(url, headers=headers, auth=given))
