@@ -33,7 +33,6 @@ from perdure.remote.state import Handshake
 from perdure.stdio import failures as troubles
 from perdure.stdio.before import Before
 from perdure.stdio.call import DEPARTURE
-from perdure.stdio.departures import Departures, Job
 from perdure.stdio.handshaking import Handshaking
 from perdure.stdio.host_side import HostSide
 from perdure.stdio.messages import FromServer
@@ -41,6 +40,7 @@ from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Line, Output
 from perdure.stdio.renewing import Renewing
 from perdure.stdio.resuming import Resuming
+from perdure.stdio.send_queue import Job, SendQueue
 from perdure.stdio.standalone import Standalone
 from perdure.telemetry.events import log_event
 
@@ -66,8 +66,8 @@ class Bridge:
         self.before = Before(self)
         self._instance = secrets.token_urlsafe(9)
         self._numbers = itertools.count(1)
-        self._departures = Departures(self._start_job)
-        self._host = HostSide(self, self._departures)
+        self._queue = SendQueue(self._start_job)
+        self._host = HostSide(self, self._queue)
         self._reading = anyio.CancelScope()
         self._hearing: set[anyio.CancelScope] = set()
         self._tasks: anyio.abc.TaskGroup
@@ -79,14 +79,14 @@ class Bridge:
     async def run(self, lines: AsyncIterator[Line], leaving: Callable[[], None]) -> None:
         """Until the host closes the pipe. `leaving` is called before the last messages are waited for."""
         async with anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._departures.run)
+            self._tasks.start_soon(self._queue.run)
             self.start(self.resuming.start)
             with self._reading:
                 await self._read(lines)
             self._hear_no_more()
             leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
-            await self._departures.empty()
+            await self._queue.flush()
             self._tasks.cancel_scope.cancel()
 
     def stop(self) -> None:

@@ -26,10 +26,10 @@ from perdure._core.sticky import after as sticky_after
 from perdure._core.sticky import encode as encode_sticky
 from perdure.stdio import log_capability as own_logging
 from perdure.stdio.call import Asked, Call
-from perdure.stdio.departures import Departures
 from perdure.stdio.messages import INTERNAL_ERROR, encode, error, same_id
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, TooLong
 from perdure.stdio.refusals import before_the_handshake, looked_at, refused
+from perdure.stdio.send_queue import SendQueue
 from perdure.stdio.telling import Telling
 from perdure.telemetry.events import log_event
 
@@ -49,9 +49,9 @@ _OF_EARLIER = re.compile(r"^\d+:")
 class HostSide:
     """The host's requests that run, and what it was asked."""
 
-    def __init__(self, bridge: Bridge, departures: Departures) -> None:
+    def __init__(self, bridge: Bridge, queue: SendQueue) -> None:
         self._bridge = bridge
-        self._departures = departures
+        self._queue = queue
         self._calls: dict[str, Call] = {}
         """By the id that the host gave, as JSON."""
         self._tokens: dict[str, str] = {}
@@ -131,7 +131,7 @@ class HostSide:
         host_id = splice.cut(text, "id") or "null"
         if message.method == "initialize":
             self._bridge.handshaking.is_begun = True
-            await self._departures.add(
+            await self._queue.add(
                 anyio.Event(), lambda left: self._initialize(host_id, text, message.params or {}, left)
             )
         elif self._bridge.handshake is None and not self._bridge.handshaking.is_begun:
@@ -159,7 +159,7 @@ class HostSide:
         self._calls[host_id] = call
         # The message itself is not kept: it may be large, and the call may take long.
         sticky = encode_sticky(message) if message.method in STICKY else None
-        await self._departures.add(call.departed, lambda _: self._follow(call, sticky), weight=len(text))
+        await self._queue.add(call.departed, lambda _: self._follow(call, sticky), weight=len(text))
 
     async def _follow(self, call: Call, sticky: bytes | None) -> None:
         if not call.asked.may_be_repeated:
@@ -221,9 +221,9 @@ class HostSide:
             return
         telling = Telling(self._bridge, text)
         if message.method == "notifications/initialized":
-            await self._departures.add(anyio.Event(), lambda left: self._initialized(telling, left))
+            await self._queue.add(anyio.Event(), lambda left: self._initialized(telling, left))
         elif self._bridge.handshake is not None or self._bridge.handshaking.is_begun:
-            await self._departures.add(telling.departed, lambda _: telling.run(), weight=len(text))
+            await self._queue.add(telling.departed, lambda _: telling.run(), weight=len(text))
 
     def _cancelled(self, text: str) -> str | None:
         """The answer is no longer wanted: say so under the name that the server knows, if it knows the request."""
@@ -261,7 +261,7 @@ class HostSide:
 
     def _tell_at_once(self, text: str) -> None:
         telling = Telling(self._bridge, text)
-        self._departures.at_once(telling.departed, lambda _: telling.run())
+        self._queue.start_now(telling.departed, lambda _: telling.run())
 
 
 def _is_token(params: dict[str, Any]) -> bool:
