@@ -10,7 +10,8 @@ UNREACHABLE = -31020
 """The request did not reach a server within the client's limits. Made by the client, never by a server."""
 
 NO_SERVER = -31021
-"""The address, the credentials or the certificate is wrong: trying again does not help. Made by `perdure stdio`."""
+"""The server, or the way to it, refuses: address, credentials, certificate, or it fails at a read. `data.reason` says
+which; trying again at once does not help. Made by the client, never by a server."""
 
 TOO_MANY_AT_ONCE = -31022
 """More requests run at once than `perdure stdio` follows. Made there."""

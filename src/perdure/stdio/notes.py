@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure._files import private
-from perdure.remote.endpoint import can_be_sent
+from perdure.remote.old_wire import can_be_sent
 from perdure.stdio.call import Asked
 from perdure.telemetry.events import log_event
 
