@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from perdure._core.codes import NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
 from perdure._core.delivery import REPEATABLE, Attempt, Failure, Meaning, Purpose, is_read, of_failure
 from perdure._core.sse import EventTooLarge
 from perdure.remote.endpoint import Response
@@ -25,8 +25,6 @@ from perdure.remote.stream import Listener, Stream
 #: Seconds until a message without any sign of the server counts as sent, and the next one may follow it. Servers that
 #: answer with plain JSON give no sign before the answer.
 DEPARTURE = 0.5
-INTERNAL_ERROR = -32603
-"""JSON-RPC: something unforeseen happened on this side; the sentence says what."""
 
 _WAITS = (Meaning.AGAIN, Meaning.RESTART, Meaning.RENEW)
 

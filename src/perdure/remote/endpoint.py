@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 
 import httpx2
 
-from perdure._core.delivery import EVENTS, JSON, Attempt, Body, Failure, Meaning, body_of, of_response
+from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body_of, of_response
 from perdure._core.sse import EventTooLarge
 from perdure.remote.failures import Refusal, Refused, RequestFailed
 from perdure.remote.heartbeat import Heartbeat
@@ -93,7 +93,7 @@ class Response:
         Raises `EventTooLarge`, and `RequestFailed` where the body breaks off.
         """
         body, message = Body.NONE, None
-        if request_id is not None and self.media == JSON:
+        if request_id is not None and not self.is_stream:
             try:
                 found = messages_in((await self.whole(limit)).decode())
             except EventTooLarge:
@@ -193,7 +193,7 @@ class Endpoint:
             sentence = f"{where} sends us to {place}, which is not followed: use that address"
             return Refusal(reason="moved", sentence=sentence)
         if status < 300:
-            seen = "what is not a response to the request" if response.media == JSON else response.media
+            seen = "what is not a response to the request" if response.media == "application/json" else response.media
             code = "" if status == 200 else f"HTTP {status} and "
             sentence = f"{where} is not an MCP server: it answers with {code}{seen or 'no content type'}"
             return Refusal(reason="not_mcp", sentence=sentence)

@@ -15,7 +15,7 @@ import pytest
 from perdure._core.ids import NodeId
 from perdure._files.locks import flock
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.base import Liveness, PutSession, Release
+from perdure.store.base import Liveness, PutSession, Release, stream_by_id
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import locks as _sqlite_locks
 from perdure.store.sqlite.locks import Locks
@@ -125,7 +125,7 @@ async def test_who_left_nothing_behind_needs_no_burial(store: SqliteStore, path:
         assert list(await view(store).dead()) == [OTHER], "although its process still runs"
         await store.bury(OTHER, heir=NODE)
     fence = await store.join(NodeId("third"))
-    held = await store.stream((await store.streams(a_session().id))[0].id)
+    held = await stream_by_id(store, (await store.streams(a_session().id))[0].id)
     assert held is not None
     claimed = await store.claim(held.id, node=NodeId("third"), held=held.fence)
     assert claimed is not None

@@ -1,1 +1,1 @@
-"""Finds the host process that a bridge belongs to, across launchers."""
+"""Finds out which host started the bridge; uses `telemetry.events` and `_core`."""
