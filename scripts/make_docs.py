@@ -44,8 +44,8 @@ ELSEWHERE = {
     "CLIENT_AWAY": "in the tool that asked",
     "UNREACHABLE": "in programs that use `perdure.connect`, and from `perdure stdio`",
     "INVALID_PARAMS": "from `perdure stdio`",
-    "INTERNAL_ERROR": "from `perdure stdio`",
-    "NO_SERVER": "from `perdure stdio`",
+    "INTERNAL_ERROR": "in programs that use `perdure.connect`, and from `perdure stdio`",
+    "NO_SERVER": "in programs that use `perdure.connect`, and from `perdure stdio`",
     "TOO_MANY_AT_ONCE": "from `perdure stdio`",
 }
 
