@@ -106,7 +106,7 @@ class MailHandler:
 
     async def _look_who_writes(self, stream: Stream) -> None:
         """Another node may have become the home."""
-        if stream.kind is Kind.STANDALONE and stream.writes:
+        if stream.kind is Kind.STANDALONE and stream.writer is not None:
             record = await self._context.store.stream(stream.id)
             if record is not None:
                 stream.follow(record)

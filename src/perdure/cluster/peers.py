@@ -149,10 +149,10 @@ class Neighbours:
 
     def grown(self, stream: Stream) -> None:
         """Hint at the end of this turn of the loop: one hint for all that grew in it."""
-        assert stream.foreign is not None
+        assert stream.readers.remote is not None
         if not self._grown:
             asyncio.get_running_loop().call_soon(self._hint)
-        self._grown.setdefault(stream.foreign.node, set()).add(stream.id)
+        self._grown.setdefault(stream.readers.remote.node, set()).add(stream.id)
 
     def _hint(self) -> None:
         grown, self._grown = self._grown, {}
@@ -161,7 +161,7 @@ class Neighbours:
 
     def now_written_here(self, stream: Stream) -> None:
         self._followed.pop(stream.id, None)
-        stream.lost_at = stream.lost_at or self._hub.arrive()
+        stream.readers.lose(self._hub.arrive())
         if stream.reader is not None and stream.reader.registered is not None:
             self._put(LeaveReader(stream=stream.id, reader=self._name(stream.reader)))
             stream.reader.registered = None
@@ -171,7 +171,7 @@ class Neighbours:
     async def look_who_reads(self, stream: Stream) -> None:
         """Learn from the store who reads a stream."""
         row = await self._store.reader(stream.id)
-        if stream.writes:
+        if stream.writer is not None:
             self._look_as_writer(stream, None if row is None or row.node == self._node else row)
             return
         reader = stream.reader
@@ -183,30 +183,30 @@ class Neighbours:
             reader.end()
 
     def _look_as_writer(self, stream: Stream, row: ReaderRecord | None) -> None:
-        before = stream.foreign
-        if row is None or stream.over:
+        before = stream.readers.remote
+        if row is None or stream.is_over:
             self._lent.pop(stream.id, None)
         else:
             self._lent[stream.id] = stream
-        stream.read_elsewhere(row, arrival=self._hub.arrive())
+        stream.set_remote_reader(row, arrival=self._hub.arrive())
         if row is not None and before is not None and before.node not in (row.node, self._node):
             self._tell(before.node, stream)
-        if row is not None and stream.last > row.seq:
+        if row is not None and stream.tail.last > row.seq:
             self.grown(stream)
 
     # What others write and this node reads (the hub's registry)
 
     def attached(self, reader: Reader) -> None:
         stream = reader.stream
-        if stream.writes:
-            foreign, stream.foreign = stream.foreign, None
+        if stream.writer is not None:
+            remote = stream.readers.drop_remote()
             self._lent.pop(stream.id, None)
-            if foreign is not None:
-                leave = LeaveReader(stream=stream.id, reader=foreign.reader)
-                self._put(leave, self._reading(foreign.node, stream))
+            if remote is not None:
+                leave = LeaveReader(stream=stream.id, reader=remote.reader)
+                self._put(leave, self._reading(remote.node, stream))
             return
         self._followed[stream.id] = stream
-        if reader.cursor > stream.durable:
+        if reader.cursor > stream.tail.durable:
             self._rest_beyond[stream.id] = stream
         reader.registered = reader.cursor
         told = (self._reading(stream.node, stream),) if stream.node else ()
@@ -288,7 +288,7 @@ class Neighbours:
         if everything:
             self._end_beyond(holders)
         for stream in list(self._lent.values()):
-            if stream.over:
+            if stream.is_over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to be told of
             # Who comes and goes is told by mail; only progress is hinted at, and matters once somebody waits for it.
             elif stream.id in named or (everything and stream.is_full):
@@ -301,7 +301,7 @@ class Neighbours:
         """A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it goes
         on; if it is not there then, it never will be: the reader is ended, and its client told when it comes again."""
         for stream in list(self._rest_beyond.values()):
-            beyond = stream.reader is not None and not stream.writes and stream.reader.cursor > stream.durable
+            beyond = stream.reader is not None and stream.writer is None and stream.reader.cursor > stream.tail.durable
             if beyond and stream.node in holders:
                 continue
             del self._rest_beyond[stream.id]
@@ -343,7 +343,7 @@ class Neighbours:
         stream.follow(record)
         if not record.node and record.kind is Kind.STANDALONE and self._inside is not None:
             self._spawn(self._inside.come_home(stream))
-        elif record.node not in ("", before, self._node) and not stream.over:
+        elif record.node not in ("", before, self._node) and not stream.is_over:
             # The new writer may have looked before our row was there, and whoever overtook us told the old one.
             self._tell(record.node, stream)
             self._spawn(self.look_who_reads(stream))

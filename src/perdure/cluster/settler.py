@@ -112,6 +112,9 @@ class Settler:
             await self.waiting.give_up()
         with surviving("clients could not be asked to come again"):
             self.waiting.send_back()
+        self._sessions.streams.release_parked(
+            lambda stream: stream.id in self._begun or self._sessions.held(stream.session) is not None
+        )
         if not self._context.neighbours.alone and (stamp := self._context.store.stamp()) != self._checked:
             with surviving("it could not be seen whose the running calls are"):
                 await self._check_own()
@@ -149,8 +152,8 @@ class Settler:
     async def _check_own(self) -> None:
         """Another node may have claimed a call that runs here, or that waits here for its principal, and says nothing
         for a while."""
-        held = [stream for session in self._sessions for stream in session.streams.values()]
-        own = {stream.id: stream for stream in held if stream.writes and not stream.over}
+        streams = self._sessions.streams
+        own = {stream.id: stream for stream in streams if stream.writer is not None and not stream.is_over}
         for record in await self._context.neighbours.ends(list(own)):
             with self._chores.surviving(f"stream {record.id} could not be followed", record.id):
                 own[record.id].follow(record)
@@ -166,7 +169,7 @@ class Settler:
     async def _settle_stream(self, record: StreamRecord, begun: _Begun, round_: SettlingContext) -> None:
         context = self._context
         owner = await context.store.session(record.session)
-        if begun.stream is not None and begun.stream.writes and owner is not None:
+        if begun.stream is not None and begun.stream.writer is not None and owner is not None:
             await self._settle_calls(owner, begun.stream, begun, round_)  # where the store failed
         elif (claimed := await self.claim(record)) is None:
             pass  # another node was faster
@@ -195,8 +198,6 @@ class Settler:
         session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
         # It must not be put to rest before its calls have begun.
         with nullcontext() if session is None else session.in_use():
-            if session is not None:
-                session.adopt(stream)
             await self._give_outcomes(owner, session, stream, begun, verdicts, round_)
 
     async def _give_outcomes(
@@ -212,8 +213,6 @@ class Settler:
             await self._withdraw_asks(owner, stream, round_)
             begun.withdrawn = True
         for verdict in verdicts:
-            if (held := self._sessions.held(owner.id)) is not None:
-                held.adopt(stream)  # it may have been loaded meanwhile, for a reader of this very stream
             await self._settle_call(owner, session, stream, begun.calls[0], verdict, round_)
             del begun.calls[0]
 
@@ -252,12 +251,9 @@ class Settler:
             self._outcomes.unknown(call, stream)
 
     def take_over(self, session: Session | None, claimed: StreamRecord, *, owed: int) -> Stream:
-        if session is not None:
-            stream = session.take_over(claimed, owed=owed)
-        else:
-            stream = self._context.stream(claimed, writes=True, owed=owed)
-            self._context.neighbours.now_written_here(stream)
-        if not stream.is_read:
+        stream = self._sessions.streams.write(claimed, owed=owed)
+        self._context.neighbours.now_written_here(stream)
+        if not stream.readers.present:
             self._lost_its_reader(session, stream)
         return stream
 
@@ -347,7 +343,7 @@ class Settler:
         session = self._sessions.held(record.session)
         if record.node == self._context.node and session is not None:
             if (stream := session.held_stream(record.id)) is not None:
-                stream.read_elsewhere(None, arrival=self._context.hub.arrive())
+                stream.set_remote_reader(None, arrival=self._context.hub.arrive())
         elif record.node:
             message = mail.encode(mail.Reading(session=record.session, stream=record.id))
             self._context.journal.put(Steps((SendMail(node=record.node, message=message),)))

@@ -72,7 +72,7 @@ class Waiting:
             if session is not None and session.waits:
                 running = {call.stream.id for call in session.exchange.calls.all_running()}
                 for stream in session.streams.values():
-                    if stream.reader is not None and not stream.over and stream.id not in running:
+                    if stream.reader is not None and not stream.is_over and stream.id not in running:
                         stream.reader.close_with_retry()
 
     async def resume(self, session: Session, http: HttpRequest | None) -> None:

@@ -262,7 +262,7 @@ async def _answers(stream: Stream) -> list[bytes]:
     """The answers on a stream that is over. There are none where the store refused it for good."""
     answers: list[bytes] = []
     after = 0
-    while events := await stream.read(after=after, limit=stream.last):
+    while events := await stream.read(after=after, limit=stream.tail.last):
         answers += [event.payload for event in events if event.final]
         after = events[-1].seq
     if not answers:

@@ -51,6 +51,10 @@ class Neighbours(Protocol):
         """A stream of this node's has grown, and its reader sits elsewhere."""
         ...
 
+    async def look_who_reads(self, stream: Stream) -> None:
+        """Learn from the store who reads a stream."""
+        ...
+
     def now_written_here(self, stream: Stream) -> None:
         """This node has claimed a stream that another one wrote."""
         ...
@@ -84,9 +88,3 @@ class ServerContext:
     work: Work
     peers: PeerLog
     """Where what peers cause is logged."""
-
-    def stream(self, record: StreamRecord, *, writes: bool, owed: int = 0) -> Stream:
-        limit = self.settings.max_stream_events
-        stream = Stream(record, self.journal, clock=self.clock, limit=limit, writes=writes, owed=owed)
-        stream.on_grown = self.neighbours.grown
-        return stream
