@@ -16,7 +16,6 @@ from perdure._core.delivery import (
     EVENTS,
     FAILED,
     GET,
-    JSON,
     POST,
     REPEATABLE,
     Attempt,
@@ -38,7 +37,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "delivery.json").r
 METHODS = json.loads((Path(__file__).parents[1] / "vectors" / "methods.json").read_text())
 
 STATUSES = range(100, 600)
-MEDIA = ["", EVENTS, JSON, "text/html"]
+MEDIA = ["", EVENTS, "application/json", "text/html"]
 #: What ends an attempt: its sender has an answer, or is told why there is none.
 ENDINGS = {Meaning.ANSWER, Meaning.UNKNOWN, Meaning.UNREACHABLE, Meaning.REFUSED}
 

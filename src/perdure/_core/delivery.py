@@ -10,11 +10,12 @@ taken it, then read by GET from its last position. A *listener* reads a session'
 Then it starts over under a new id, because the first one may still run there. What has no answer may arrive twice:
 servers drop a reply that no tool waits for. So may a handshake: at worst a session that no client uses remains.
 
-**What is an answer?** A result counts under the request's own id and with a success only. An error counts there too,
-and without an id: the server could not read one. With 3xx or 4xx an error under any id counts, because servers give
-such refusals an id of their own ("server-error"), and nothing ran. With 5xx only an error under the request's own id
-counts, because then the server has said what became of this request. One without an id has not: the official Python
-SDK answers 500 with id null when a session ends in the middle of a call, and the tool has run by then.
+**What is an answer?** A result counts under the request's own id and with a success only, whatever type the body claims
+to be. An error counts there too, and without an id: the server could not read one. With 3xx or 4xx an error under any
+id counts, because servers give such refusals an id of their own ("server-error"), and nothing ran. With 5xx only an
+error under the request's own id counts, because then the server has said what became of this request. One without an id
+has not: the official Python SDK answers 500 with id null when a session ends in the middle of a call, and the tool has
+run by then.
 
 **A call that runs is not given up early.** Once it has a position its answer will be in the server's log. What keeps a
 client from reading it (no token to be had, 401, 403, a page of a hotel's network in place of the server) may pass. Only
@@ -35,7 +36,6 @@ from perdure._core.settling import READS
 from perdure._core.sticky import METHODS as STICKY
 
 EVENTS = "text/event-stream"
-JSON = "application/json"
 
 REPEATABLE = READS | STICKY
 """Methods of requests that may be sent again when they may have run: reads by the specification, and requests whose
@@ -70,7 +70,7 @@ class Purpose(enum.Enum):
 
 
 class Body(enum.Enum):
-    """The JSON-RPC response in a body of type `JSON`, as the request's sender sees it."""
+    """The JSON-RPC response in a body that is no event stream, as the request's sender sees it."""
 
     NONE = "none"
     """No response, or another request's result, or a result without an id."""
@@ -101,12 +101,13 @@ class Seen(enum.Enum):
     NOT_NOW = "429, or 503 with `Retry-After`", "the server says that it has not taken it"
     SESSION_GONE = "404, and the session may be renewed", "the server refused it because it does not know the session"
     SAID_NO = "3xx or 4xx, with a JSON-RPC error", "the server's own words; it did not run"
-    NO = "3xx or 4xx", "it did not run; 401 and 403 to a handshake with or without an error: the user must act"
+    SAID_WHO = "401 or 403, with a JSON-RPC error", "as above; before a handshake can succeed, the user must act"
+    NO = "3xx or 4xx", "it did not run"
     SAID_FAILED = "5xx, with an error under the request's id", "the server says what became of this request"
     AWAY = "502, 503 or 504", "a gateway's word that the server did not answer: it may have arrived there"
     FAILED = "another 5xx", "it may have run; a read that made the server fail would do so again"
     BAD_POSITION = "400, 404 or 405 to a position", "the server cannot go on from there"
-    NO_STREAM = "400, 404 or 405 to a listener without a position; 404 or 405 with one", "the server has no such stream"
+    NO_STREAM = "404 or 405 to a listener, or 400 without a position", "the server has no such stream"
     UNREADABLE = "anything else in place of a stream", "it may pass, and what was to be read is still there"
 
 
@@ -155,6 +156,7 @@ POST: Mapping[Seen, Mapping[Column, Meaning]] = {
     Seen.NOT_NOW:      _row(_AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,   _AGAIN),
     Seen.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW,   _RENEW,   _REFUSED),
     Seen.SAID_NO:      _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _ANSWER),
+    Seen.SAID_WHO:     _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _REFUSED),
     Seen.NO:           _row(_REFUSED, _REFUSED, _REFUSED, _REFUSED, _REFUSED),
     Seen.SAID_FAILED:  _row(_ANSWER,  _ANSWER,  _AGAIN,   _AGAIN,   _ANSWER),
     Seen.AWAY:         _row(_UNKNOWN, _RESTART, _AGAIN,   _AGAIN,   _AGAIN),
@@ -204,13 +206,13 @@ def is_read(attempt: Attempt) -> bool:
 
 def body_of(message: object, request_id: int | str) -> Body:
     """What one parsed message of a body, or of an event, is to the request with this id."""
-    if not isinstance(message, Mapping) or "method" in message:
+    if not isinstance(message, Mapping):
         return Body.NONE
-    seen = message.get("id")
-    is_own = seen == request_id and type(seen) is type(request_id)
-    if isinstance(message.get("error"), Mapping):
-        return Body.ERROR if is_own else Body.ERROR_WITHOUT_ID if seen is None else Body.ERROR_OF_ANOTHER
-    return Body.RESULT if is_own and "result" in message else Body.NONE
+    named, error = message.get("id"), message.get("error")
+    is_own = named == request_id and type(named) is type(request_id)
+    if isinstance(error, Mapping) and error.get("code") is not None:
+        return Body.ERROR if is_own else Body.ERROR_WITHOUT_ID if named is None else Body.ERROR_OF_ANOTHER
+    return Body.RESULT if is_own and isinstance(message.get("result"), Mapping) else Body.NONE
 
 
 def is_answer(body: Body) -> bool:
@@ -233,17 +235,18 @@ def seen(attempt: Attempt, *, status: int, media: str, body: Body, says_when: bo
         return Seen.SESSION_GONE
     if is_read(attempt):
         return _seen_by_get(attempt, status)
-    return _seen_by_post(attempt, status, body if media == JSON else Body.NONE, says_when)
+    return _seen_by_post(status, body, says_when)
 
 
-def _seen_by_post(attempt: Attempt, status: int, body: Body, says_when: bool) -> Seen:
+def _seen_by_post(status: int, body: Body, says_when: bool) -> Seen:
     if status == 429 or (status == 503 and says_when):
         return Seen.NOT_NOW
     if status < 300:
         return Seen.ANSWERED if is_answer(body) else Seen.TAKEN
     if status < 500:
-        is_at_the_door = attempt.purpose is Purpose.HANDSHAKE and status in _UNAUTHORIZED
-        return Seen.NO if is_at_the_door or body in (Body.NONE, Body.RESULT) else Seen.SAID_NO
+        if body in (Body.NONE, Body.RESULT):
+            return Seen.NO
+        return Seen.SAID_WHO if status in _UNAUTHORIZED else Seen.SAID_NO
     if body is Body.ERROR:
         return Seen.SAID_FAILED
     return Seen.AWAY if status in _AWAY else Seen.FAILED

@@ -352,7 +352,7 @@ class Neighbours:
         """How far streams have grown. A reader of one that is gone is ended."""
         found: list[StreamRecord] = []
         for start in range(0, len(streams), _ENDS_AT_ONCE):
-            found += await self._store.ends(streams[start : start + _ENDS_AT_ONCE])
+            found += (await self._store.streams_by_id(streams[start : start + _ENDS_AT_ONCE])).values()
         for stream_id in set(streams) - {record.id for record in found}:
             if (stream := self._followed.pop(stream_id, None)) is not None and stream.reader is not None:
                 stream.reader.end()

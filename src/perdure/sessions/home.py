@@ -20,7 +20,7 @@ from perdure.log.readership import RUN_AHEAD
 from perdure.log.stream import Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
-from perdure.store.base import Event, SendMail, Step, StreamRecord
+from perdure.store.base import Event, SendMail, Step, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Home:
 
     async def _claim(self, *, take: bool) -> bool:
         session, context = self._session, self._session.context
-        record = await context.store.stream(session.standalone.id)
+        record = await stream_by_id(context.store, session.standalone.id)
         if record is None or session.state is SessionState.ENDED:
             raise SessionEnded
         session.standalone.follow(record)

@@ -12,7 +12,7 @@ from perdure._core.states import WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.ledger import POSITION_LOST, error_payload
-from perdure.store.base import Event
+from perdure.store.base import Event, stream_by_id
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
@@ -38,7 +38,7 @@ async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
     stream = session.streams.get(stream_id)
     if stream is not None and stream.writing is not WritingState.LOST and not _may_be_overtaken(session, stream):
         return stream
-    record = await session.context.store.stream(stream_id)
+    record = await stream_by_id(session.context.store, stream_id)
     if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
         return None
     return session.follow(record)
@@ -54,7 +54,7 @@ def _may_be_overtaken(session: Session, stream: Stream) -> bool:
 async def catch_up(session: Session, stream: Stream) -> None:
     """What another node writes may have grown since it was last read here."""
     if stream.writer is None and not stream.is_over:
-        record = await session.context.store.stream(stream.id)
+        record = await stream_by_id(session.context.store, stream.id)
         if record is not None:
             stream.follow(record)
 
@@ -66,7 +66,7 @@ async def look_how_far(session: Session) -> None:
     if context.neighbours.alone:
         return
     with contextlib.suppress(StoreUnavailable):
-        record = await context.store.stream(stream.id)
+        record = await stream_by_id(context.store, stream.id)
         if record is not None:
             stream.follow(record)
             if record.generation == stream.generation:
@@ -78,12 +78,12 @@ async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     # What is held is in memory alone; it is looked at first, because from there it goes into the store.
     finals = [*stream.tail.finals, *await _finals(session, stream)]
     answered = {json.loads(event.payload).get("id") for event in finals}
-    asked = await session.context.store.requests(stream.id)
+    asked = await session.context.store.calls_on(stream.id)
     message = "The answer to this request is no longer retained"
     return [
-        error_payload(request_id, POSITION_LOST, message, {"method": method})
-        for request_id, method in asked
-        if request_id not in answered
+        error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
+        for call in asked
+        if call.request_id not in answered
     ]
 
 
