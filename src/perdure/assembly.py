@@ -1,4 +1,4 @@
-"""One life of the serving process: its parts put together, its chores, and its end."""
+"""Builds a serving process from its parts, runs its chores, and takes it apart."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from perdure._core.memory_budget import Work
 from perdure._core.retention import Limits
 from perdure.cluster.mail_handler import MailHandler
 from perdure.cluster.node import Node
-from perdure.cluster.peers import Neighbours
+from perdure.cluster.peers import Peers
+from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
+from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import keep_going
 from perdure.log.hub import Hub
@@ -85,7 +87,7 @@ class ServerProcess:
 
 
 @asynccontextmanager
-async def living(
+async def running(
     server: Server[Any],
     state: object,
     *,
@@ -99,15 +101,17 @@ async def living(
     any more, `lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         store = within_time(store, settings.store_timeout)
-        context, neighbours, liveness = await _furnish(server, state, store, settings, counters)
+        context, peers, readers, liveness = await _build(server, state, store, settings, counters)
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
         sessions = Sessions(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions, monotonic=time.monotonic)
-        stack.push_async_callback(neighbours.aclose)
-        stack.callback(neighbours.begin(MailHandler(context, sessions, settler, neighbours)))
+        watcher = Watcher(context, sessions, readers, MailHandler(context, sessions, settler, readers))
+        stack.push_async_callback(readers.aclose)
+        stack.push_async_callback(watcher.aclose)
+        stack.callback(watcher.subscribe())
         life = ServerProcess(
             context=context,
             sessions=sessions,
@@ -118,13 +122,13 @@ async def living(
         )
         node = Node(
             liveness=liveness,
-            neighbours=neighbours,
+            peers=peers,
             settler=settler,
+            watcher=watcher,
             lease=settings.lease,
             facts=lambda: metrics.facts(sessions.numbers()),
             lapsed=lapsed,
             lost=lost,
-            monotonic=time.monotonic,
         )
         tending = Housekeeping(context, sessions)
         chores = (context.hub.watch, tending.tend, tending.sweep, node.run)
@@ -132,19 +136,30 @@ async def living(
         yield life
 
 
-async def _furnish(
+async def _build(
     server: Server[Any], state: object, store: Store, settings: Settings, counters: Counters
-) -> tuple[ServerContext, Neighbours, Liveness]:
-    """Everything that the sessions share."""
+) -> tuple[ServerContext, Peers, RemoteReaders, Liveness]:
+    """Join the store, and build what the sessions share."""
     random = secrets.token_bytes
     node: NodeId = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
-    peers, marks = PeerLog(), ReadMarks(journal)
-    hub = Hub(settings, counters, peers, marks, clock=store.clock, monotonic=time.monotonic, random=random)
-    lag = settings.max_stream_events
-    neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
+    nodes = Peers(node=node, store=store, liveness=liveness)
+    arrivals, lag = itertools.count(1), settings.max_stream_events
+    readers = RemoteReaders(node=node, store=store, journal=journal, peers=nodes, arrivals=arrivals, lag=lag)
+    peers = PeerLog()
+    hub = Hub(
+        settings,
+        counters,
+        peers,
+        ReadMarks(journal),
+        readers,
+        arrivals=arrivals,
+        clock=store.clock,
+        monotonic=time.monotonic,
+        random=random,
+    )
     context = ServerContext(
         server=server,
         lifespan_state=state,
@@ -155,7 +170,7 @@ async def _furnish(
         counters=counters,
         node=node,
         fence=fence,
-        neighbours=neighbours,
+        nodes=nodes,
         clock=store.clock,
         random=random,
         ask_ids=itertools.count(1),
@@ -169,7 +184,7 @@ async def _furnish(
         work=Work(settings.max_work),
         peers=peers,
     )
-    return context, neighbours, liveness
+    return context, nodes, readers, liveness
 
 
 async def _leave(context: ServerContext, liveness: Liveness) -> None:

@@ -24,6 +24,7 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.settling import Verdict
 from perdure._core.states import SessionState, SessionStep
 from perdure.cluster.outcomes import DIED, Left, Outcomes, has_ended, left
+from perdure.cluster.remote_readers import stream_ends
 from perdure.cluster.waiting_calls import Waiting
 from perdure.errors import SessionEnded, StaleFence, StoreUnavailable
 from perdure.log.chores import Chores
@@ -78,7 +79,7 @@ class Settler:
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
 
-    async def settle(self, dead: NodeId) -> None:
+    async def settle_node(self, dead: NodeId) -> None:
         """Settle a dead node, and bury it. What fails does not hold up the rest, and is tried again by the next
         round."""
         context = self._context
@@ -112,7 +113,7 @@ class Settler:
             await self.waiting.give_up()
         with surviving("clients could not be asked to come again"):
             self.waiting.send_back()
-        if not self._context.neighbours.alone and (stamp := self._context.store.stamp()) != self._checked:
+        if not self._context.nodes.alone and (stamp := self._context.store.stamp()) != self._checked:
             with surviving("it could not be seen whose the running calls are"):
                 await self._check_own()
                 self._checked = stamp
@@ -137,7 +138,7 @@ class Settler:
     async def _finish(self) -> None:
         """The store failed behind a claim: the streams are this node's, and their calls are not dealt with."""
         round_ = SettlingContext(tools=ToolHints(self._sessions))
-        found = {record.id: record for record in await self._context.neighbours.ends(list(self._begun))}
+        found = {record.id: record for record in await stream_ends(self._context.store, list(self._begun))}
         for stream_id in list(self._begun):
             record = found.get(stream_id)
             if record is None or record.sealed or record.node != self._context.node:
@@ -151,7 +152,7 @@ class Settler:
         for a while."""
         held = [stream for session in self._sessions for stream in session.streams.values()]
         own = {stream.id: stream for stream in held if stream.writes and not stream.over}
-        for record in await self._context.neighbours.ends(list(own)):
+        for record in await stream_ends(self._context.store, list(own)):
             with self._chores.surviving(f"stream {record.id} could not be followed", record.id):
                 own[record.id].follow(record)
 
@@ -256,7 +257,7 @@ class Settler:
             stream = session.take_over(claimed, owed=owed)
         else:
             stream = self._context.stream(claimed, writes=True, owed=owed)
-            self._context.neighbours.now_written_here(stream)
+            self._context.hub.registry.now_written_here(stream)
         if not stream.is_read:
             self._lost_its_reader(session, stream)
         return stream
@@ -268,7 +269,7 @@ class Settler:
         if session is not None and session.standalone.reader is not None:
             session.orphans.give_time()
         told = mail.encode(mail.Lost(session=stream.session))
-        if posts := [SendMail(node=node, message=told) for node in context.neighbours.others]:
+        if posts := [SendMail(node=node, message=told) for node in context.nodes.others]:
             context.journal.put(Steps(posts))
 
     async def _verdict(self, owner: SessionRecord, call: Left, round_: SettlingContext) -> Verdict:
@@ -287,7 +288,7 @@ class Settler:
     async def _withdraw_asks(self, owner: SessionRecord, stream: Stream, round_: SettlingContext) -> None:
         """Nobody waits for the answers to what dead nodes had asked, on this stream or on the standalone one."""
         context = self._context
-        living = {context.node, *context.neighbours.others}
+        living = {context.node, *context.nodes.others}
         for ask in await context.store.asks(owner.id):
             if ask.node in living or ask.id in round_.withdrawn or ask.stream not in (stream.id, owner.standalone):
                 continue

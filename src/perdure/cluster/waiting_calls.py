@@ -15,6 +15,7 @@ from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.states import CallState
 from perdure.cluster.outcomes import DIED, Left, Outcomes
+from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, StoreError
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
@@ -53,7 +54,7 @@ class Waiting:
     async def add(self, session_id: SessionId, call: Left, stream: Stream) -> None:
         await self._outcomes.have_wait(call, stream)
         message = mail.encode(mail.Waiting(session=session_id))
-        for node in self._context.neighbours.others:
+        for node in self._context.nodes.others:
             self._context.journal.put(Steps((SendMail(node=node, message=message),)))
         self.expect(session_id)
 
@@ -94,7 +95,7 @@ class Waiting:
     async def _is_free(self, record: StreamRecord) -> bool:
         """Whether calls still wait on a stream, seen after its fence: whoever claims it with that takes it from
         nobody who runs them, and a node that holds may have answered them."""
-        if record.node in await self._context.neighbours.holders():
+        if record.node in await self._context.nodes.holders():
             raise HeldElsewhere(f"node {record.node[:8]} holds what is not written yet")
         rows = await self._context.store.calls_on(record.id)
         return not self._settler.has_begun(record.id) and any(row.state is CallState.WAITING for row in rows)
@@ -149,4 +150,4 @@ class Waiting:
     async def _waiting_streams(self, session_id: SessionId) -> Sequence[StreamRecord]:
         rows = await self._context.store.calls(session_id)
         streams = {row.stream for row in rows if row.state is CallState.WAITING}
-        return await self._context.neighbours.ends(list(streams)) if streams else ()
+        return await stream_ends(self._context.store, list(streams)) if streams else ()

@@ -58,7 +58,7 @@ class GetHandler:
         if start.stream.kind is Kind.STANDALONE:
             self._desk.refuse_if_draining()
         try:
-            if not self._context.neighbours.alone and start.stream.writes:
+            if not self._context.nodes.alone and start.stream.writes:
                 await self._look_who_reads(start.stream)
             return await self._read(session, start, arrival)
         except BaseException:
@@ -156,7 +156,7 @@ class GetHandler:
         await catch_up(session, stream)
         context = self._context
         if _is_beyond(stream, position):
-            if stream.node in await context.neighbours.holders():
+            if stream.node in await context.nodes.holders():
                 return _Start(stream, position.seq)
             await catch_up(session, stream)  # they may have been written before nothing was held
         same = position.generation == stream.generation

@@ -11,10 +11,9 @@ runs until it has caught up. The newest reader of a stream wins; the older one i
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from perdure._core import gap, sse
@@ -44,6 +43,14 @@ class Registry(Protocol):
     def progressed(self, reader: Reader) -> None: ...
 
     def left(self, reader: Reader) -> None: ...
+
+    def grown(self, stream: Stream) -> None:
+        """A stream that this node writes has grown, and its reader sits at another node."""
+        ...
+
+    def now_written_here(self, stream: Stream) -> None:
+        """This node has claimed a stream that another one wrote."""
+        ...
 
 
 class Connection(Protocol):
@@ -351,7 +358,9 @@ class Hub:
         counters: Counters,
         peers: PeerLog,
         marks: ReadMarks,
+        registry: Registry,
         *,
+        arrivals: Iterator[int],
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         random: RandomBytes,
@@ -368,8 +377,8 @@ class Hub:
         self.readers: set[Reader] = set()
         self.foreign = 0
         """Event streams that the SDK's own handler serves, to clients without a session."""
-        self.registry: Registry = _NoRegistry()
-        self._arrivals = itertools.count(1)
+        self.registry = registry
+        self._arrivals = arrivals
         self._chores = Chores()
 
     def arrive(self) -> int:
@@ -451,19 +460,6 @@ class Hub:
         for reader in list(self.readers):
             if not reader.stream.sealed:
                 reader.end()
-
-
-class _NoRegistry:
-    """Nobody else writes."""
-
-    def attached(self, reader: Reader) -> None:
-        pass
-
-    def progressed(self, reader: Reader) -> None:
-        pass
-
-    def left(self, reader: Reader) -> None:
-        pass
 
 
 def gap_frames(

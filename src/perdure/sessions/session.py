@@ -180,14 +180,14 @@ class Session(RecordKeeper):
         if self.streams.get(stream.id) is not stream:
             if (before := self.streams.get(stream.id)) is not None and before.reader is not None:
                 self.context.hub.move(before.reader, stream)  # it came while the stream was being claimed
-                self.context.neighbours.now_written_here(stream)
+                self.context.hub.registry.now_written_here(stream)
             self.streams[stream.id] = stream
             self._own(stream)
 
     def take_over(self, record: StreamRecord, *, owed: int) -> Stream:
         """A call's stream of a node that died, claimed by this one."""
         stream = self._enter(record, owed=owed)
-        self.context.neighbours.now_written_here(stream)
+        self.context.hub.registry.now_written_here(stream)
         return stream
 
     def _call_lost(self, stream: Stream, _: Sequence[Event], __: int) -> None:
@@ -259,7 +259,7 @@ class Session(RecordKeeper):
         self.context.counters.sessions_ended += 1
         told = mail.encode(mail.Ended(session=self.id, reason=step.value))
         end = EndSession(session=self.id, time=self.context.clock(), reason=step.value)
-        posts = [SendMail(node=node, message=told) for node in self.context.neighbours.others]
+        posts = [SendMail(node=node, message=told) for node in self.context.nodes.others]
         try:
             await self.context.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
