@@ -13,7 +13,7 @@ from perdure.errors import StoreUnavailable
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import Sessions
-from perdure.store.base import MailReceived, SendMail
+from perdure.store.base import MailReceived, SendMail, stream_by_id
 from perdure.telemetry.events import log_event
 
 
@@ -84,7 +84,7 @@ class MailHandler:
         if stream is None:
             return
         if stream.kind is Kind.STANDALONE and stream.writes:
-            record = await self._context.store.stream(stream.id)
+            record = await stream_by_id(self._context.store, stream.id)
             if record is not None:
                 stream.follow(record)
         await self._readers.look_who_reads(stream)

@@ -18,8 +18,8 @@ from perdure.cluster.on_demand import OnDemand
 from perdure.cluster.peers import Peers
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import Chores
-from perdure.log.hub import Reader
 from perdure.log.journal import Journal, Steps
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.store.base import LeaveReader, MoveReader, PutReader, ReaderRecord, SendMail, Step, Store, StreamRecord
 from perdure.telemetry.events import log_event
@@ -32,7 +32,7 @@ async def stream_ends(store: Store, streams: Sequence[StreamId]) -> list[StreamR
     """How far streams have grown; those that are there."""
     found: list[StreamRecord] = []
     for start in range(0, len(streams), _ENDS_AT_ONCE):
-        found += await store.ends(streams[start : start + _ENDS_AT_ONCE])
+        found += (await store.streams_by_id(streams[start : start + _ENDS_AT_ONCE])).values()
     return found
 
 
@@ -194,7 +194,7 @@ class RemoteReaders:
             if stream.over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to learn
             # Who comes and goes is in the mail; only progress is hinted at, and matters once a writer waits for it.
-            elif stream.id in named or (everything and stream.crowded):
+            elif stream.id in named or (everything and stream.is_full):
                 with self._chores.surviving("it could not be seen who reads a stream", stream.id):
                     await self.look_who_reads(stream)
         return homeless

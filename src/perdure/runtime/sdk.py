@@ -182,8 +182,8 @@ class Outbox:
             self._answers.interrupted(item.message.id)
             return
         stream = self._answers.emit(item.message, getattr(item.metadata, "related_request_id", None))
-        if stream is not None and stream.crowded:
-            await stream.flow()
+        if stream is not None and stream.is_full:
+            await stream.wait_for_room()
 
     def close(self) -> None:
         self._closed = True
@@ -230,8 +230,8 @@ class Outbound:
         else:
             message = JSONRPCNotification(jsonrpc="2.0", method=method, params=dict(params))
         stream = self._answers.emit(message, None)
-        if stream is not None and stream.crowded:
-            await stream.flow()
+        if stream is not None and stream.is_full:
+            await stream.wait_for_room()
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None

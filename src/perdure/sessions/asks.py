@@ -10,6 +10,7 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types import JSONRPCError, JSONRPCRequest
 from starlette.requests import Request as HttpRequest
 
+from perdure._core.codes import CLIENT_AWAY
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Response
 from perdure._core.states import CallState
@@ -20,9 +21,6 @@ from perdure.store.base import AskRecord, CloseAsk, OpenAsk
 
 if TYPE_CHECKING:
     from perdure.sessions.exchange import Exchange
-
-CLIENT_AWAY = -31007
-"""The answer that an ask gets when its client has been away for too long."""
 
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits."""
