@@ -33,7 +33,8 @@ from perdure.log.read_marks import ReadMarks
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.registry import Sessions
-from perdure.sessions.shutdown import Handover
+from perdure.sessions.shutdown import end_calls, learn_tools
+from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
 from perdure.store.within_time import within_time
@@ -55,7 +56,8 @@ class ServerProcess:
     context: ServerContext
     sessions: Sessions
     settler: Settler
-    handover: Handover
+    tools: ToolHints
+    """Which tools may run again, as far as a stop has learnt."""
     liveness: Liveness
     loop: asyncio.AbstractEventLoop
 
@@ -76,13 +78,13 @@ class ServerProcess:
     async def _learn_tools(self) -> None:
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
-                await self.handover.learn_tools()
+                await learn_tools(self.sessions, self.tools)
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
     def end(self) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer."""
-        self.handover("the server is stopping")
+        end_calls(self.sessions, self.tools, "the server is stopping", outlived=self.context.store.shared)
         self.context.hub.end_all()
 
 
@@ -116,7 +118,7 @@ async def running(
             context=context,
             sessions=sessions,
             settler=settler,
-            handover=Handover(sessions, outlived=store.shared),
+            tools=ToolHints(sessions),
             liveness=liveness,
             loop=asyncio.get_running_loop(),
         )
