@@ -51,9 +51,9 @@ class GetHandler:
                     start = await self._start(session, stream, text, position)
                     if stream.kind is Kind.STANDALONE:
                         self._desk.refuse_if_draining()
-                    if not self._context.neighbours.alone and stream.writer is not None:
+                    if not self._context.nodes.alone and stream.writer is not None:
                         # A reader at another node, of which this one may not know yet, is overtaken with the rest.
-                        await self._context.neighbours.look_who_reads(stream)
+                        await self._context.hub.registry.look_who_reads(stream)
                     return await self._read(session, stream, start, arrival)
             except StoreError as failure:
                 raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
@@ -137,7 +137,7 @@ class GetHandler:
         followed = stream.writer is None and not stream.is_over
         if followed and position.generation == stream.generation and position.seq > stream.tail.last:
             # It names what another node may have shown, and has not written.
-            if stream.node in await context.neighbours.holders():
+            if stream.node in await context.nodes.holders():
                 return _Start(position.seq)
             await catch_up(session, stream)  # they may have been written before nothing was held
         same = position.generation == stream.generation

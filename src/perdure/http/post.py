@@ -130,7 +130,9 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                await hear(session, message, http, size=size // len(messages) or 1)
+                cancel_waiting = self._desk.settler.waiting.cancel
+                share = size // len(messages) or 1
+                await hear(session, message, http, size=share, cancel_waiting=cancel_waiting)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 

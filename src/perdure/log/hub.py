@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,18 @@ class Registry(Protocol):
 
     def left(self, reader: Reader) -> None: ...
 
+    def grown(self, stream: Stream) -> None:
+        """A stream that this node writes has grown, and its reader sits at another node."""
+        ...
+
+    async def look_who_reads(self, stream: Stream) -> None:
+        """Learn from the store which reader is on a stream, at whatever node."""
+        ...
+
+    def now_written_here(self, stream: Stream) -> None:
+        """This node has claimed a stream that another one wrote."""
+        ...
+
 
 class Hub:
     """All readers of this process."""
@@ -38,7 +49,9 @@ class Hub:
         counters: Counters,
         peers: PeerLog,
         marks: ReadMarks,
+        registry: Registry,
         *,
+        arrivals: Iterator[int],
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         random: RandomBytes,
@@ -54,8 +67,8 @@ class Hub:
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
         self._sessionless = 0
-        self.registry: Registry = _NoRegistry()
-        self._arrivals = itertools.count(1)
+        self.registry = registry
+        self._arrivals = arrivals
         self._chores = Chores()
 
     def arrive(self) -> int:
@@ -103,8 +116,7 @@ class Hub:
             stream.readers.reader = None
             stream.readers.lost_at = self.arrive()
             self.marks.left(stream)
-            if reader.registered is not None:
-                self.registry.left(reader)
+            self.registry.left(reader)
             stream.moved()
 
     def tell_gap(
@@ -145,16 +157,3 @@ class Hub:
         for reader in list(self.readers):
             if not reader.stream.is_sealed:
                 reader.end()
-
-
-class _NoRegistry:
-    """There is no other node."""
-
-    def attached(self, reader: Reader) -> None:
-        pass
-
-    def progressed(self, reader: Reader) -> None:
-        pass
-
-    def left(self, reader: Reader) -> None:
-        pass

@@ -93,9 +93,7 @@ class Reader:
         "cursor",
         "failure",
         "last_write",
-        "listed",
         "live_from",
-        "registered",
         "since",
         "state",
         "stream",
@@ -127,10 +125,6 @@ class Reader:
         self._preamble = preamble
         self._retry = retry
         self._replay: Replay | None = None
-        self.registered: int | None = None
-        """How far it had got when the store was last told, of one on a stream that another node writes."""
-        self.listed = False
-        """The store knows of it: from then on its row tells who reads."""
         self._connection: Connection | None = None
         self._pump: asyncio.Task[None] | None = None
         self._woken = False

@@ -228,10 +228,10 @@ class Home:
             raise SessionEnded
         session.standalone.follow(record)
         elsewhere = record.node not in ("", context.node)
-        if elsewhere and not await context.neighbours.is_dead(record.node):
+        if elsewhere and not await context.nodes.is_dead(record.node):
             if not take:
                 return False
-            if record.node in await context.neighbours.holders():
+            if record.node in await context.nodes.holders():
                 # What it has shown is not in the log, and would come again under other numbers.
                 raise HeldElsewhere(f"the session's home, node {record.node[:8]}, holds what is not written yet")
         claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
@@ -241,7 +241,7 @@ class Home:
             if elsewhere:
                 told = mail.encode(mail.Reading(session=session.id, stream=record.id))
                 session.put(SendMail(node=record.node, message=told))  # so that its subscriptions end there
-            context.neighbours.now_written_here(session.standalone)
+            context.hub.registry.now_written_here(session.standalone)
             session.exchange.came_home()
         return True  # or another one was faster: look again
 
@@ -299,7 +299,7 @@ class Home:
             self.say(payload, also)
 
     def on_grown(self, stream: Stream) -> None:
-        self._session.context.neighbours.grown(stream)
+        self._session.context.hub.registry.grown(stream)
 
     def on_settled(self, stream: Stream) -> None:
         """It stays as long as its session."""

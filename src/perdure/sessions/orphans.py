@@ -154,7 +154,7 @@ class Orphans:
         """Tell of calls that have ended, and let other nodes tell of theirs."""
         context, elsewhere, told = self._session.context, set[NodeId](), 0
         for record in await context.store.unread(self._session.id):
-            if record.node in context.neighbours.others:
+            if record.node in context.nodes.others:
                 elsewhere.add(record.node)
             elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
                 told += 1

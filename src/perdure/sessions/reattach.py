@@ -44,12 +44,12 @@ def _end_elsewhere(session: Session, stream: Stream) -> None:
 def tell_attached(session: Session) -> None:
     """Let the other nodes know of it: they may run such calls."""
     message = mail.encode(mail.Attached(session=session.id, incarnation=session.record.incarnation))
-    if posts := [SendMail(node=node, message=message) for node in session.context.neighbours.others]:
+    if posts := [SendMail(node=node, message=message) for node in session.context.nodes.others]:
         session.put(*posts)
 
 
 def tell_missed(session: Session) -> None:
     """Somebody waits for the client's answer: the node that it is attached to shall say so."""
     message = mail.encode(mail.Missed(session=session.id, node=session.context.node))
-    if posts := [SendMail(node=node, message=message) for node in session.context.neighbours.others]:
+    if posts := [SendMail(node=node, message=message) for node in session.context.nodes.others]:
         session.put(*posts)

@@ -95,7 +95,7 @@ class Sessions:
             return None
         session = await self._find(session_id, owner)
         if session is None:
-            await self._context.neighbours.refuse_while_held()
+            await self._context.nodes.refuse_while_held()
             session = await self._find(session_id, owner)  # it may have been written before nothing was held
         return session
 

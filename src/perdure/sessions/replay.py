@@ -29,7 +29,7 @@ async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
     """
     stream = await _look_for(session, stream_id)
     if stream is None:
-        await session.context.neighbours.refuse_while_held()
+        await session.context.nodes.refuse_while_held()
         stream = await _look_for(session, stream_id)  # it may have been written before nothing was held
     return stream
 
@@ -63,7 +63,7 @@ async def look_how_far(session: Session) -> None:
     """See how far readers at other nodes have got on the standalone stream. While the store fails, what is known here
     counts."""
     context, stream = session.context, session.standalone
-    if context.neighbours.alone:
+    if context.nodes.alone:
         return
     with contextlib.suppress(StoreUnavailable):
         record = await stream_by_id(context.store, stream.id)
@@ -107,8 +107,8 @@ async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
 
 
 async def _lives(session: Session, node: NodeId) -> bool:
-    neighbours = session.context.neighbours
-    return node in (session.context.node, *neighbours.others) or not await neighbours.is_dead(node)
+    nodes = session.context.nodes
+    return node in (session.context.node, *nodes.others) or not await nodes.is_dead(node)
 
 
 def _ask_id(payload: bytes) -> str | None:

@@ -236,7 +236,7 @@ class Session(RecordKeeper):
         self.context.counters.sessions_ended += 1
         told = mail.encode(mail.Ended(session=self.id, reason=step.value))
         end = EndSession(session=self.id, time=self.context.clock(), reason=step.value)
-        posts = [SendMail(node=node, message=told) for node in self.context.neighbours.others]
+        posts = [SendMail(node=node, message=told) for node in self.context.nodes.others]
         try:
             await self.context.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
