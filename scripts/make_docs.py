@@ -86,7 +86,7 @@ FIXED = [
         "seconds that connections get to end when the server stops",
         "they are cut",
     ),
-    ("perdure.log.stream", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    ("perdure.log.readership", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
     (
         "perdure.serve.token_file",
         "MIN_TOKEN",
@@ -97,7 +97,8 @@ FIXED = [
 ]
 
 MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
-    ("Stream", states.STREAM, states.StreamState.DETACHED),
+    ("Content", states.CONTENT, states.ContentState.OPEN),
+    ("Writing", states.WRITING, states.WritingState.FOLLOWING),
     ("Reader", states.READER, states.ReaderState.STARTING),
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),

@@ -42,14 +42,14 @@ GROUP_POINTS = {
 
 #: Met by a server that starts on the file of one that was killed while calls ran.
 SECOND_POINTS = {
-    "before a stream is claimed": at("perdure.cluster.settler", "Settler.settle_stream", "enter"),
+    "before a stream is claimed": at("perdure.cluster.settler", "Settler._settle", "enter"),
     "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
     "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
     "before a session is loaded": at("perdure.sessions.registry", "Sessions._build", "enter"),
     "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeSlot._load", "enter"),
-    "before it is noted that a call runs again": at("perdure.cluster.outcomes", "Outcomes.run_again", "enter"),
+    "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
     "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
-    "before an unknown outcome is told": at("perdure.cluster.outcomes", "Outcomes.unknown", "enter"),
+    "before an unknown outcome is told": at("perdure.cluster.settler", "Settler._answer_unknown", "enter"),
     "in the transaction of a settled answer": at(STEPS, "Steps._append", "within"),
     "before the dead are buried": at(NODES, "bury", "enter"),
     "in the middle of a burial": at(NODES, "bury", "within", 3),

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure._core.principals import NOBODY, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.assembly import ServerProcess, living
+from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, StoreLost
 from perdure.http.body import Bodies, ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
@@ -123,7 +123,7 @@ class App:
             server, state = await stack.enter_async_context(self._hosted.start())
             settings = self._settings
             process = await stack.enter_async_context(
-                living(
+                running(
                     server,
                     state,
                     store=self._store,
@@ -317,7 +317,7 @@ class App:
 
     def other_nodes(self) -> list[str]:
         """List the nodes that share the store with this one, as far as it knows."""
-        return [] if self._process is None else list(self._process.context.neighbours.others)
+        return [] if self._process is None else list(self._process.context.nodes.others)
 
 
 class _EndpointInPlace:

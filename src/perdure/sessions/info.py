@@ -60,8 +60,8 @@ def session_info(session: Session) -> SessionInfo:
             StreamInfo(
                 id=stream.id,
                 kind="standalone" if stream.kind is Kind.STANDALONE else "call",
-                state=stream.state.value,
-                last=stream.last,
+                state=stream.state,
+                last=stream.tail.last,
                 connected_since=stream.reader.since if stream.reader else None,
             )
             for stream in streams

@@ -19,6 +19,7 @@ from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, pa
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
+from perdure.sessions.call_streams import CallStreams
 from perdure.sessions.context import ServerContext
 from perdure.sessions.info import SessionInfo, numbers, session_info
 from perdure.sessions.ledger import Call
@@ -60,6 +61,8 @@ class Sessions:
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions that are on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
+        self.streams = CallStreams(context, self._by_id).streams
+        """The streams of all calls that are in memory, whether their sessions are or not."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -92,7 +95,7 @@ class Sessions:
             return None
         session = await self._find(session_id, owner)
         if session is None:
-            await self._context.neighbours.refuse_while_held()
+            await self._context.nodes.refuse_while_held()
             session = await self._find(session_id, owner)  # it may have been written before nothing was held
         return session
 
@@ -203,7 +206,7 @@ class Sessions:
         if standalone is None:
             return None  # it ended in this very moment
         waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
-        session = Session(self._context, record, standalone)
+        session = Session(self._context, record, standalone, self.streams)
         session.stamp, session.waits = stamp, waiting
         session.seen = self._context.clock()  # whoever has it loaded is about to use it
         session.retained.load(await store.kept(record.id))
@@ -295,7 +298,7 @@ class Sessions:
             created=now,
             active=now,
         )
-        session = Session(context, record, standalone)
+        session = Session(context, record, standalone, self.streams)
         session.stamp = context.store.stamp()
         self._by_id[session.id] = session
         try:
