@@ -21,7 +21,8 @@ from perdure.log.read_marks import ReadMarks
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import PutReader, ReaderRecord
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 from tests.cluster.conftest import Pair, Start
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of, neighbours_of

@@ -42,7 +42,8 @@ from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.events import Counters, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import log_event
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that came in by the entry."""

@@ -26,7 +26,8 @@ from perdure.log.read_marks import ReadMarks
 from perdure.log.stream import Stream
 from perdure.settings import Settings
 from perdure.store.base import READ_BYTES, Event
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 from perdure.telemetry.tracing import Replay
 
 LostAnswers = Callable[[Stream], Awaitable[Sequence[bytes]]]

@@ -19,7 +19,8 @@ from perdure.log.journal import Journal
 from perdure.log.stream import Stream
 from perdure.settings import Settings
 from perdure.store.base import Store, StreamRecord
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 
 
 class Neighbours(Protocol):

@@ -27,7 +27,7 @@ from perdure.sessions.session import Session
 from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, StreamRecord
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
-from perdure.telemetry.families import Snapshot
+from perdure.telemetry.prometheus import Snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""

@@ -28,7 +28,7 @@ from opentelemetry.trace import set_span_in_context as within
 from perdure._core.printable import printable
 
 if TYPE_CHECKING:
-    from perdure.telemetry.events import Histogram
+    from perdure.telemetry.counters import Histogram
 
 Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI gives them: names in lower case."""
