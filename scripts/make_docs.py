@@ -23,7 +23,7 @@ from log_actions import records
 from perdure._core import codes as error_codes
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
-from perdure._core.units import say_duration, say_size
+from perdure._core.units import format_duration, format_size
 from perdure.cli.main import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import RETRY_AFTER, Refusal
@@ -130,9 +130,9 @@ def settings(_: str) -> str:
 def _allowed(rule: Rule) -> str:
     match rule.kind:
         case "duration":
-            return f"{say_duration(rule.low)} to {say_duration(rule.high)}"
+            return f"{format_duration(rule.low)} to {format_duration(rule.high)}"
         case "bytes":
-            return f"{say_size(int(rule.low))} to {say_size(int(rule.high))}"
+            return f"{format_size(int(rule.low))} to {format_size(int(rule.high))}"
         case "count":
             return f"{rule.low:g} to {rule.high:,.0f}"
         case "flag":

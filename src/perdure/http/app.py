@@ -21,7 +21,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure._core.principals import NOBODY, token_principal, user_principal
+from perdure._core.principals import ANONYMOUS, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
 from perdure.assembly import ServerProcess, living
@@ -378,7 +378,7 @@ def principal_of(scope: Scope) -> str:
     if isinstance(user, AuthenticatedUser):
         return token_principal(*principal_components(user.access_token))
     if not getattr(user, "is_authenticated", False):
-        return NOBODY
+        return ANONYMOUS
     try:
         identity = user.identity
     except (AttributeError, NotImplementedError):  # Starlette's BaseUser leaves it to its subclasses
