@@ -1,1 +1,1 @@
-"""Reads sessions from a store for operators, as objects and as text. Uses `store` and what is below."""
+"""Reads sessions from a store for operators, as JSON objects and as text. Uses `store` and what is below."""
