@@ -17,7 +17,8 @@ from perdure.log.hub import Hub
 from perdure.log.journal import Journal
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 
 
 class OtherNodes(Protocol):
