@@ -44,6 +44,7 @@ from perdure.testing._values import (
     picture,
     put,
 )
+from tests.store.test_contract import locked
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +73,11 @@ async def test_the_store_in_memory_keeps_the_promises_with_a_codec() -> None:
 
 async def test_the_sqlite_store_keeps_the_promises_with_a_codec(tmp_path: Path) -> None:
     """Limits count the sizes of the payloads themselves (14, 16), and pages do (4)."""
-    await check_store(lambda name: SqliteStore(str(tmp_path / name), codec=Flipping()))
+
+    def make(name: str) -> Store:
+        return SqliteStore(str(tmp_path / name), codec=Flipping())
+
+    await check_store(make, hang=lambda name: locked(tmp_path / name))
 
 
 def test_histories_with_a_codec_show_what_the_model_shows(tmp_path: Path) -> None:
