@@ -12,9 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
-
-from mcp.server.lowlevel.server import Server
 
 from perdure._core.ids import NodeId, new_node_id
 from perdure._core.memory_budget import Work
@@ -28,6 +25,7 @@ from perdure.log.chores import keep_going
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
 from perdure.log.read_marks import ReadMarks
+from perdure.runtime.base import Runtimes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.registry import Sessions
@@ -86,8 +84,7 @@ class ServerProcess:
 
 @asynccontextmanager
 async def living(
-    server: Server[Any],
-    state: object,
+    runtimes: Runtimes,
     *,
     store: Store,
     settings: Settings,
@@ -99,7 +96,7 @@ async def living(
     any more, `lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         store = within_time(store, settings.store_timeout)
-        context, neighbours, liveness = await _furnish(server, state, store, settings, counters)
+        context, neighbours, liveness = await _furnish(runtimes, store, settings, counters)
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
@@ -133,7 +130,7 @@ async def living(
 
 
 async def _furnish(
-    server: Server[Any], state: object, store: Store, settings: Settings, counters: Counters
+    runtimes: Runtimes, store: Store, settings: Settings, counters: Counters
 ) -> tuple[ServerContext, Neighbours, Liveness]:
     """Everything that the sessions share."""
     random = secrets.token_bytes
@@ -146,8 +143,7 @@ async def _furnish(
     lag = settings.max_stream_events
     neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
     context = ServerContext(
-        server=server,
-        lifespan_state=state,
+        runtimes=runtimes,
         store=store,
         journal=journal,
         hub=hub,

@@ -57,7 +57,7 @@ class MailHandler:
         session = self._sessions.held(stream.session)
         if session is not None and session.standalone is stream:
             try:
-                await session.home.come_here()
+                await session.home.claim()
             except SessionEnded:
                 await self._sessions.load(stream.session)  # which lets go of it
 
@@ -67,7 +67,7 @@ class MailHandler:
             try:
                 session.standalone.follow(record)
                 with session.in_use():
-                    if await session.home.come_here():
+                    if await session.home.claim():
                         await session.home.caught_up()
             except SessionEnded:
                 await self._sessions.load(record.session)  # which lets go of it
@@ -120,7 +120,7 @@ class MailHandler:
             case mail.AskAnswered():
                 session.exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified():
-                session.exchange.notify(Notification(method=message.method, params=message.params, raw={}), None)
+                session.exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
             case mail.Cancelled():
                 here = session.exchange.cancel(
                     message.request_id, incarnation=message.incarnation, params=message.params

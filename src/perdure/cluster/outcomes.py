@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import settling
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
@@ -57,7 +55,7 @@ class Outcomes:
         self._context.counters.calls_cancelled += 1
         self._context.counters.settles_cancelled += 1
 
-    async def run_again(self, session: Session, call: Left, stream: Stream, http: HttpRequest | None) -> None:
+    async def run_again(self, session: Session, call: Left, stream: Stream, origin: object) -> None:
         row = call.row
         assert call.request is not None
         await session.home.caught_up()  # what the call said before it was left behind comes first
@@ -77,7 +75,7 @@ class Outcomes:
             [running] = session.exchange.calls.open([call.request], incarnation=row.incarnation, stream=stream)
             running.progress, running.logged, running.attempt = progress, logged, row.attempt + 1
             try:
-                session.exchange.start(running, http)
+                session.exchange.start(running, origin)
             except BaseException:
                 session.exchange.calls.release((call.request,), incarnation=row.incarnation)
                 session.exchange.calls.runtime_done(running.number)

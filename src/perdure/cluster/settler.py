@@ -16,8 +16,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import mail, settling
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
@@ -231,13 +229,13 @@ class Settler:
         elif verdict is Verdict.WAIT:
             await self.waiting.add(owner.id, call, stream)
         elif verdict is Verdict.RERUN and session is not None:
-            await self._run_again(session, call, stream, round_.http)
+            await self._run_again(session, call, stream, round_.origin)
         else:
             self._outcomes.unknown(call, stream)
 
-    async def _run_again(self, session: Session, call: Left, stream: Stream, http: HttpRequest | None) -> None:
+    async def _run_again(self, session: Session, call: Left, stream: Stream, origin: object) -> None:
         try:
-            await self._outcomes.run_again(session, call, stream, http)
+            await self._outcomes.run_again(session, call, stream, origin)
         except (StoreUnavailable, StaleFence):
             raise  # trying again may help; or another node has it
         except Exception as failure:
@@ -274,11 +272,11 @@ class Settler:
     async def _verdict(self, owner: SessionRecord, call: Left, round_: SettlingContext) -> Verdict:
         if call.request is None:
             return Verdict.UNKNOWN
-        at_hand = round_.http is not None or not owner.owner  # the credentials to run it with
+        at_hand = round_.origin is not None or not owner.owner  # the credentials to run it with
         verdict = settling.verdict(call.row.method, attempt=call.row.attempt)
         if verdict is Verdict.ASK:
             name = str((call.request.params or {}).get("name"))
-            may = await round_.tools.ask(owner.id, name, round_.http)
+            may = await round_.tools.ask(owner.id, name, round_.origin)
             if may is None and not at_hand:
                 return Verdict.WAIT
             verdict = Verdict.RERUN if may else Verdict.UNKNOWN
@@ -300,7 +298,7 @@ class Settler:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
                 await session.home.caught_up()  # the ask may still wait for the home
-                session.home.say(payload, close)
+                session.home.send(payload, close)
 
     # Homes and readers
 
@@ -336,7 +334,7 @@ class Settler:
         with session.in_use():
             try:
                 session.standalone.follow(record)  # the dead node may have taken it from this one without a word
-                await session.home.come_here()
+                await session.home.claim()
             except SessionEnded:
                 return True  # and its streams are gone
             await self._withdraw_asks(session.record, session.standalone, round_)

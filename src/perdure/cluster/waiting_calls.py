@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.states import CallState
@@ -75,10 +73,10 @@ class Waiting:
                     if stream.reader is not None and not stream.over and stream.id not in running:
                         stream.reader.send_home()
 
-    async def resume(self, session: Session, http: HttpRequest | None) -> None:
+    async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
         session.waits = False
-        round_ = SettlingContext(tools=ToolHints(self._sessions), http=http)
+        round_ = SettlingContext(tools=ToolHints(self._sessions), origin=origin)
         try:
             for record in await self._waiting_streams(session.id):
                 await self._resume_stream(record, round_)

@@ -35,7 +35,7 @@ from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, ResumeTokenEndpoint, resume_paths
 from perdure.http.sessionless import SessionlessDesk
-from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
+from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.broker import Broker
 from perdure.sessions.info import SessionInfo
 from perdure.settings import Settings
@@ -61,7 +61,7 @@ class App:
         self._settings = settings
         self._resume_paths = resume_paths(self.path) if settings.broker else {}
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
-        self._hosted = host(server, path=self.path)
+        self._hosted = host(server, settings, path=self.path)
         self._gate = HostAndOrigin(settings)
         self._shell = Starlette(lifespan=self.lifespan)
         self._life: ServerProcess | None = None
@@ -114,12 +114,11 @@ class App:
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
-            server, state = await stack.enter_async_context(self._hosted.start())
+            started = await stack.enter_async_context(self._hosted.start())
             settings = self._settings
             life = await stack.enter_async_context(
                 living(
-                    server,
-                    state,
+                    started.runtimes,
                     store=self._store,
                     settings=settings,
                     counters=self.counters,
@@ -127,8 +126,6 @@ class App:
                     lost=self._lose,
                 )
             )
-            manager = sessionless(server, state, json_response=settings.json_response, max_body=settings.max_body)
-            await stack.enter_async_context(manager.run())
             if self._hosted.web is not None:
                 own = endpoint_of(self._hosted.web)
                 # FastMCP looks at its own manager once more when it stops.
@@ -136,7 +133,9 @@ class App:
                 own.session_manager = _Stand(self._serve)
             bodies = Bodies(settings)
             self._life, self._endpoint = life, Endpoint(life.context, life.sessions, life.settler, bodies)
-            self._sessionless = SessionlessDesk(manager, life.context, bodies)
+            if started.sessionless is not None:
+                await stack.enter_async_context(started.sessionless.run())
+                self._sessionless = SessionlessDesk(started.sessionless, life.context, bodies)
             broker = Broker(life.context, life.sessions)
             self._resume = ResumeTokenEndpoint(broker, bodies, monotonic=life.context.hub.monotonic)
             try:
@@ -297,8 +296,9 @@ class App:
             self._started()
             if self._draining:
                 raise Refused(Refusal.STOPPING)
-            self._tell_sessionless()
-            return True
+            if self._sessionless is not None:
+                self._tell_sessionless()
+                return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
     def _tell_sessionless(self) -> None:

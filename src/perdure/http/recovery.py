@@ -176,7 +176,7 @@ class Recovery:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
         if session.state is not SessionState.ACTIVE:
             return None
-        session.exchange.notify(Notification(method="notifications/initialized", params=None, raw={}), http)
+        session.exchange.pass_on(Notification(method="notifications/initialized", params=None, raw={}), http)
         return session
 
 

@@ -1,4 +1,4 @@
-"""What answers the requests of a session: the interface, and the SDK's server in this process.
+"""Answers the requests of a session: the interface (`base`), and the SDK's server in this process (`sdk`).
 
 Uses `telemetry` and what is below.
 """

@@ -144,7 +144,7 @@ class Broker:
         try:
             session = await self._sessions.load(chain.session)
             if session is not None:
-                session.home.say(REVOKED)
+                session.home.send(REVOKED)
                 await session.home.forwarded()
         except (StoreError, SessionEnded) as failure:
             self._context.peers.log_event(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import mail
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
@@ -20,19 +18,19 @@ if TYPE_CHECKING:
     from perdure.sessions.session import Session
 
 
-async def hear(session: Session, message: Notification | Response, http: HttpRequest | None, *, size: int) -> None:
+async def receive(session: Session, message: Notification | Response, origin: object, *, size: int) -> None:
     """What the client says beside its requests, wherever it is to be heard.
 
     Late and unknown answers and cancellations are dropped: the race is the client's right. `size`: the bytes of memory
     that the message takes.
     """
     if isinstance(message, Response):
-        if not session.exchange.asks.answer(message, http) and not await _answer_elsewhere(session, message):
+        if not session.exchange.asks.answer(message, origin) and not await _answer_elsewhere(session, message):
             log_event(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=session.name)
     elif message.method == "notifications/cancelled":
-        await _hear_cancelled(session, message.params or {})
+        await _receive_cancelled(session, message.params or {})
     elif (node := _waiting_node(message)) in (None, session.context.node):
-        session.exchange.notify(message, http, size=size)
+        session.exchange.pass_on(message, origin, size=size)
     elif node is not None and await _may_be_asked(session, (message.params or {})["progressToken"], node):
         await _tell(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))
 
@@ -58,7 +56,7 @@ async def _is_asked(session: Session, ask: str) -> bool:
     return await session.context.store.ask(session.id, ask) is not None
 
 
-async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
+async def _receive_cancelled(session: Session, params: dict[str, Any]) -> None:
     request_id = params.get("requestId")
     if not isinstance(request_id, str | int) or isinstance(request_id, bool):
         return

@@ -74,7 +74,7 @@ class Housekeeping:
             if now - session.active >= settings.replay_window:
                 await self._sessions.expire(session.id)
         elif session.exchange.runtime_may_go(settings.runtime_idle):
-            await session.exchange.drop_runtime()
+            await session.exchange.runtime.drop()
 
     async def _is_unused(self, session: Session, seconds: float) -> bool:
         """Nobody has used it for so long, here or at any other node."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import settling
 from perdure._core.ids import SessionId
 from perdure.sessions.registry import Sessions
@@ -22,10 +20,10 @@ class ToolHints:
         self._known: dict[str, bool] | None = None
         """As callers without a name see them."""
 
-    async def ask(self, session_id: SessionId, name: str, http: HttpRequest | None) -> bool | None:
+    async def ask(self, session_id: SessionId, name: str, origin: object) -> bool | None:
         """Whether a tool may run again; `None` if the server does not show it to whoever is asking."""
-        if http is not None:
-            return (await self._list(session_id, http)).get(name)
+        if origin is not None:
+            return (await self._list(session_id, origin)).get(name)
         if self._known is None:  # asked once: a server that does not answer is not waited for with each call
             self._known = {}
             self._known = await self._list(session_id, None)
@@ -35,7 +33,7 @@ class ToolHints:
         """Whether it is known that a tool may run again."""
         return (self._known or {}).get(name, False)
 
-    async def _list(self, session_id: SessionId, http: HttpRequest | None) -> dict[str, bool]:
+    async def _list(self, session_id: SessionId, origin: object) -> dict[str, bool]:
         session = await self._sessions.load(session_id)
         tools: dict[str, bool] = {}
         if session is None:
@@ -44,7 +42,7 @@ class ToolHints:
         with session.in_use():
             for _ in range(_TOOL_PAGES):
                 params = {} if cursor is None else {"cursor": cursor}
-                page = await session.exchange.ask_runtime("tools/list", params, http) or {}
+                page = await session.exchange.runtime.ask("tools/list", params, origin) or {}
                 tools |= {str(tool.get("name")): settling.may_run_again(tool) for tool in page.get("tools", ())}
                 cursor = page.get("nextCursor")
                 if cursor is None:
@@ -57,7 +55,7 @@ class SettlingContext:
     """What is known, and was done, while one settles."""
 
     tools: ToolHints
-    http: HttpRequest | None = None
+    origin: object = None
     """The request of the principal whose calls are settled."""
     cancelled: frozenset[tuple[SessionId, int, int | str]] = frozenset()
     withdrawn: set[str] = field(default_factory=set)
