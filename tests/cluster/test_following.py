@@ -151,7 +151,8 @@ async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_
         async with store:
 
             async def ended() -> bool:
-                return all(record.sealed or record.generation == 2 for record in await store.ends(streams))
+                found = await store.streams_by_id(streams)
+                return all(record.sealed or record.generation == 2 for record in found.values())
 
             await until(ended)
             await until(lambda: _count_finals(store, streams[:20]))

@@ -32,6 +32,7 @@ from perdure.store.base import (
     SendMail,
     Step,
     StreamRecord,
+    stream_by_id,
 )
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
@@ -198,7 +199,7 @@ async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> 
     assert text_of(answers[2]) == "put k"
     assert answers[3]["result"] == {}
     assert sorted(answer["id"] for answer in await finals(site, left)) == [1, 2, 3]
-    record = await site.store.stream(left.stream)
+    record = await stream_by_id(site.store, left.stream)
     assert record is not None
     assert record.sealed
     assert shop.seen == ["put k"]
@@ -256,7 +257,8 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     await asyncio.gather(*(life_of(site).settler.settle(ghost.node) for site in (one, other)))
 
     async def all_sealed() -> bool:
-        return all(record.sealed for record in await one.store.ends([left.stream for left in lefts]))
+        found = await one.store.streams_by_id([left.stream for left in lefts])
+        return all(record.sealed for record in found.values())
 
     await until(all_sealed)
     for left in lefts:
@@ -395,7 +397,7 @@ async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house
     refused = await twin.try_get(left.position())
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["error"]["message"].startswith("Another process of this server holds")
-    record = await other.store.stream(left.stream)
+    record = await stream_by_id(other.store, left.stream)
     assert record is not None
     assert (record.node, record.generation) == (ghost.node, 1)
     alive.hold(False)
@@ -472,7 +474,8 @@ async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fa
     await ghost.die()
 
     async def is_over() -> bool:
-        return all(record.sealed for record in await site.store.ends([left.stream for left in lefts]))
+        found = await site.store.streams_by_id([left.stream for left in lefts])
+        return all(record.sealed for record in found.values())
 
     await until(is_over)
     assert store.tripped
@@ -505,7 +508,7 @@ async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(ho
     peer, ghost = await site.join(), await house.ghost()
     record = await site.store.session(SessionId(peer.session))
     assert record is not None
-    standalone = await site.store.stream(record.standalone)
+    standalone = await stream_by_id(site.store, record.standalone)
     assert standalone is not None
     assert await ghost.store.claim(standalone.id, node=ghost.node, held=standalone.fence) is not None
     notices = [f"notice://{number}" for number in (1, 2)]
@@ -521,7 +524,7 @@ async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(ho
     await until(lambda: site.app.counters.nodes_settled)
     assert await peer.result("announce", n=1, start=3) == "announced 1"
     assert (await reader.message())["params"]["uri"] == "notice://3"
-    record_now = await site.store.stream(record.standalone)
+    record_now = await stream_by_id(site.store, record.standalone)
     assert record_now is not None
     assert record_now.last == 3
 
@@ -533,7 +536,7 @@ async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_th
     streams = await _homes(ghost, SessionId(peer.session), 1_200)
     await ghost.die()
     await until(lambda: site.app.counters.nodes_settled)
-    assert {record.node for record in await site.store.ends(streams)} == {""}
+    assert {record.node for record in (await site.store.streams_by_id(streams)).values()} == {""}
 
 
 async def _homes(ghost: Ghost, pattern: SessionId, count: int) -> list[StreamId]:

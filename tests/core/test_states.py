@@ -9,6 +9,7 @@ import pytest
 from perdure._core.states import (
     CALL,
     LOG,
+    READER,
     SESSION,
     STREAM,
     CallState,
@@ -16,6 +17,8 @@ from perdure._core.states import (
     IllegalStep,
     LogState,
     LogStep,
+    ReaderState,
+    ReaderStep,
     SessionState,
     SessionStep,
     StreamState,
@@ -25,6 +28,7 @@ from perdure._core.states import (
 
 TABLES: list[tuple[Mapping[Any, Mapping[Any, Any]], type[enum.Enum], type[enum.Enum], enum.Enum]] = [
     (STREAM, StreamState, StreamStep, StreamState.DETACHED),
+    (READER, ReaderState, ReaderStep, ReaderState.STARTING),
     (SESSION, SessionState, SessionStep, SessionState.OPENING),
     (CALL, CallState, CallStep, CallState.RUNNING),
     (LOG, LogState, LogStep, LogState.HEALTHY),
@@ -67,3 +71,8 @@ def test_losing_its_reader_never_ends_a_stream() -> None:
     """R3"""
     after = {STREAM[state][StreamStep.READER_LOST] for state in StreamState if StreamStep.READER_LOST in STREAM[state]}
     assert after == {StreamState.DETACHED, StreamState.SEALED}
+
+
+def test_a_reader_that_has_finished_never_writes_again() -> None:
+    assert READER[ReaderState.FINISHED] == {}
+    assert READER[ReaderState.CLOSING] == {ReaderStep.FINISH: ReaderState.FINISHED}

@@ -19,7 +19,7 @@ import pytest
 from starlette.requests import Request as HttpRequest
 
 from perdure.http.event_stream import EventStreamResponse
-from perdure.log.hub import Reader
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.runtime.sdk import SdkRuntime
 from perdure.serve.connection import Connection

@@ -28,10 +28,11 @@ from perdure.store.base import (
     SessionLimits,
     Step,
     StreamRecord,
+    stream_by_id,
 )
 from perdure.store.within_time import within_time
 from perdure.telemetry.events import Counters
-from perdure.testing._values import a_call, a_session
+from perdure.testing._values import a_call, a_session, count_open
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.site import until
 
@@ -108,7 +109,7 @@ async def test_what_is_queued_in_one_turn_is_written_as_one_group_in_order() -> 
     await store.commit([PutSession(record=a_session("s"))])
     for step in (opening("a", fence=fence), message("a", fence=fence, seq=1), message("a", fence=fence, seq=2)):
         journal.put(Steps([step]))
-    assert await store.stream(StreamId("a")) is None
+    assert await stream_by_id(store, StreamId("a")) is None
     await journal.write(message("a", fence=fence, seq=3))
     assert [event.seq for event in await store.read(StreamId("a"), after=0, limit=9)] == [1, 2, 3]
 
@@ -128,7 +129,7 @@ async def test_what_was_accepted_while_the_store_failed_is_not_refused_for_a_lim
     assert journal.state is LogState.DEGRADED
     store.works()
     await until(lambda: journal.state is LogState.HEALTHY)
-    assert await inner.count_sessions() == 2
+    assert await count_open(inner) == 2
     assert len(await inner.calls(SessionId("s"))) == 2
     await journal.aclose()
 
@@ -151,7 +152,7 @@ async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_no
             for name, opened in (("before", 1.0), ("impossible", math.nan), ("after", 1.0)):
                 tasks.start_soon(write, opening(name, fence=fence, opened=opened))
         assert len(failures) == 1
-        assert [await store.stream(StreamId(n)) is not None for n in ("before", "impossible", "after")] == [
+        assert [await stream_by_id(store, StreamId(n)) is not None for n in ("before", "impossible", "after")] == [
             True,
             False,
             True,

@@ -55,16 +55,16 @@ class Room:
     """Where a writer waits until the test makes room."""
 
     def __init__(self) -> None:
-        self.crowded = False
+        self.is_full = False
         self.entered = 0
         self._free = asyncio.Event()
 
-    async def flow(self) -> None:
+    async def wait_for_room(self) -> None:
         self.entered += 1
         await self._free.wait()
 
     def free(self) -> None:
-        self.crowded = False
+        self.is_full = False
         self._free.set()
 
 
@@ -214,9 +214,9 @@ async def test_what_a_call_says_comes_in_order_before_its_answer(bench: Bench) -
     assert (answer[0], answer[1]) == ("answer", 3)
 
 
-async def test_a_crowded_session_makes_a_call_wait_before_it_says_more(bench: Bench) -> None:
+async def test_a_full_session_makes_a_call_wait_before_it_says_more(bench: Bench) -> None:
     """1."""
-    bench.ear.room.crowded = True
+    bench.ear.room.is_full = True
     bench.load().send(call_of(1, "count", n=2), origin=None)
     await until(lambda: bench.ear.room.entered == 1)
     assert bench.ear.said == [progress(1, 1)]

@@ -28,15 +28,16 @@ from perdure.store.base import (
     PutSession,
     Reached,
     Refusals,
-    Refused,
     Release,
     SendMail,
     Step,
+    StepRefusal,
     StreamRecord,
     Trim,
 )
 from perdure.store.memory import MemoryStore
 from perdure.testing import check_store, store_machine
+from perdure.testing._values import count_open
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +156,7 @@ class FailsTheWholeCommitForOneMessage(MemoryStore):
 class ForgetsWhatItTook(MemoryStore):
     """A message that is forwarded again after it was appended is appended once more."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         refusal = super()._apply(step)
         if isinstance(step, Append) and step.taken:
             self._streams[step.stream].senders.clear()
@@ -163,7 +164,7 @@ class ForgetsWhatItTook(MemoryStore):
 
 
 class TakesMessagesThatDoNotFollow(MemoryStore):
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, Forward) and (row := self._streams.get(step.stream)) is not None:
             sender, last = row.senders.get(step.node, (step.sender, 0))
             row.senders[step.node] = (sender, max(last, step.first - 1))
@@ -173,7 +174,7 @@ class TakesMessagesThatDoNotFollow(MemoryStore):
 class TakesAwayWithoutAppending(MemoryStore):
     """What is forwarded is gone although its events were refused."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, Append) and (row := self._streams.get(step.stream)) is not None:
             row.forwarded = [message for message in row.forwarded if message.key > step.taken]
         return super()._apply(step)
@@ -226,7 +227,7 @@ class NamesHoldersWhoHaveLeft(MemoryStore):
 class ComparesIdsAsTheyAre(MemoryStore):
     """8 and "8" run side by side."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, OpenStream) and step.record.id not in self._streams:
             taken = {repr(call.request_id) for row in self._streams.values() for call in row.calls.values()}
             if not taken & {repr(call.request_id) for call in step.calls}:
@@ -237,7 +238,7 @@ class ComparesIdsAsTheyAre(MemoryStore):
 class ForgetsWhoWaits(MemoryStore):
     """A call that waits for another node to run it does not hold its id."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         refusal = super()._apply(step)
         if isinstance(step, PutCall) and step.state is CallState.WAITING:
             self._open_calls.clear()
@@ -245,7 +246,7 @@ class ForgetsWhoWaits(MemoryStore):
 
 
 class OpensStreamsOfEndedSessions(MemoryStore):
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         record = self._sessions.get(step.record.session) if isinstance(step, OpenStream) else None
         if record is not None:
             self._sessions[record.id] = replace(record, state=SessionState.ACTIVE)
@@ -288,7 +289,7 @@ class CountsBeforehand(MemoryStore):
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         for step in steps:
             if isinstance(step, PutSession) and step.limits is not None:
-                if await self.count_sessions() >= step.limits.total:
+                if await count_open(self) >= step.limits.total:
                     return await super().commit(steps)
                 await asyncio.sleep(0)
         return await super().commit([replace(s, limits=None) if isinstance(s, PutSession) else s for s in steps])

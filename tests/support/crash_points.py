@@ -25,8 +25,8 @@ POINTS = {
     "in the transaction of the first events": at(STEPS, "Steps._append", "leave"),
     "between an append and its send": at("perdure.log.stream", "Stream.accepted", "enter"),
     "between a later append and its send": at("perdure.log.stream", "Stream.accepted", "enter", 4),
-    "before anything is sent": at("perdure.log.hub", "Reader._send", "enter"),
-    "after something was sent": at("perdure.log.hub", "Reader._send", "enter", 4),
+    "before anything is sent": at("perdure.log.reader", "Reader._send", "enter"),
+    "after something was sent": at("perdure.log.reader", "Reader._send", "enter", 4),
     # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
     "between the answer and the end of its row": at(STEPS, "Steps._append", "within"),
     "behind the last statement, before the commit": at(STEPS, "Steps.apply", "leave", 5),

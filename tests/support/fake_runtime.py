@@ -78,8 +78,8 @@ class FakeRuntime:
                 await self._gates[given["gate"]].wait()
             params = {"progressToken": number, "progress": step}
             flow = self._outlet.notify("notifications/progress", params, call=number)
-            if flow is not None and flow.crowded:
-                await flow.flow()
+            if flow is not None and flow.is_full:
+                await flow.wait_for_room()
         return f"counted to {given['n']}"
 
     async def _ask(self, number: int, given: dict[str, Any]) -> str:

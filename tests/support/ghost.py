@@ -120,7 +120,7 @@ class Left:
 
 def life_of(site: Site) -> ServerProcess:
     """The parts of a running application, for what no client can bring about."""
-    life = site.app._life
+    life = site.app._process
     assert life is not None
     return life
 

@@ -1,4 +1,4 @@
-"""The lives of a stream, a session, a call and the store, as tables.
+"""Tables hold the lives of a stream, a reader, a session, a call and the store.
 
 Each table maps a state and what happens to the state that follows. What is not in the table cannot happen:
 `advance` raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
@@ -6,6 +6,10 @@ Each table maps a state and what happens to the state that follows. What is not 
 **Stream.** A stream accepts events whether somebody reads or not (R3): readers come and go, they only move it between
 LIVE and DETACHED. The last owed response seals it; a sealed stream is still read, until retention removes it. The
 standalone stream owes nothing, so it is never sealed; it goes with its session.
+
+**Reader.** One response on a stream. It is STARTING until its response has begun, PUMPING while it writes, and RESTING
+when there is nothing to write: then it costs no task. One that is ended while others still read is CLOSING until its
+connection is closed. FINISHED says that it writes nothing more, and its response may return.
 
 **Session.** OPENING lasts while `initialize` runs. A session that nobody uses turns DORMANT (its runtime goes, record
 and answers stay) and comes back ACTIVE with its client's next message.
@@ -38,6 +42,22 @@ class StreamStep(enum.Enum):
     LAST_RESPONSE = "last response"
     RETENTION_PASSED = "retention passed"
     SESSION_ENDED = "session ended"
+
+
+class ReaderState(enum.Enum):
+    STARTING = "starting"
+    RESTING = "resting"
+    PUMPING = "pumping"
+    CLOSING = "closing"
+    FINISHED = "finished"
+
+
+class ReaderStep(enum.Enum):
+    BEGIN = "begin"
+    WAKE = "wake"
+    CATCH_UP = "catch up"
+    END = "end"
+    FINISH = "finish"
 
 
 class SessionState(enum.Enum):
@@ -103,6 +123,26 @@ STREAM: Mapping[StreamState, Mapping[StreamStep, StreamState]] = {
         StreamStep.SESSION_ENDED: StreamState.EXPIRED,
     },
     StreamState.EXPIRED: {},
+}
+
+READER: Mapping[ReaderState, Mapping[ReaderStep, ReaderState]] = {
+    ReaderState.STARTING: {
+        ReaderStep.BEGIN: ReaderState.RESTING,
+        ReaderStep.END: ReaderState.CLOSING,
+        ReaderStep.FINISH: ReaderState.FINISHED,
+    },
+    ReaderState.RESTING: {
+        ReaderStep.WAKE: ReaderState.PUMPING,
+        ReaderStep.END: ReaderState.CLOSING,
+        ReaderStep.FINISH: ReaderState.FINISHED,
+    },
+    ReaderState.PUMPING: {
+        ReaderStep.CATCH_UP: ReaderState.RESTING,
+        ReaderStep.END: ReaderState.CLOSING,
+        ReaderStep.FINISH: ReaderState.FINISHED,
+    },
+    ReaderState.CLOSING: {ReaderStep.FINISH: ReaderState.FINISHED},
+    ReaderState.FINISHED: {},
 }
 
 SESSION: Mapping[SessionState, Mapping[SessionStep, SessionState]] = {

@@ -15,7 +15,7 @@ from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import Sessions
 from perdure.sessions.session import Session
-from perdure.store.base import MailReceived, SendMail, StreamRecord
+from perdure.store.base import MailReceived, SendMail, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 
@@ -107,7 +107,7 @@ class MailHandler:
     async def _look_who_writes(self, stream: Stream) -> None:
         """Another node may have become the home."""
         if stream.kind is Kind.STANDALONE and stream.writes:
-            record = await self._context.store.stream(stream.id)
+            record = await stream_by_id(self._context.store, stream.id)
             if record is not None:
                 stream.follow(record)
 

@@ -108,7 +108,7 @@ class Outcomes:
         async for payload in self._payloads(row.stream):
             if (key := logged_in(payload)) is not None:
                 logged[key] += 1
-        if logged and len(await self._context.store.requests(row.stream)) > 1:
+        if logged and len(await self._context.store.calls_on(row.stream)) > 1:
             logged.clear()
         return logged
 

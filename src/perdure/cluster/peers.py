@@ -19,8 +19,9 @@ from perdure._core.ids import Kind, NodeId, StreamId
 from perdure.cluster.mailbox import Addressee, Mailbox
 from perdure.errors import HeldElsewhere, PerdureError, StoreError, StoreLost, StoreUnavailable
 from perdure.log.chores import Chores
-from perdure.log.hub import Hub, Reader
+from perdure.log.hub import Hub
 from perdure.log.journal import Journal, Steps
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.store.base import (
     LeaveReader,
@@ -290,7 +291,7 @@ class Neighbours:
             if stream.over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to be told of
             # Who comes and goes is told by mail; only progress is hinted at, and matters once somebody waits for it.
-            elif stream.id in named or (everything and stream.crowded):
+            elif stream.id in named or (everything and stream.is_full):
                 with self._chores.surviving("it could not be seen who reads a stream", stream.id):
                     await self.look_who_reads(stream)
         if everything:
@@ -351,7 +352,7 @@ class Neighbours:
         """How far streams have grown. A reader of one that is gone is ended."""
         found: list[StreamRecord] = []
         for start in range(0, len(streams), _ENDS_AT_ONCE):
-            found += await self._store.ends(streams[start : start + _ENDS_AT_ONCE])
+            found += (await self._store.streams_by_id(streams[start : start + _ENDS_AT_ONCE])).values()
         for stream_id in set(streams) - {record.id for record in found}:
             if (stream := self._followed.pop(stream_id, None)) is not None and stream.reader is not None:
                 stream.reader.end()

@@ -21,7 +21,7 @@ from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import Sessions
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import SettlingContext, ToolHints
-from perdure.store.base import SendMail, StreamRecord
+from perdure.store.base import SendMail, StreamRecord, stream_by_id
 
 if TYPE_CHECKING:
     from perdure.cluster.settler import Settler
@@ -71,7 +71,7 @@ class Waiting:
                 running = {call.stream.id for call in session.exchange.calls.all_running()}
                 for stream in session.streams.values():
                     if stream.reader is not None and not stream.over and stream.id not in running:
-                        stream.reader.send_home()
+                        stream.reader.close_with_retry()
 
     async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
@@ -118,7 +118,7 @@ class Waiting:
         row = await context.store.open_call(
             cancelled.session, incarnation=cancelled.incarnation, request_id=cancelled.request_id
         )
-        record = None if row is None else await context.store.stream(row.stream)
+        record = None if row is None else await stream_by_id(context.store, row.stream)
         if row is None or record is None:
             return
         if row.state is not CallState.WAITING or not await self._is_free(record):

@@ -14,7 +14,8 @@ from perdure.http.access import Headers, SessionAccess
 from perdure.http.body import accepts
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import Refusal, Refused, refusal_of
-from perdure.log.hub import BATCH, gap_frames, warning_frames
+from perdure.log.frames import warning_frames
+from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
 from perdure.sessions.reattach import tell_attached
 from perdure.sessions.replay import catch_up, find_stream, look_how_far
@@ -132,7 +133,7 @@ class GetHandler:
         cursor = await stream.before_oldest() if self._settings.enable_replay else stream.delivered
         sentence = "the given Last-Event-ID is no position of this server's; here is the standalone stream"
         log, random = session.tells_by_log, self._context.random
-        return _Start(stream, cursor, warning_frames(stream, sentence, behind=cursor, random=random, log=log))
+        return _Start(stream, cursor, warning_frames(stream.position(cursor), sentence, random=random, log=log))
 
     async def _start_standalone(self, session: Session, position: Position) -> _Start:
         stream = session.standalone
@@ -169,12 +170,8 @@ class GetHandler:
         return _Start(stream, cursor, told)
 
     def _gap(self, session: Session, stream: Stream, first: int, last: int, *, reason: str, behind: int) -> bytes:
-        self._context.counters.gaps += 1
-        self._context.peers.log_event(
-            logging.WARNING, "stream.gap", f"events {first} to {last} of a stream are gone: {reason}", stream=stream.id
-        )
-        log, random = session.tells_by_log, self._context.random
-        return gap_frames(stream, first, last, reason=reason, behind=behind, random=random, log=log)
+        by_log = session.tells_by_log
+        return self._context.hub.tell_gap(stream, first, last, reason=reason, behind=behind, by_log=by_log)
 
 
 def _is_beyond(stream: Stream, position: Position) -> bool:

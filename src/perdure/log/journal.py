@@ -50,7 +50,7 @@ class Source(Protocol):
 
     def take(self) -> Sequence[Step]:
         """All there is at the moment, in order. It is written in one commit, so it should be little: the writers of a
-        stream wait in `flow`."""
+        stream wait in `wait_for_room`."""
         ...
 
     def accepted(self, steps: Sequence[Step]) -> None:

@@ -29,7 +29,7 @@ from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, Strea
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
-    from perdure.log.hub import Reader
+    from perdure.log.reader import Reader
 
 RUN_AHEAD = 128
 """Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
@@ -43,7 +43,7 @@ must be short; and sent from the tail, which should hold them."""
 
 
 class Stream:
-    """One stream of this process. Appending is synchronous and never fails; `flow` is where a writer waits."""
+    """One stream of this process. Appending is synchronous and never fails; `wait_for_room` is where a writer waits."""
 
     __slots__ = (
         "_ahead_bytes",
@@ -300,11 +300,11 @@ class Stream:
         self.moved()
 
     @property
-    def crowded(self) -> bool:
-        """The writer should wait in `flow` before it goes on."""
+    def is_full(self) -> bool:
+        """The writer should wait in `wait_for_room` before it goes on."""
         return self.last >= self._pause_at or self._ahead_bytes >= RUN_AHEAD_BYTES or not self._journal.has_room
 
-    async def flow(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the writer may go on: events accepted, room in memory, the attached reader not too far behind."""
         while (self.last >= self._pause_at or self._ahead_bytes >= RUN_AHEAD_BYTES) and not self._fenced:
             await self._wait()

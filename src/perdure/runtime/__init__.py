@@ -1,4 +1,2 @@
-"""Answers the requests of a session: the interface (`base`), and the SDK's server in this process (`sdk`).
-
-Uses `telemetry` and what is below.
-"""
+"""Answers the requests of a session: the interface, and the SDK's server in this process; uses `telemetry` and the
+rooms below it."""

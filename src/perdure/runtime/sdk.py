@@ -128,8 +128,8 @@ class Outbox:
         if self._closed:
             raise anyio.ClosedResourceError
         flow = self._pass_on(item.message, getattr(item.metadata, "related_request_id", None))
-        if flow is not None and flow.crowded:
-            await flow.flow()
+        if flow is not None and flow.is_full:
+            await flow.wait_for_room()
 
     def _pass_on(self, message: JSONRPCMessage, call: int | None) -> Flow | None:
         outlet = self._outlet
@@ -191,8 +191,8 @@ class Outbound:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
         flow = self._outlet.notify(method, None if params is None else dict(params), call=None)
-        if flow is not None and flow.crowded:
-            await flow.flow()
+        if flow is not None and flow.is_full:
+            await flow.wait_for_room()
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None

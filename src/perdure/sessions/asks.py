@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from perdure._core.codes import CLIENT_AWAY
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Response
 from perdure.runtime.base import Flow
@@ -15,9 +16,6 @@ from perdure.store.base import AskRecord, CloseAsk, OpenAsk
 
 if TYPE_CHECKING:
     from perdure.sessions.exchange import Exchange
-
-CLIENT_AWAY = -31007
-"""The answer that an ask gets when its client has been away for too long."""
 
 _ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
 """The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""

@@ -11,7 +11,7 @@ from perdure._core.jsonrpc import Notification, Response
 from perdure._core.orphan import read_call
 from perdure.errors import NodeGone, StoreUnavailable
 from perdure.sessions.asks import node_of_ask
-from perdure.store.base import CallRecord, SendMail
+from perdure.store.base import CallRecord, SendMail, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ async def _may_be_asked(session: Session, ask: str, node: NodeId) -> bool:
 
 
 async def _is_asked(session: Session, ask: str) -> bool:
-    return await session.context.store.ask(session.id, ask) is not None
+    return any(record.id == ask for record in await session.context.store.asks(session.id))
 
 
 async def _receive_cancelled(session: Session, params: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ async def _cancel(session: Session, cancelled: mail.Cancelled) -> bool:
         for node in (holders := await context.neighbours.holders()):
             await _tell(session, node, cancelled)  # one of them may run it, and have its row in memory alone
         row = None if holders else await running()
-    stream = None if row is None else await context.store.stream(row.stream)
+    stream = None if row is None else await stream_by_id(context.store, row.stream)
     if stream is None or not stream.node:
         return False
     if stream.node == context.node:

@@ -19,7 +19,7 @@ from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, Sess
 from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
-from perdure.store.base import Event, SendMail, Step
+from perdure.store.base import Event, SendMail, Step, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class Home:
         return self._outbox.unaccepted + len(self._outgoing)
 
     @property
-    def crowded(self) -> bool:
-        """Whoever says more should wait in `flow` until what was said has been accepted."""
+    def is_full(self) -> bool:
+        """Whoever says more should wait in `wait_for_room` until what was said has been accepted."""
         return self.waiting >= RUN_AHEAD or not self._session.context.journal.has_room
 
-    async def flow(self) -> None:
+    async def wait_for_room(self) -> None:
         while self.waiting >= RUN_AHEAD and self._session.state is not SessionState.ENDED:
             self._room = self._room or asyncio.Event()
             self._room.clear()
@@ -214,7 +214,7 @@ class Home:
 
     async def _claim(self, *, take: bool) -> bool:
         session, context = self._session, self._session.context
-        record = await context.store.stream(session.standalone.id)
+        record = await stream_by_id(context.store, session.standalone.id)
         if record is None or session.state is SessionState.ENDED:
             raise SessionEnded
         session.standalone.follow(record)
@@ -262,7 +262,7 @@ class Home:
                     standalone.append(payload, taken=key)
                     self._drawn.add(standalone.last)
                 self._drawn_through = page[-1].key
-                await standalone.flow()
+                await standalone.wait_for_room()
 
     def _lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node is the home now: it repeats the subscriptions, and what was not written is forwarded to it.

@@ -18,18 +18,15 @@ from typing import Any
 
 from perdure._core.codes import OUTCOME_UNKNOWN as OUTCOME_UNKNOWN
 from perdure._core.codes import POSITION_LOST as POSITION_LOST
+from perdure._core.codes import REQUEST_CANCELLED as REQUEST_CANCELLED
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import Request, coerce_id
+from perdure._core.jsonrpc import error_payload as error_payload
 from perdure._core.memory_budget import Work
 from perdure._core.states import CALL, CallState, CallStep, advance
 from perdure.log.stream import Stream
 from perdure.sessions.messages import encode
 from perdure.store.base import CallEnd, CallRecord, SessionRecord, Step
-
-REQUEST_CANCELLED = -32800
-"""The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the
-SDK."""
-
 
 LOG_MESSAGE = "notifications/message"
 
@@ -241,14 +238,6 @@ def name_of(params: dict[str, Any] | None) -> str | None:
     """The tool's or the prompt's name or the resource's URI, where a request has one."""
     name = params.get("name", params.get("uri")) if params else None
     return name if isinstance(name, str) else None
-
-
-def error_payload(request_id: int | str | None, code: int, message: str, data: object = None) -> bytes:
-    """An error response, encoded."""
-    error: dict[str, object] = {"code": code, "message": message}
-    if data is not None:
-        error["data"] = data
-    return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, separators=(",", ":")).encode()
 
 
 def log_key(params: object) -> bytes:

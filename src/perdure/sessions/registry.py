@@ -23,7 +23,15 @@ from perdure.sessions.ledger import Call
 from perdure.sessions.messages import encode
 from perdure.sessions.reattach import tell_attached
 from perdure.sessions.session import Session
-from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, StreamRecord
+from perdure.store.base import (
+    EndSession,
+    OpenStream,
+    PutSession,
+    SessionLimits,
+    SessionRecord,
+    StreamRecord,
+    stream_by_id,
+)
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 from perdure.telemetry.families import Snapshot
@@ -190,7 +198,7 @@ class Sessions:
 
     async def _build(self, record: SessionRecord, stamp: object) -> Session | None:
         store = self._context.store
-        standalone = await store.stream(record.standalone)
+        standalone = await stream_by_id(store, record.standalone)
         if standalone is None:
             return None  # it ended in this very moment
         waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))

@@ -11,7 +11,7 @@ from perdure._core.ids import Kind, NodeId, StreamId
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.ledger import POSITION_LOST, error_payload
-from perdure.store.base import Event
+from perdure.store.base import Event, stream_by_id
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
@@ -36,7 +36,7 @@ async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
     stream = session.streams.get(stream_id)
     if stream is not None and not stream.is_overtaken and not _may_be_overtaken(session, stream):
         return stream
-    record = await session.context.store.stream(stream_id)
+    record = await stream_by_id(session.context.store, stream_id)
     if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
         return None
     if (stream := session.streams.get(stream_id)) is not None:
@@ -61,7 +61,7 @@ async def catch_up(session: Session, stream: Stream) -> None:
     """What another node writes may have grown since it was last read here."""
     if stream.writes or stream.over:
         return
-    record = await session.context.store.stream(stream.id)
+    record = await stream_by_id(session.context.store, stream.id)
     if record is not None:
         stream.follow(record)
     if stream.kind is Kind.CALL:  # it may be over, and let go of: but its reader comes now
@@ -76,7 +76,7 @@ async def look_how_far(session: Session) -> None:
     if context.neighbours.alone:
         return
     with contextlib.suppress(StoreUnavailable):
-        record = await context.store.stream(stream.id)
+        record = await stream_by_id(context.store, stream.id)
         if record is not None:
             stream.follow(record)
             if record.generation == stream.generation:
@@ -88,12 +88,12 @@ async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     # What is held is in memory alone; it is looked at first, because from there it goes into the store.
     finals = [*stream.finals_in_memory(), *await _finals(session, stream)]
     answered = {json.loads(event.payload).get("id") for event in finals}
-    asked = await session.context.store.requests(stream.id)
+    asked = await session.context.store.calls_on(stream.id)
     message = "The answer to this request is no longer retained"
     return [
-        error_payload(request_id, POSITION_LOST, message, {"method": method})
-        for request_id, method in asked
-        if request_id not in answered
+        error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
+        for call in asked
+        if call.request_id not in answered
     ]
 
 

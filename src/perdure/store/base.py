@@ -477,15 +477,15 @@ Step = (
     | MailReceived
 )
 
-Refused = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
-Refusals = Sequence[Refused | None]
+StepRefusal = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
+Refusals = Sequence[StepRefusal | None]
 """For each step of a commit: `None`, or why it was refused."""
 
 
 # --- Interfaces -----------------------------------------------------------------------------------------------------
 
 
-class Events(Protocol):
+class EventStore(Protocol):
     """The log: streams and what is in them."""
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
@@ -503,14 +503,12 @@ class Events(Protocol):
         empty one is."""
         ...
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None: ...
-
     async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         """A session's streams, the oldest first."""
         ...
 
-    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
-        """Those of the streams that are there, in any order: how far they have grown."""
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        """Those of the streams that are there, however many are asked for."""
         ...
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
@@ -549,7 +547,7 @@ class Events(Protocol):
         ...
 
 
-class Sessions(Protocol):
+class SessionStore(Protocol):
     async def session(self, session: SessionId) -> SessionRecord | None: ...
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
@@ -558,10 +556,6 @@ class Sessions(Protocol):
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
-        ...
-
-    async def count_sessions(self, owner: str | None = None) -> int:
-        """How many have not ended, of one owner or in all."""
         ...
 
     async def count_states(self) -> Mapping[SessionState, int]:
@@ -574,7 +568,7 @@ class Sessions(Protocol):
         ...
 
 
-class Ledger(Protocol):
+class CallStore(Protocol):
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         """A session's rows that are retained, the oldest first."""
         ...
@@ -587,12 +581,8 @@ class Ledger(Protocol):
         """The call that has not ended under that id (as `coerce_id` compares them)."""
         ...
 
-    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
-        """Ids and methods of the requests that a stream answers, in their order."""
-        ...
 
-
-class Chains(Protocol):
+class ChainStore(Protocol):
     """Chains of resume tokens (13). They hold hashes; no token ever gets here."""
 
     async def chain(self, name: str) -> Chain | None: ...
@@ -608,15 +598,13 @@ class Chains(Protocol):
         ...
 
 
-class Asks(Protocol):
-    async def ask(self, session: SessionId, ask: str) -> AskRecord | None: ...
-
+class AskStore(Protocol):
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         """A session's open asks, the oldest first."""
         ...
 
 
-class Readers(Protocol):
+class ReaderStore(Protocol):
     async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
 
 
@@ -675,7 +663,7 @@ class Liveness(Protocol):
         ...
 
 
-class Nodes(Protocol):
+class NodeStore(Protocol):
     async def join(self, node: NodeId) -> Fence:
         """Enter as a node: gives the fence under which it opens streams. No two nodes ever get the same."""
         ...
@@ -707,7 +695,7 @@ class Nodes(Protocol):
         ...
 
 
-class Store(Events, Sessions, Chains, Ledger, Asks, Readers, Wakeups, Nodes, Protocol):
+class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderStore, Wakeups, NodeStore, Protocol):
     """All of it. Open it with `async with`, or call `open` and `aclose`."""
 
     shared: bool
@@ -729,3 +717,8 @@ class Store(Events, Sessions, Chains, Ledger, Asks, Readers, Wakeups, Nodes, Pro
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *_: object) -> None: ...
+
+
+async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:
+    """Give one stream, or `None` if it is not there."""
+    return (await store.streams_by_id((stream,))).get(stream)

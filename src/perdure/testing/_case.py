@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perdure._core.ids import Fence, Kind, StreamId
 from perdure.errors import StaleFence
-from perdure.store.base import OpenStream, PutSession, Refusals, Refused, Store, StreamRecord
+from perdure.store.base import OpenStream, PutSession, Refusals, StepRefusal, Store, StreamRecord, stream_by_id
 from perdure.testing._values import NODE, STREAM, a_call, a_session, a_stream, put
 
 
@@ -46,7 +46,7 @@ class Case:
         accepted(await put(self.store, PutSession(record=a_session()), OpenStream(record=record, calls=calls)))
 
     async def record(self, name: str = STREAM) -> StreamRecord:
-        record = await self.store.stream(StreamId(name))
+        record = await stream_by_id(self.store, StreamId(name))
         if record is None:
             raise AssertionError(f"stream {name} is gone")
         return record
@@ -69,7 +69,7 @@ def accepted(refusals: Refusals) -> None:
     same("refusals", list(refusals), [None] * len(refusals))
 
 
-def refused(refusals: Refusals, *places: int, why: type[Refused] = StaleFence) -> None:
+def refused(refusals: Refusals, *places: int, why: type[StepRefusal] = StaleFence) -> None:
     """These steps for this reason, and no other step."""
     seen = {place: type(refusal).__name__ for place, refusal in enumerate(refusals) if refusal is not None}
     same("refused steps", seen, dict.fromkeys(places, why.__name__))

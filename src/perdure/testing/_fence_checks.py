@@ -169,10 +169,10 @@ async def streams_are_found_by_who_writes_them(case: Case) -> None:
     same("streams of nobody known", list(await case.store.written_by(NodeId("nobody"))), [])
 
 
-async def ends_tell_how_far_streams_have_grown(case: Case) -> None:
+async def streams_are_found_by_their_ids_as_far_as_they_have_grown(case: Case) -> None:
     await case.open_stream("a")
     await case.open_stream("b")
     await put(case.store, an_append(case.fence, some_events(1, 7), stream="b"))
-    found = {record.id: record for record in await case.store.ends([StreamId(name) for name in ("b", "no", "a")])}
-    same("streams", found, {StreamId(name): await case.record(name) for name in ("a", "b")})
-    same("streams of no names", list(await case.store.ends([])), [])
+    found = await case.store.streams_by_id([StreamId(name) for name in ("b", "no", "a")])
+    same("streams", dict(found), {StreamId(name): await case.record(name) for name in ("a", "b")})
+    same("streams of no names", dict(await case.store.streams_by_id([])), {})

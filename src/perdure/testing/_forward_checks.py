@@ -12,6 +12,7 @@ from perdure.store.base import (
     Forward,
     Release,
     Store,
+    stream_by_id,
 )
 from perdure.testing._case import Case, accepted, refused, same
 from perdure.testing._values import NODE, OTHER, STREAM, an_append, numbers, put, some_events
@@ -40,7 +41,7 @@ async def promise_16_messages_wait_in_the_order_of_their_commits_whoever_writes(
     accepted(await put(case.store, a_forward(b"1", b"2"), a_forward(b"one", node=NODE, sender="ours")))
     accepted(await put(case.store, a_forward(b"3", first=3), a_forward(b"theirs", stream="another")))
     await case.reopen()
-    record = await case.store.stream(STREAM)
+    record = await stream_by_id(case.store, STREAM)
     assert record is not None
     claimed = await case.store.claim(STREAM, node=OTHER, held=record.fence)
     same("what waits", await _waiting(case.store), [b"1", b"2", b"one", b"3"])
@@ -131,7 +132,7 @@ async def promise_16_a_message_for_a_stream_that_no_node_writes_is_refused(case:
 async def promise_16_a_writer_that_was_buried_is_no_writer(case: Case) -> None:
     await case.open_stream()
     await case.store.join(OTHER)
-    record = await case.store.stream(STREAM)
+    record = await stream_by_id(case.store, STREAM)
     assert record is not None
     await case.store.claim(STREAM, node=OTHER, held=record.fence)
     accepted(await put(case.store, a_forward(b"1", node=NODE)))

@@ -25,6 +25,7 @@ from perdure.store.base import (
     Release,
     Store,
     Trim,
+    stream_by_id,
 )
 from perdure.testing._case import Case, same
 from perdure.testing._values import (
@@ -58,7 +59,7 @@ async def promise_7_trimming_leaves_the_answers(case: Case) -> None:
     same("events", await numbers(case.store), [3, 6])
     await put(case.store, Trim(stream=STREAM, through=1_000))
     same("events", await numbers(case.store), [3, 6])
-    record = await case.store.stream(STREAM)
+    record = await stream_by_id(case.store, STREAM)
     same("the highest number ever", record and record.last, 6)
 
 
@@ -211,7 +212,7 @@ async def promise_19_how_far_readers_have_got_only_moves_forward(case: Case) -> 
         await put(case.store, Reached(stream=STREAM, generation=1, through=through))
         same(f"how far readers have got, told {through}", await _delivered(case.store), reached)
     await put(case.store, Reached(stream=StreamId("not there"), generation=1, through=1))
-    same("the stream that is not there", await case.store.stream(StreamId("not there")), None)
+    same("the stream that is not there", await stream_by_id(case.store, StreamId("not there")), None)
 
 
 async def promise_19_an_event_in_the_place_of_a_lost_one_is_unread(case: Case) -> None:
@@ -231,7 +232,7 @@ async def promise_19_an_event_in_the_place_of_a_lost_one_is_unread(case: Case) -
 
 
 async def _delivered(store: Store) -> int:
-    record = await store.stream(STREAM)
+    record = await stream_by_id(store, STREAM)
     return -1 if record is None else record.delivered
 
 

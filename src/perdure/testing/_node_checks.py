@@ -17,8 +17,8 @@ from perdure.store.base import (
     OpenStream,
     PutReader,
     PutSession,
-    Refused,
     SendMail,
+    StepRefusal,
     Store,
 )
 from perdure.testing._case import Case, accepted, refused, same
@@ -127,7 +127,7 @@ async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(case: Case) -
     await case.store.join(OTHER)
     posts = [SendMail(node=NODE, message=b"%d" % number) for number in range(MAX_MAIL + 100)]
     # Many commits: one of so many steps may take a store longer than one operation may.
-    refusals: list[Refused | None] = []
+    refusals: list[StepRefusal | None] = []
     for start in range(0, len(posts), 500):
         refusals += await put(case.store, *posts[start : start + 500])
     same("messages that were taken", [refusal is None for refusal in refusals], [True] * MAX_MAIL + [False] * 100)

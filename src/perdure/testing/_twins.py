@@ -27,9 +27,10 @@ from perdure.store.base import (
     Step,
     Store,
     StreamRecord,
+    stream_by_id,
 )
 from perdure.store.memory import MemoryStore
-from perdure.testing._values import NODE, Make, a_call, a_chain, a_session, a_stream, messages, picture, put
+from perdure.testing._values import NODE, Make, a_call, a_chain, a_session, a_stream, count_open, messages, picture, put
 
 T = TypeVar("T")
 
@@ -150,7 +151,7 @@ class Twins:
     # What is not a step
 
     def stream(self, stream: str) -> StreamRecord | None:
-        return self.run(self.model.stream(StreamId(stream)))
+        return self.run(stream_by_id(self.model, StreamId(stream)))
 
     def join(self, node: NodeId) -> None:
         self.nodes.append((node, len(self.fences)))
@@ -219,7 +220,7 @@ class Twins:
             seen[f"{node}: mail"] = await messages(store, node)
             seen[f"{node}: forwarded to"] = [stream.id for stream in await store.forwarded_to(node)]
             seen[f"{node}: streams"] = [stream.id for stream in await store.written_by(node)]
-        seen["going on"] = await store.count_sessions()
+        seen["going on"] = await count_open(store)
         longest = await store.longest_dormant()
         seen["longest dormant"] = longest and longest.active
         return seen

@@ -142,6 +142,11 @@ async def all_sessions(store: Store, *, page: int = 100) -> list[SessionRecord]:
     return found
 
 
+async def count_open(store: Store) -> int:
+    """How many sessions have not ended."""
+    return sum(count for state, count in (await store.count_states()).items() if state is not SessionState.ENDED)
+
+
 async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
     """All that a store shows of some sessions, as plain values."""
     seen: dict[str, Any] = {"sessions": await all_sessions(store)}

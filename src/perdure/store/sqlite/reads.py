@@ -57,16 +57,13 @@ class Reads:
 
     # Streams
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
-        return await self._one("stream_by_id", rows.stream_record, stream)
-
     async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         return await self._all("streams_of_session", rows.stream_record, session)
 
-    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
-        found: list[StreamRecord] = []
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        found: dict[StreamId, StreamRecord] = {}
         for start in range(0, len(streams), MAX_READ):
-            found += await self._readers.run(partial(_ends, streams=streams[start : start + MAX_READ]))
+            found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
         return found
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
@@ -88,11 +85,6 @@ class Reads:
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         return await self._all("sessions_after", rows.session_record, after or "", limit)
-
-    async def count_sessions(self, owner: str | None = None) -> int:
-        if owner is None:
-            return (await self._all("count_sessions", rows.number))[0]
-        return (await self._all("count_sessions_of", rows.number, rows.loose(owner)))[0]
 
     async def count_states(self) -> Mapping[SessionState, int]:
         return dict(await self._all("count_states", rows.state_count))
@@ -120,12 +112,6 @@ class Reads:
 
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))
-
-    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
-        return await self._all("requests_of_stream", rows.request, stream)
-
-    async def ask(self, session: SessionId, ask: str) -> AskRecord | None:
-        return await self._one("ask_by_id", rows.ask_record, session, ask)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return await self._all("asks_of_session", rows.ask_record, session)
@@ -170,6 +156,6 @@ def _events(
     return events, room
 
 
-def _ends(connection: sqlite3.Connection, *, streams: Sequence[StreamId]) -> list[StreamRecord]:
-    found = (connection.execute(_SQL["stream_by_id"], (stream,)).fetchone() for stream in streams)
-    return [rows.stream_record(row) for row in found if row is not None]
+def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, StreamRecord]:
+    found = (connection.execute(_SQL["stream_by_id"], (id_,)).fetchone() for id_ in ids)
+    return {record.id: record for record in (rows.stream_record(row) for row in found if row is not None)}

@@ -165,11 +165,6 @@ def call_row(key: int, place: int, record: CallRecord) -> Row:
     )
 
 
-def request(row: Row) -> tuple[int | str, str]:
-    request_id, method = row
-    return json.loads(request_id), _strict(method)
-
-
 def call_record(row: Row) -> CallRecord:
     version, session, incarnation, request_id, stream, method, request, principal, attempt, progress, state = row
     _known(version, f"call {request_id} of stream {stream}")
@@ -219,10 +214,6 @@ def mail(row: Row) -> Mail:
 
 def forwarded(row: Row) -> Forwarded:
     return Forwarded(*row)
-
-
-def number(row: Row) -> int:
-    return int(row[0])
 
 
 def request_id_text(request_id: int | str) -> str:

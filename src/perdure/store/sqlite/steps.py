@@ -47,12 +47,12 @@ from perdure.store.base import (
     PutSession,
     Reached,
     Refusals,
-    Refused,
     Release,
     SendMail,
     SessionLimits,
     SessionRecord,
     Step,
+    StepRefusal,
     Stick,
     StreamRecord,
     Trim,
@@ -85,7 +85,7 @@ class Steps:
         self._cursor = connection.cursor()
         self._keys: OrderedDict[StreamId, int] = OrderedDict()
         self._newest = 0
-        self._apply: dict[type[Any], Callable[[Any], Refused | None]] = {
+        self._apply: dict[type[Any], Callable[[Any], StepRefusal | None]] = {
             Append: self._append,
             OpenStream: self._open_stream,
             Forward: self._forward,

@@ -183,9 +183,6 @@ FROM session WHERE id > ? ORDER BY id LIMIT ?;
 -- count_sessions: how many have not ended
 SELECT open FROM tally WHERE only = 1;
 
--- count_sessions_of: how many of an owner's have not ended
-SELECT count(*) FROM session WHERE owner = ? AND state <> 'ended';
-
 -- count_sessions_at: how many that one caller has opened have not ended
 SELECT count(*) FROM session WHERE owner = ? AND address = ? AND state <> 'ended';
 
@@ -224,16 +221,6 @@ SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.reque
        c.state
 FROM call AS c JOIN stream AS s ON s.key = c.stream
 WHERE c.session = ? AND c.incarnation = ? AND c.id_key = ? AND c.state IN ('running', 'waiting');
-
--- requests_of_stream: what a stream answers, in order, without the requests' bodies
-SELECT c.request_id, c.method
-FROM stream AS s JOIN call AS c ON c.stream = s.key
-WHERE s.id = ? ORDER BY c.place;
-
--- ask_by_id: one open ask
-SELECT a.record, a.session, a.id, s.id, a.request, a.node
-FROM ask AS a JOIN stream AS s ON s.key = a.stream
-WHERE a.session = ? AND a.id = ?;
 
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.record, a.session, a.id, s.id, a.request, a.node

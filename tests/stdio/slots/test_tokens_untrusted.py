@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.no_slot import NoSlot
-from perdure.stdio.tokens import Slot, open_slot
+from perdure.stdio.slots import NoSlot, Slot, open_slot
 from tests.support.hosts import host, kept, opened, said, target, token
 
 CORRUPTED = "Token file corrupted, treating as stale"

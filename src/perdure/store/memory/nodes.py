@@ -1,4 +1,4 @@
-"""The nodes of a store in memory: who has joined, their mail, their hints, who is alive."""
+"""Nodes of a store in memory: joining, leaving, burying, mail, wake-ups, and which nodes are alive."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from dataclasses import dataclass, field, replace
 
 from perdure._core.ids import Fence, Generation, NodeId, StreamId
 from perdure._core.leases import Leases
-from perdure.errors import MailFull, NodeGone, SessionEnded
 from perdure.store.base import (
     FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
-    MAX_FORWARDED,
-    MAX_FORWARDED_BYTES,
-    MAX_MAIL,
     RECORD_VERSION,
     CallRecord,
     Event,
-    Forward,
     Forwarded,
     Listener,
     Mail,
-    MailReceived,
     NodeRecord,
     ReaderRecord,
-    SendMail,
     StreamRecord,
 )
+from perdure.store.codec import Codec, Payloads
 
 
 @dataclass(slots=True)
@@ -54,9 +48,10 @@ class NodeRow:
 
 
 class MemoryNodes:
-    """The part of `MemoryStore` that is about nodes."""
+    """Has the tables of nodes and streams."""
 
-    def __init__(self, wall: Callable[[], float]) -> None:
+    def __init__(self, codec: Codec, wall: Callable[[], float]) -> None:
+        self._payloads = Payloads(codec)
         self._offset = wall() - time.monotonic()
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
@@ -93,7 +88,7 @@ class MemoryNodes:
     async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
         self._writes += 1
         if (row := self._nodes.pop(node, None)) is not None:
-            # Under new keys: a `Received` of the heir's own may be on its way, and must not take what it has not seen.
+            # Under new keys: a `MailReceived` of the heir may be on its way, and must not take what it has not seen.
             for mail in row.mail:
                 self._put_mail(heir, mail.message)
         self._forget_sender(node)
@@ -109,15 +104,8 @@ class MemoryNodes:
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         row = self._nodes.get(node)
-        return [mail for mail in row.mail if mail.key > after][:MAIL_AT_ONCE] if row else ()
-
-    def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
-        if (row := self._nodes.get(step.node)) is None:
-            return NodeGone(f"there is no node {step.node}")
-        if len(row.mail) >= MAX_MAIL:
-            return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")
-        self._put_mail(step.node, step.message)
-        return None
+        mail = [mail for mail in row.mail if mail.key > after] if row else []
+        return self._payloads.decode_all(mail[:MAIL_AT_ONCE])
 
     def _put_mail(self, node: NodeId, message: bytes) -> None:
         if (row := self._nodes.get(node)) is not None:
@@ -125,39 +113,16 @@ class MemoryNodes:
             row.mail.append(Mail(self._mail_key, message))
             self.hint(node, ())
 
-    def _take_away(self, step: MailReceived) -> None:
-        if (row := self._nodes.get(step.node)) is not None:
-            row.mail = [mail for mail in row.mail if mail.key > step.through]
-
     # Forwarded messages
 
     async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
         row = self._streams.get(stream)
-        return [message for message in row.forwarded if message.key > after][:FORWARDED_AT_ONCE] if row else ()
+        messages = [message for message in row.forwarded if message.key > after] if row else []
+        return self._payloads.decode_all(messages[:FORWARDED_AT_ONCE])
 
     async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         waited_for = [row.record for row in self._streams.values() if row.forwarded]
         return [record for record in waited_for if record.node == node or record.node not in self._nodes]
-
-    def _forward(self, step: Forward) -> SessionEnded | NodeGone | MailFull | None:
-        if (row := self._streams.get(step.stream)) is None:
-            return SessionEnded(f"stream {step.stream} is not there")
-        sender, last = row.senders.get(step.node, ("", 0))
-        last = last if sender == step.sender else 0
-        new = step.payloads[max(0, last + 1 - step.first) :]
-        if not new:
-            return None
-        if row.record.node not in self._nodes:
-            return NodeGone(f"no node writes stream {step.stream}")
-        size = sum(map(len, new)) + sum(len(payload) for _, payload in row.forwarded)
-        full = len(row.forwarded) + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
-        if step.first > last + 1 or (row.forwarded and full):
-            return MailFull(f"{len(row.forwarded)} messages wait for stream {step.stream}")
-        for payload in new:
-            self._mail_key += 1
-            row.forwarded.append(Forwarded(self._mail_key, payload))
-        row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
-        return None
 
     def _forget_sender(self, node: NodeId) -> None:
         for row in self._streams.values():
@@ -185,7 +150,7 @@ class MemoryNodes:
     def clock(self) -> float:
         return time.monotonic() + self._offset
 
-    # Who is alive
+    # Liveness
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
         return MemoryLiveness(self, node, lease=lease, monotonic=monotonic)
@@ -209,12 +174,12 @@ class MemoryNodes:
         return [node for node, row in self._nodes.items() if row.holding and not row.left]
 
     def _beats(self) -> tuple[Mapping[NodeId, int], list[NodeId]]:
-        """The counters, and who has left by itself."""
+        """Give the counters, and the nodes that have left by themselves."""
         return {n: row.record.beat for n, row in self._nodes.items()}, [n for n, row in self._nodes.items() if row.left]
 
 
 class MemoryLiveness:
-    """By leases: there is no lock that somebody else would free."""
+    """Tells by leases which nodes are alive, because no operating system frees a lock for a dead one here."""
 
     def __init__(self, store: MemoryNodes, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> None:
         self._store = store
@@ -235,7 +200,7 @@ class MemoryLiveness:
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()
-        if self.holds:  # else others would take it for a life, and wait in vain
+        if self.holds:  # else other nodes would take this one for alive, and wait in vain
             self._store._beat(self._node, facts)
             self._leases.beaten(sent=sent, now=self._monotonic())
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio.labels import read_label, this_machine
-from perdure.stdio.tokens import default_directory, open_slot
+from perdure.stdio.slots import default_directory, open_slot
+from perdure.stdio.slots.files import decode_label, this_machine
 from tests.support.hosts import kept, opened, said, target, token
 
 NOT_FOUND = "Token file not found (first run or clean slate)"
@@ -97,7 +97,7 @@ def test_a_slot_that_was_released_touches_nothing_more(folder: Path, caplog: pyt
 
 @pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b"1", b'{"machine": "m"}', b"[" * 5_000])
 def test_what_is_no_label(data: bytes | None) -> None:
-    assert read_label(data) is None
+    assert decode_label(data) is None
 
 
 def test_a_machine_is_known_without_a_machine_id(tmp_path: Path) -> None:

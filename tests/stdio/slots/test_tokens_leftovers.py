@@ -7,8 +7,8 @@ from pathlib import Path
 
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.host.processes import ProcFs
-from perdure.stdio.labels import read_name
-from perdure.stdio.leftovers import FORGOTTEN
+from perdure.stdio.slots.choice import FORGOTTEN
+from perdure.stdio.slots.files import parse_name
 from tests.support.hosts import Living, host, opened, target, token
 
 
@@ -30,7 +30,7 @@ def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: P
     (folder / "token-13-130").symlink_to("token-1")
 
     opened(folder, host(), target(), processes=living)
-    left = {path.name.split("-")[1] for path in folder.iterdir() if read_name(path.name)}
+    left = {path.name.split("-")[1] for path in folder.iterdir() if parse_name(path.name)}
     assert left == {"7", "8", "11", "12", "13"}
     assert all((folder / name).read_text() == "somebody's" for name in foreign)
 

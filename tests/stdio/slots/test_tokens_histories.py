@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from perdure.stdio.host.identity import Identity
-from perdure.stdio.tokens import Slot
+from perdure.stdio.slots import Slot
 from tests.support.hosts import Living, killed, opened, target, token
 
 Owner = tuple[Identity, str]

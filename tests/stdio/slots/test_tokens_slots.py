@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio import shelf
-from perdure.stdio.labels import Label, SlotName, this_machine
-from perdure.stdio.no_slot import NoSlot
-from perdure.stdio.shelf import Shelf
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import open_slot
+from perdure.stdio.slots import NoSlot, Target, choice, open_slot
+from perdure.stdio.slots.choice import SlotChooser
+from perdure.stdio.slots.files import Label, SlotName, this_machine
 from tests.support.hosts import Living, host, kept, killed, opened, said, target, token
 
 
@@ -119,7 +116,7 @@ def test_a_bridge_that_finds_several_running_waits_whether_one_of_them_ends_or_m
     for number, slot in enumerate(slots):
         assert slot.keep(token(number))
     mine = Label(machine=this_machine(), boot="boot", space="space", target=target().digest)
-    coming = Shelf(Folder(folder), SlotName(pid=7, start=70), mine)
+    coming = SlotChooser(Folder(folder), SlotName(pid=7, start=70), mine)
     assert coming.take(is_late=False) is None
     slots[0].release()
     assert coming.take(is_late=False) is None  # another one may be about to end
@@ -200,7 +197,7 @@ def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 6: and the slot is as it was."""
-    monkeypatch.setattr(shelf, "MAX_SLOTS", 1)
+    monkeypatch.setattr(choice, "MAX_SLOTS", 1)
     alice, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("alice's", "bob's"))
     first = opened(folder, what=alice)
     assert first.keep(token(1))
@@ -224,7 +221,7 @@ def test_a_slot_that_became_somebodys_while_we_looked_is_left_to_them(folder: Pa
             return super().lock(name)
 
     mine = Label(machine=this_machine(), boot="boot", space="space", target=target().digest)
-    taken = Shelf(Overtaken(folder), SlotName(pid=7, start=70), mine).take_new()
+    taken = SlotChooser(Overtaken(folder), SlotName(pid=7, start=70), mine).take_new()
     assert taken is not None
     assert taken.name.number == 2
     assert opened(folder, what=target("another")).token() == token(1)
@@ -283,7 +280,7 @@ def test_a_host_has_a_bounded_number_of_slots(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promise 6: the target that was not used for longest goes; where all are in use, resume is off."""
-    monkeypatch.setattr(shelf, "MAX_SLOTS", 3)
+    monkeypatch.setattr(choice, "MAX_SLOTS", 3)
     for number in range(3):
         slot = opened(folder, what=target(str(number)))
         assert slot.keep(token(number))

@@ -1,12 +1,4 @@
-"""Where a bridge keeps its resume token between its lives.
-
-    slot = await open_slot(directory, identity, target)
-    token = slot.token()      # offer it; then slot.resumed() or slot.drop()
-    slot.keep(token)          # each time the broker gives a new one; confirm it if this was True
-    slot.release()            # at the end: the next bridge may have it
-
-Whoever drives the session never asks whether resume is on (T6): a slot that keeps nothing looks the same.
-"""
+"""The slot that a bridge holds: its resume token, kept from one start of the bridge to the next."""
 
 from __future__ import annotations
 
@@ -22,14 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from perdure._files.private import Folder, Untrusted, unlock
+from perdure._files.locks import let_go_in_child, release
+from perdure._files.private import Folder, Untrusted
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.host.processes import Processes, here
-from perdure.stdio.labels import Label, SlotName, this_machine
-from perdure.stdio.leftovers import sweep
-from perdure.stdio.no_slot import NoSlot
-from perdure.stdio.shelf import MAX_SLOTS, Shelf, Taken
-from perdure.stdio.target import Target
+from perdure.stdio.slots.choice import MAX_SLOTS, SlotChooser, TakenSlot, remove_leftovers
+from perdure.stdio.slots.files import Label, SlotName, Target, this_machine
 from perdure.telemetry.events import log_event
 
 PATIENCE = 1.0
@@ -45,7 +35,7 @@ class Slot(Protocol):
     """Room for the token of one bridge, and of no other one at the same time.
 
     1. `token` returns what was kept last in this slot, by a bridge of the same host and target; else None.
-    2. `keep` is True only when the token is on the disk; who reads later finds this one or the one before.
+    2. `keep` is True only when the token is on the disk; a later reader finds this one or the previous one.
     3. Nothing raises. After `release`, and where resume is off, nothing is read or written.
     """
 
@@ -68,30 +58,57 @@ class Slot(Protocol):
         """The broker rejected the token: it and the notes go."""
 
     def forget(self) -> None:
-        """The token leads to a session that is no longer the last: it and the notes go."""
+        """The token leads to a session that is not the bridge's any more: it and the notes go."""
 
     def release(self) -> None:
         """Free the lock; the files stay."""
 
 
+class NoSlot:
+    """A slot that keeps nothing: resume is off, by the user's wish or because nothing could be kept."""
+
+    holder = ""
+    notes = None
+
+    def token(self) -> str | None:
+        return None
+
+    def keep(self, token: str, /) -> bool:
+        return False
+
+    def resumed(self) -> None:
+        return None
+
+    def drop(self) -> None:
+        return None
+
+    def forget(self) -> None:
+        return None
+
+    def release(self) -> None:
+        return None
+
+
 class KeptSlot:
     """A slot in a folder, locked."""
 
-    def __init__(self, folder: Folder, taken: Taken, label: Label, shelf: Shelf, owner: list[object]) -> None:
+    def __init__(
+        self, folder: Folder, taken: TakenSlot, label: Label, chooser: SlotChooser, owner: list[object]
+    ) -> None:
         self._folder = folder
         self._label = label
-        self._shelf = shelf
+        self._chooser = chooser
         self._owner = owner
         self._lock: int | None = None
-        self._be_in(taken)
-        _all.add(self)
+        self._move_into(taken)
+        let_go_in_child(self)
 
-    def _be_in(self, taken: Taken) -> None:
+    def _move_into(self, taken: TakenSlot) -> None:
         self._name, self._lock = taken.name, taken.lock
         self._is_labelled, self._is_borrowed = taken.is_labelled, taken.is_borrowed
         self.holder = hashlib.sha256(json.dumps([*self._owner, str(taken.name)]).encode()).hexdigest()
         self.notes: Path | None = self._folder.path / taken.name.notes
-        # So that others see whose it is; if it fails now, `keep` tries again.
+        # So that other bridges see whose it is; if it fails now, `keep` tries again.
         if not self._is_borrowed:
             with contextlib.suppress(OSError):
                 self._write_label()
@@ -115,7 +132,8 @@ class KeptSlot:
             return False
         try:
             _checked(token.encode())
-            self._check_lock(self._lock)
+            if not self._folder.is_still(self._name.lock, self._lock):
+                raise FileNotFoundError(f"{self._name.lock} was removed, so the slot may be another bridge's")
             self._write_label()
             self._is_borrowed = False
             self._folder.write(self._name.token, token.encode())
@@ -137,57 +155,41 @@ class KeptSlot:
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._lock)  # where room is needed, the slot that was not used for longest goes
-            unlock(self._lock)
-            self.let_go()
+            release(self._lock)
+            self._lock = None
+            self._folder.close()
 
     def let_go(self) -> None:
-        """Close what is open; the lock stays with whoever else has the file."""
+        """Close the files; the lock stays with any other process that has them open."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
             self._folder.close()
-            _all.discard(self)
 
     def forget(self) -> None:
         if self._lock is None:
             return
         if self._is_borrowed:
-            self._move(self._lock)
+            self._leave(self._lock)
             return
         self._folder.remove(self._name.token)
         self._folder.remove(self._name.notes)
 
-    def _move(self, lock: int) -> None:
+    def _leave(self, lock: int) -> None:
         """Leave a slot of another credential as it was found, and take one of our own; without one, resume is off."""
-        taken = self._shelf.take_new()
-        unlock(lock)
+        taken = self._chooser.take_new()
+        release(lock)
         if taken is None:
-            self.let_go()
+            self._lock = None
+            self._folder.close()
             self.holder, self.notes = "", None
         else:
-            os.close(lock)
-            self._be_in(taken)
-
-    def _check_lock(self, lock: int) -> None:
-        if not self._folder.is_still(self._name.lock, lock):
-            raise FileNotFoundError(f"{self._name.lock} was removed, so the slot may be another bridge's")
+            self._move_into(taken)
 
     def _write_label(self) -> None:
         if not self._is_labelled:
             self._folder.write(self._name.target, self._label.encoded())
             self._is_labelled = True
-
-
-_all: set[KeptSlot] = set()
-
-
-def _let_go_in_child() -> None:
-    """A child that was forked shares its parent's locks: it must not keep them held when the parent dies."""
-    for slot in list(_all):
-        slot.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 async def open_slot(
@@ -229,17 +231,17 @@ async def _take(
     )
     first = SlotName(pid=identity.pid, start=identity.start)
     if processes is not None:
-        sweep(folder, label, processes, keep=first, now=now)
-    shelf = Shelf(folder, first, label)
+        remove_leftovers(folder, label, processes, keep=first, now=now)
+    chooser = SlotChooser(folder, first, label)
     owner = [identity.boot, identity.space, identity.pid, identity.start, target.digest]
     deadline = time.monotonic() + patience
     while True:
         is_late = time.monotonic() >= deadline
         with folder.alone() as is_alone:
             # Without a look at the others, a session is a fresh one.
-            taken = shelf.take(is_late=is_late) if is_alone else shelf.take_new() if is_late else None
+            taken = chooser.take(is_late=is_late) if is_alone else chooser.take_new() if is_late else None
         if taken is not None or is_late:
-            return None if taken is None else KeptSlot(folder, taken, label, shelf, owner)
+            return None if taken is None else KeptSlot(folder, taken, label, chooser, owner)
         await asyncio.sleep(POLL)
 
 
@@ -256,7 +258,7 @@ def _off(reason: str) -> NoSlot:
 
 
 def default_directory(environ: Mapping[str, str], *, platform: str, home: Path | None) -> Path | None:
-    """Where tokens are kept if nobody says otherwise: state of this user that is not worth a backup."""
+    """The folder for tokens if the user names none: this user's state that is not worth a backup."""
     state = Path(environ.get("XDG_STATE_HOME", ""))
     if platform == "darwin":
         return home and home / "Library" / "Application Support" / "perdure" / "stdio"

@@ -1,4 +1,4 @@
-"""The slots of one host in one folder: which one a new bridge takes (T9).
+"""Chooses the slot of a new bridge among its host's slots in one folder (T9), and removes those of dead hosts.
 
 A slot is a token, a label, the bridge's notes, and a lock that its holder keeps for as long as it lives. A slot is
 *known* if it has a token: a session waits behind it. Nothing that a host gives its bridges tells those of one target
@@ -25,19 +25,24 @@ import logging
 import os
 from dataclasses import dataclass, replace
 
-from perdure._files.private import Folder, Untrusted
-from perdure.stdio.labels import MAX_LABEL, Label, SlotName, read_label, read_name
+from perdure._files.private import Folder
+from perdure.stdio.host.processes import Processes
+from perdure.stdio.slots.files import Label, SlotName, last_use, read_label, slot_names
 from perdure.telemetry.events import log_event
 
 MAX_SLOTS = 64
 """Slots of one host: more servers than a host has in its configuration. Beyond, the one unused for longest goes."""
+
+FORGOTTEN = 30 * 24 * 3600
+"""Seconds after which the files of a host that cannot be seen from here (another container, another machine with the
+same home) are removed. No session is kept for so long after its last use, unless an operator says so."""
 
 
 class Use(enum.Enum):
     """What a slot is to a bridge that looks for one."""
 
     OURS = "ours"  #: of this host and this target
-    BLANK = "blank"  #: nobody's, or of a host of before the machine was started
+    BLANK = "blank"  #: of no host, or of one that lived before the machine was started
     OTHER = "other"  #: of another target of this host
     FOREIGN = "foreign"  #: of another machine or container, where pids mean other processes; never touched
 
@@ -45,13 +50,13 @@ class Use(enum.Enum):
 def use_of(label: Label | None, mine: Label) -> Use:
     if label is None:
         return Use.BLANK
-    if label.same_place(mine):
+    if label.is_same_place(mine):
         return Use.OURS if label.target == mine.target else Use.OTHER
-    return Use.BLANK if label.machine == mine.machine and label.boot != mine.boot else Use.FOREIGN
+    return Use.BLANK if label.is_earlier_start(mine) else Use.FOREIGN
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class TakenSlot:
     """A slot with its lock."""
 
     name: SlotName
@@ -61,7 +66,7 @@ class Taken:
     """It is of another credential, and stays so unless the server accepts its token."""
 
 
-class Shelf:
+class SlotChooser:
     """Takes a slot for one bridge. Raises `OSError` where the folder cannot be used."""
 
     def __init__(self, folder: Folder, first: SlotName, mine: Label) -> None:
@@ -71,12 +76,16 @@ class Shelf:
         self._held: int | None = None
         """Slots that this bridge may follow and that were in use at its first look, if none was free."""
 
-    def take(self, *, is_late: bool) -> Taken | None:
+    def take(self, *, is_late: bool) -> TakenSlot | None:
         """The slot of this bridge; None to look again, which `is_late` excludes, or if all are in use.
 
         One bridge looks at a time: two that lock a slot each would both believe that there is no other.
         """
-        ours = self._ours()
+        ours = [
+            name
+            for name in slot_names(self._folder)
+            if replace(name, number=1) == self._first and self._use(name) is Use.OURS
+        ]
         alike = [name for name in ours if self._is_alike(name)]
         looked_at = alike or ours
         free = [taken for name in looked_at if (taken := self._take(name, {Use.OURS})) is not None]
@@ -87,11 +96,10 @@ class Shelf:
             return self._start_fresh(free, known, are_ours=bool(alike))
         may_wait = self._held > 1 if known else self._held > 0 and not free
         if may_wait and not is_late:
-            self._leave(free)
-            return None
-        return self._only(known or free[:1], free) or self.take_new()
+            return self._keep_only(None, free)
+        return self._keep_only(next(iter(known or free), None), free) or self.take_new()
 
-    def _start_fresh(self, free: list[Taken], known: list[Taken], *, are_ours: bool) -> Taken | None:
+    def _start_fresh(self, free: list[TakenSlot], known: list[TakenSlot], *, are_ours: bool) -> TakenSlot | None:
         log_event(
             logging.WARNING,
             "token.alike",
@@ -99,25 +107,24 @@ class Shelf:
             sessions=len(known),
         )
         if not are_ours:  # nor to be removed: their credentials may come back
-            self._leave(free)
-            return self.take_new()
+            return self._keep_only(None, free) or self.take_new()
         for taken in known:
             self._folder.remove(taken.name.token)
             self._folder.remove(taken.name.notes)
-        return self._only(known[:1], free)
+        return self._keep_only(known[0], free)
 
-    def _only(self, chosen: list[Taken], free: list[Taken]) -> Taken | None:
-        self._leave([taken for taken in free if taken not in chosen])
-        return chosen[0] if chosen else None
-
-    def _leave(self, free: list[Taken]) -> None:
+    def _keep_only(self, chosen: TakenSlot | None, free: list[TakenSlot]) -> TakenSlot | None:
+        """Free the locks of the others."""
         for taken in free:
-            os.close(taken.lock)
+            if taken is not chosen:
+                os.close(taken.lock)
+        return chosen
 
-    def take_new(self) -> Taken | None:
-        """The first slot that is nobody's, else the one of another target that was not used for longest."""
+    def take_new(self) -> TakenSlot | None:
+        """The first slot of no bridge, else the one of another target that was not used for longest."""
         numbers = [replace(self._first, number=number) for number in range(1, MAX_SLOTS + 1)]
-        others = sorted((name for name in numbers if self._use(name) is Use.OTHER), key=self._used)
+        others = [name for name in numbers if self._use(name) is Use.OTHER]
+        others.sort(key=lambda name: last_use(self._folder, name))
         for name in numbers:
             if self._use(name) is Use.BLANK and (taken := self._take(name, {Use.BLANK})) is not None:
                 return taken
@@ -126,8 +133,8 @@ class Shelf:
                 return taken
         return None
 
-    def _take(self, name: SlotName, wanted: set[Use]) -> Taken | None:
-        """Lock it, and look again: it may have become somebody's in between."""
+    def _take(self, name: SlotName, wanted: set[Use]) -> TakenSlot | None:
+        """Lock it, and look again: another bridge may have taken it in between."""
         if (lock := self._folder.lock(name.lock)) is None:
             return None
         use = self._use(name)
@@ -139,36 +146,44 @@ class Shelf:
                 self._folder.remove(file)
         is_alike = use is Use.OURS and self._is_alike(name)
         is_borrowed = use is Use.OURS and not is_alike and self._has_token(name)
-        return Taken(name=name, lock=lock, is_labelled=is_alike, is_borrowed=is_borrowed)
-
-    def _ours(self) -> list[SlotName]:
-        names = {name for file in self._folder.names() if (name := read_name(file)) is not None}
-        same = [name for name in names if replace(name, number=1) == self._first]
-        return [name for name in same if self._use(name) is Use.OURS]
+        return TakenSlot(name=name, lock=lock, is_labelled=is_alike, is_borrowed=is_borrowed)
 
     def _use(self, name: SlotName) -> Use:
-        return use_of(label_of(self._folder, name), self._mine)
+        return use_of(read_label(self._folder, name), self._mine)
 
     def _is_alike(self, name: SlotName) -> bool:
-        label = label_of(self._folder, name)
+        label = read_label(self._folder, name)
         return label is not None and label.hint == self._mine.hint
 
     def _has_token(self, name: SlotName) -> bool:
         return self._folder.changed(name.token) > 0
 
-    def _used(self, name: SlotName) -> int:
-        return used(self._folder, name)
+
+def remove_leftovers(folder: Folder, mine: Label, processes: Processes, *, keep: SlotName, now: float) -> None:
+    """Remove the files of dead hosts. A slot that a bridge holds stays, and so does every file that is not ours."""
+    for name in sorted(slot_names(folder), key=str):
+        if (name.pid, name.start) != (keep.pid, keep.start) and _is_left(folder, name, mine, processes, now):
+            _remove_slot(folder, name)
 
 
-def label_of(folder: Folder, name: SlotName) -> Label | None:
-    """None if there is none that can be trusted."""
+def _is_left(folder: Folder, name: SlotName, mine: Label, processes: Processes, now: float) -> bool:
+    label = read_label(folder, name)
+    if label is not None and label.is_same_place(mine):
+        return processes.is_gone(name.pid, name.start)
+    if label is not None and label.is_earlier_start(mine):
+        return True
+    return last_use(folder, name) < (now - FORGOTTEN) * 1e9
+
+
+def _remove_slot(folder: Folder, name: SlotName) -> None:
     try:
-        return read_label(folder.read(name.target, limit=MAX_LABEL))
-    except Untrusted:
-        return None
-
-
-def used(folder: Folder, name: SlotName) -> int:
-    """When a slot was last used, in nanoseconds: a bridge writes the token when it starts, notes while it runs, and
-    touches the lock when it ends in peace."""
-    return max(folder.changed(file) for file in (name.token, name.notes, name.lock, name.target))
+        lock = folder.lock(name.lock)
+    except OSError:
+        return
+    if lock is None:
+        return
+    for file in [*name.contents, name.lock]:
+        if folder.is_plain(file):
+            folder.remove(file)
+    os.close(lock)
+    log_event(logging.DEBUG, "token.removed", f"Removed the files of host {name.pid}, which is gone", slot=str(name))
