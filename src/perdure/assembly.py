@@ -28,7 +28,7 @@ from perdure.log.read_marks import ReadMarks
 from perdure.runtime.base import Runtimes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.shutdown import Handover
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
@@ -49,7 +49,7 @@ class ServerProcess:
     """The parts of a process that serves."""
 
     context: ServerContext
-    sessions: Sessions
+    sessions: SessionRegistry
     settler: Settler
     handover: Handover
     liveness: Liveness
@@ -100,7 +100,7 @@ async def living(
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
-        sessions = Sessions(context)
+        sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions, monotonic=time.monotonic)
         stack.push_async_callback(neighbours.aclose)

@@ -13,7 +13,7 @@ from perdure.errors import SessionEnded
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import MailReceived, SendMail, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
@@ -22,7 +22,9 @@ from perdure.telemetry.events import log_event
 class MailHandler:
     """Deals with mail."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, neighbours: Neighbours) -> None:
+    def __init__(
+        self, context: ServerContext, sessions: SessionRegistry, settler: Settler, neighbours: Neighbours
+    ) -> None:
         self._context = context
         self._sessions = sessions
         self._settler = settler

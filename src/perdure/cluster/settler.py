@@ -28,7 +28,7 @@ from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import SettlingContext, ToolHints
 from perdure.store.base import (
@@ -65,7 +65,7 @@ class _Begun:
 class Settler:
     """Settles what dead nodes left behind."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, *, monotonic: Callable[[], float]) -> None:
         self._context = context
         self._sessions = sessions
         self._outcomes = Outcomes(context)

@@ -18,7 +18,7 @@ from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import SettlingContext, ToolHints
 from perdure.store.base import SendMail, StreamRecord, stream_by_id
@@ -33,7 +33,7 @@ class Waiting:
     def __init__(
         self,
         context: ServerContext,
-        sessions: Sessions,
+        sessions: SessionRegistry,
         settler: Settler,
         outcomes: Outcomes,
         *,

@@ -11,7 +11,7 @@ from perdure.errors import StoreError
 from perdure.log.chores import Chores
 from perdure.sessions.context import ServerContext
 from perdure.sessions.reattach import tell_missed
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.telemetry.events import log_event
 
@@ -26,7 +26,7 @@ _TEND_AT_ONCE = 100
 class Housekeeping:
     """Looks after the sessions that this process holds."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
         self._chores = Chores()

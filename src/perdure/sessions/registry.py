@@ -47,7 +47,7 @@ class Caller(NamedTuple):
     address: str = ""
 
 
-class Sessions:
+class SessionRegistry:
     """The sessions that this process holds."""
 
     def __init__(self, context: ServerContext) -> None:

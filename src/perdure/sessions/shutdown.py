@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from perdure._core import settling
 from perdure._core.settling import Verdict
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.tool_hints import ToolHints
 
 
 class Handover:
-    def __init__(self, sessions: Sessions, *, outlived: bool) -> None:
+    def __init__(self, sessions: SessionRegistry, *, outlived: bool) -> None:
         self._sessions = sessions
         self._outlived = outlived
         """There may be a next process: the store outlives this one."""

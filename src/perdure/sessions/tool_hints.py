@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from perdure._core import settling
 from perdure._core.ids import SessionId
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 
 _TOOL_PAGES = 100
 """Pages of `tools/list` that are read to find out which tools may run again."""
@@ -15,7 +15,7 @@ _TOOL_PAGES = 100
 class ToolHints:
     """What was learnt, for as long as one settles or stops."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: SessionRegistry) -> None:
         self._sessions = sessions
         self._known: dict[str, bool] | None = None
         """As callers without a name see them."""
