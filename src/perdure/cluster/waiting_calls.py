@@ -18,7 +18,7 @@ from perdure.errors import StoreError
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints
 from perdure.store.base import SendMail, StreamRecord, stream_by_id
@@ -30,7 +30,7 @@ class WaitingCalls:
     def __init__(
         self,
         context: ServerContext,
-        sessions: Sessions,
+        sessions: SessionRegistry,
         settle: Callable[[StreamRecord, SettleRequest], Awaitable[bool]],
         *,
         monotonic: Callable[[], float],
