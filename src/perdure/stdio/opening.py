@@ -7,10 +7,9 @@ from typing import Any
 
 import anyio
 
-from perdure._core.codes import NO_SERVER, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
 from perdure._core.delivery import Purpose
 from perdure.remote.attempts import Attempts
-from perdure.remote.call import INTERNAL_ERROR
 from perdure.remote.failures import Refused, Unavailable
 from perdure.remote.link import Link
 from perdure.remote.message import Message, error
