@@ -166,7 +166,10 @@ class Bridge:
             log_event(logging.ERROR, "stdio.failed", f"something unforeseen: {type(error).__name__}: {error}")
 
     async def _replace_token(self) -> None:
-        sentence = "another process used a resume token of this session; a new one is asked for"
-        log_event(logging.WARNING, "stdio.revoked", sentence)
+        log_event(
+            logging.WARNING,
+            "stdio.revoked",
+            "another process used a resume token of this session; a new one is asked for",
+        )
         if self._link.handshake is not None:
             await self._opening.get_token(self._link.handshake.session)

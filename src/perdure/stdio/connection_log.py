@@ -35,13 +35,18 @@ class ConnectionLog:
             case Notice.NOT_RENEWED:
                 log_event(logging.WARNING, "stdio.not_renewed", f"no new session could be begun: {why}")
             case Notice.NOT_REPEATED:
-                sentence = f"subscriptions or the log level are lost: {why}"
-                log_event(logging.WARNING, "stdio.not_repeated", sentence)
+                log_event(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {why}")
             case Notice.NOT_SENT:
                 log_event(logging.WARNING, "stdio.not_told", f"a message of the host could not be sent: {why}")
             case Notice.POSITION_LOST:
-                sentence = "the server refused the position; what was missed is not repeated"
-                log_event(logging.WARNING, "stdio.position_lost", sentence)
+                log_event(
+                    logging.WARNING,
+                    "stdio.position_lost",
+                    "the server refused the position; what was missed is not repeated",
+                )
             case Notice.LISTENING_LOST:
-                sentence = f"the standalone stream is given up, what belongs to no call is missed: {why}"
-                log_event(logging.WARNING, "stdio.standalone_lost", sentence)
+                log_event(
+                    logging.WARNING,
+                    "stdio.standalone_lost",
+                    f"the standalone stream is given up, what belongs to no call is missed: {why}",
+                )

@@ -69,8 +69,12 @@ class EarlierCalls:
                     answer = call.unknown("the bridge ended before the server had answered")
                 else:
                     answer = await call.answer()
-                sentence = f"the call of {noted.name or noted.method} that an earlier process made has ended"
-                log_event(logging.INFO, "stdio.ended_before", sentence, tool=noted.name)
+                log_event(
+                    logging.INFO,
+                    "stdio.ended_before",
+                    f"the call of {noted.name or noted.method} that an earlier process made has ended",
+                    tool=noted.name,
+                )
                 if log_capability.hears_info(self._notes.noted.sticky):
                     await self._write(report(noted, answer))
                 self._notes.end_call(wire_id)

@@ -110,8 +110,7 @@ class HostSide:
                     # It does not wait: the request in front of it may be waiting for the very call that asked.
                     self._send_now(text, Purpose.REPLY)
                 else:
-                    sentence = "the host answers what the server has not asked, or asks no more"
-                    log_event(logging.DEBUG, "stdio.answer_unasked", sentence)
+                    log_event(logging.DEBUG, "stdio.answer_unasked", "the host answers what is not asked, or no longer")
 
     def stop(self) -> None:
         """The host does not listen any more: follow nothing that has left."""

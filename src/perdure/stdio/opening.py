@@ -62,8 +62,11 @@ class Opening:
         current = self._link.handshake
         self._is_resumed = known is not None and session == known
         if known is not None and not self._is_resumed:
-            sentence = "the earlier session does not fit the host's version or capabilities; a new one has begun"
-            log_event(logging.INFO, "stdio.session_other", sentence)
+            log_event(
+                logging.INFO,
+                "stdio.session_other",
+                "the earlier session does not fit the host's version or capabilities; a new one has begun",
+            )
         self._link.use(made)
         if not self._is_resumed:
             await self.get_token(session)

@@ -98,8 +98,11 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
     if not options.resume:
         return NoSlot()
     if not HAS_FLOCK:  # Windows
-        sentence = "Could not verify parent process start time, session resume disabled for this instance"
-        log_event(logging.WARNING, "stdio.no_resume", sentence)
+        log_event(
+            logging.WARNING,
+            "stdio.no_resume",
+            "Could not verify parent process start time, session resume disabled for this instance",
+        )
         return NoSlot()
     directory = options.token_dir or default_directory(environ, platform=sys.platform, home=_home())
     try:
