@@ -32,7 +32,7 @@ _DELETE = {"accept": "application/json, text/event-stream"}
 
 #: As the SDK's client: seconds for connecting and writing, and between two bytes of an answer.
 TIMEOUT = httpx2.Timeout(30.0, read=300.0)
-#: Idle connections that are kept. Every running call holds one more: their number has no limit here; the server has one.
+#: Idle connections that are kept. Each running call holds one more, without a limit here; the server has one.
 MAX_IDLE = 20
 #: Seconds for which an idle connection is used again: servers close theirs after five (uvicorn) or more, and a call
 #: that meets one as it closes would have an unknown outcome.
