@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+import uvloop
 
 from perdure.remote.http11 import MAX_HEAD, MAX_WAITING, Direct
 
@@ -215,6 +216,24 @@ async def test_a_port_where_no_server_listens_is_a_failure_to_connect() -> None:
             await client.get(wire.url)
         with pytest.raises(httpx2.UnsupportedProtocol):
             await client.get("https://127.0.0.1/mcp")
+
+
+async def test_a_host_with_several_addresses_is_reached_at_the_one_that_answers() -> None:
+    """`localhost` is ::1 and 127.0.0.1 on many machines, and servers often listen at one of them."""
+    wire = Wire(OK)
+    async with client_of(wire) as client:
+        assert (await client.get(wire.url.replace("127.0.0.1", "localhost"))).content == b"ok"
+
+
+def test_it_works_in_the_loop_of_uvloop() -> None:
+    async def call() -> bytes:
+        wire = Wire(OK, OK)
+        async with client_of(wire) as client:
+            await client.get(wire.url)
+            return (await client.get(wire.url.replace("127.0.0.1", "localhost"))).content
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(call()) == b"ok"
 
 
 async def test_a_slow_reader_makes_the_server_wait() -> None:

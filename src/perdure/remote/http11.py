@@ -10,11 +10,13 @@ A connection is used by one request at a time. It goes back to the idle ones whe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httptools
@@ -24,8 +26,9 @@ import httpx2
 MAX_HEAD = 100 << 10
 #: Bytes of a body that wait to be read; beyond that the connection is not read, and the server has to wait.
 MAX_WAITING = 128 << 10
-#: Seconds after which the next address of a host is tried beside the first (RFC 8305).
-NEXT_ADDRESS = 0.25
+#: Seconds after which the next address of a host is tried: a network whose IPv6 leads nowhere costs no more. The last
+#: address has all the time that there is.
+NEXT_ADDRESS = 1.0
 
 Origin = tuple[str, str, int]
 
@@ -73,16 +76,17 @@ class Direct(httpx2.AsyncBaseTransport):
                 raise httpx2.UnsupportedProtocol("this client was made for http:// alone")
             tls = {"ssl": self._tls, "server_hostname": host}
         loop = asyncio.get_running_loop()
-        # Not for an address: asyncio's race leaves a socket open when it is cancelled at the moment of success.
-        delay = None if _is_address(host) else NEXT_ADDRESS
         try:
             with anyio.fail_after(seconds):
-                _, connection = await loop.create_connection(_Connection, host, port, happy_eyeballs_delay=delay, **tls)
+                *others, last = await _addresses(host, port)
+                for address in others:
+                    with anyio.move_on_after(NEXT_ADDRESS), contextlib.suppress(OSError):
+                        return (await loop.create_connection(_Connection, address, port, **tls))[1]
+                return (await loop.create_connection(_Connection, last, port, **tls))[1]
         except TimeoutError as error:
             raise httpx2.ConnectTimeout(str(error)) from error
         except OSError as error:  # TLS that fails is one, too
             raise httpx2.ConnectError(str(error)) from error
-        return connection
 
     def give_back(self, origin: Origin, connection: _Connection) -> None:
         """A response was read to its end, or is not read further."""
@@ -189,8 +193,7 @@ class _Connection(asyncio.Protocol):
     # Called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._socket = transport
+        self._socket = cast("asyncio.Transport", transport)  # those of uvloop are no subclass
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
@@ -251,12 +254,13 @@ class _Connection(asyncio.Protocol):
             self._parser = None
 
 
-def _is_address(host: str) -> bool:
+async def _addresses(host: str, port: int) -> list[str]:
+    """The addresses of a host, in the order in which they are tried."""
     try:
-        ipaddress.ip_address(host)
+        return [str(ipaddress.ip_address(host))]
     except ValueError:
-        return False
-    return True
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def _head(request: httpx2.Request, length: int) -> bytes:
