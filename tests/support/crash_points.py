@@ -45,7 +45,7 @@ SECOND_POINTS = {
     "before a stream is claimed": at("perdure.cluster.settler", "Settler._settle", "enter"),
     "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
     "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
-    "before a session is loaded": at("perdure.sessions.registry", "Sessions._build", "enter"),
+    "before a session is loaded": at("perdure.sessions.registry", "SessionRegistry._build", "enter"),
     "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeSlot._load", "enter"),
     "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
     "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import settling
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, parse_body
@@ -16,9 +14,6 @@ from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import logged_in, progress_token
 from perdure.sessions.tool_hints import ToolHints
 from perdure.store.base import CallRecord
-
-Origin = HttpRequest | None
-"""The request whose credentials a call runs with."""
 
 CallKey = tuple[SessionId, int, int | str]
 """Session, incarnation and request id, as the SDK compares ids."""
@@ -43,7 +38,8 @@ class SettleRequest:
 
     occasion: Occasion
     tools: ToolHints
-    origin: Origin = None
+    origin: object = None
+    """The request whose credentials a call runs with; the runtime alone looks into it."""
     cancelled: frozenset[CallKey] = frozenset()
     """Calls that their client has cancelled."""
     withdrawn: set[str] = field(default_factory=set)

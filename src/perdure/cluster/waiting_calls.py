@@ -12,13 +12,13 @@ from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.settling import Occasion
 from perdure._core.states import CallState
-from perdure.cluster.abandoned_call import Origin, SettleRequest, abandoned_call
+from perdure.cluster.abandoned_call import SettleRequest, abandoned_call
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints
 from perdure.store.base import SendMail, StreamRecord, stream_by_id
@@ -30,7 +30,7 @@ class WaitingCalls:
     def __init__(
         self,
         context: ServerContext,
-        sessions: Sessions,
+        sessions: SessionRegistry,
         settle: Callable[[StreamRecord, SettleRequest], Awaitable[bool]],
         *,
         monotonic: Callable[[], float],
@@ -42,7 +42,7 @@ class WaitingCalls:
         self._monotonic = monotonic
         self._chores = Chores()
         self._until: dict[SessionId, float] = {}
-        """Sessions with such calls, here or elsewhere, and until when they wait."""
+        """SessionRegistry with such calls, here or elsewhere, and until when they wait."""
 
     def expect(self, session_id: SessionId) -> None:
         """Calls of a session wait, here or elsewhere, for its principal."""
@@ -62,7 +62,7 @@ class WaitingCalls:
                     if stream.reader is not None and not stream.is_over and stream.id not in running:
                         stream.reader.close_with_retry()
 
-    async def resume(self, session: Session, origin: Origin) -> None:
+    async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
         session.waits = False
         tools = ToolHints(self._sessions)

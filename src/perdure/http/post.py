@@ -20,7 +20,7 @@ from perdure.http.caller import caller_of
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
 from perdure.log.stream import Stream
-from perdure.sessions.client_messages import hear
+from perdure.sessions.client_messages import receive
 from perdure.sessions.ledger import Call
 from perdure.sessions.registry import Caller
 from perdure.sessions.session import Session
@@ -113,7 +113,7 @@ class PostHandler:
         if first is None and not heard:
             return
         exchange, settings = session.exchange, self._settings
-        if heard and exchange.notifications + heard > settings.max_notifications:
+        if heard and exchange.runtime.notifications + heard > settings.max_notifications:
             raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, id=first, limit=settings.max_notifications)
         if exchange.work and exchange.work + size > settings.max_session_work:
             raise Refused(Refusal.TOO_MUCH_OF_SESSION, id=first, limit=settings.max_session_work)
@@ -130,9 +130,8 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                cancel_waiting = self._desk.settler.waiting.cancel
-                share = size // len(messages) or 1
-                await hear(session, message, http, size=share, cancel_waiting=cancel_waiting)
+                share, cancel = size // len(messages) or 1, self._desk.settler.waiting.cancel
+                await receive(session, message, http, size=share, cancel_waiting=cancel)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 

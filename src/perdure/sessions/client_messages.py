@@ -6,8 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import mail
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
@@ -23,13 +21,8 @@ if TYPE_CHECKING:
 CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
 
 
-async def hear(
-    session: Session,
-    message: Notification | Response,
-    http: HttpRequest | None,
-    *,
-    size: int,
-    cancel_waiting: CancelWaiting,
+async def receive(
+    session: Session, message: Notification | Response, origin: object, *, size: int, cancel_waiting: CancelWaiting
 ) -> None:
     """What the client says beside its requests, wherever it is to be heard.
 
@@ -37,12 +30,12 @@ async def hear(
     that the message takes. `cancel_waiting` is called for a call that waits at this node for its principal.
     """
     if isinstance(message, Response):
-        if not session.exchange.asks.answer(message, http) and not await _answer_elsewhere(session, message):
+        if not session.exchange.asks.answer(message, origin) and not await _answer_elsewhere(session, message):
             log_event(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=session.name)
     elif message.method == "notifications/cancelled":
-        await _hear_cancelled(session, message.params or {}, cancel_waiting)
+        await _receive_cancelled(session, message.params or {}, cancel_waiting)
     elif (node := _waiting_node(message)) in (None, session.context.node):
-        session.exchange.notify(message, http, size=size)
+        session.exchange.pass_on(message, origin, size=size)
     elif node is not None and await _may_be_asked(session, (message.params or {})["progressToken"], node):
         await _tell(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))
 
@@ -68,7 +61,7 @@ async def _is_asked(session: Session, ask: str) -> bool:
     return any(record.id == ask for record in await session.context.store.asks(session.id))
 
 
-async def _hear_cancelled(session: Session, params: dict[str, Any], cancel_waiting: CancelWaiting) -> None:
+async def _receive_cancelled(session: Session, params: dict[str, Any], cancel_waiting: CancelWaiting) -> None:
     request_id = params.get("requestId")
     if not isinstance(request_id, str | int) or isinstance(request_id, bool):
         return

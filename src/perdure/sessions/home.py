@@ -123,7 +123,7 @@ class Home:
 
     # Saying
 
-    def say(self, payload: bytes, also: Step | None = None) -> Flow:
+    def send(self, payload: bytes, also: Step | None = None) -> Flow:
         """Send a message on the standalone stream; through the session's home, where that is another node.
 
         Gives where to wait before more is said.
@@ -189,7 +189,7 @@ class Home:
 
     # Being the home
 
-    async def come_here(self, *, take: bool = False) -> bool:
+    async def claim(self, *, take: bool = False) -> bool:
         """Become the session's home, if it has none that lives; with `take`, in any case. Tells whether it is."""
         found = await self._look_home(take=take)
         if self._has_work:
@@ -214,7 +214,7 @@ class Home:
         deadline = self._session.context.hub.monotonic() + TAKE_PATIENCE
         while True:
             try:
-                await self.come_here(take=True)
+                await self.claim(take=True)
                 return
             except HeldElsewhere:
                 if self._session.context.hub.monotonic() >= deadline:
@@ -242,7 +242,7 @@ class Home:
                 told = mail.encode(mail.Reading(session=session.id, stream=record.id))
                 session.put(SendMail(node=record.node, message=told))  # so that its subscriptions end there
             context.hub.registry.now_written_here(session.standalone)
-            session.exchange.came_home()
+            session.exchange.runtime.on_home_gained()
         return True  # or another one was faster: look again
 
     async def caught_up(self) -> None:
@@ -288,15 +288,15 @@ class Home:
         drawn, self._drawn = self._drawn, set()
         if session.state is SessionState.ENDED:
             return
-        session.exchange.left_home()
+        session.exchange.runtime.on_home_lost()
         if session.standalone.reader is not None:
             session.context.hub.registry.attached(session.standalone.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
-            self.say(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
+            self.send(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
         own: list[Message] = [(event.payload, None) for event in unwritten[len(seen) :] if event.seq not in drawn]
         for payload, also in (*own, *rest):
-            self.say(payload, also)
+            self.send(payload, also)
 
     def on_grown(self, stream: Stream) -> None:
         self._session.context.hub.registry.grown(stream)

@@ -54,7 +54,7 @@ def session_info(session: Session) -> SessionInfo:
         version=record.version,
         created=record.created,
         active=session.active,
-        loaded=session.exchange.loaded,
+        loaded=session.exchange.runtime.loaded,
         running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
         streams=tuple(
             StreamInfo(

@@ -193,8 +193,8 @@ class Orphans:
         session = self._session
         if session.tells_by_log:
             log = {"level": "warning", "logger": "perdure", "data": said.sentence}
-            session.home.say(encode_notification("notifications/message", log))
-        session.home.say(encode_notification(orphan.METHOD, said.params), also)
+            session.home.send(encode_notification("notifications/message", log))
+        session.home.send(encode_notification(orphan.METHOD, said.params), also)
         session.context.counters.orphans_told += 1
         sentence = "a client was told that a call which it lost " + ("has ended" if said.ended else "still runs")
         log_event(logging.INFO, "call.orphan", sentence, session=session.name)

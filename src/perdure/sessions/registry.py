@@ -13,8 +13,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
@@ -23,6 +21,7 @@ from perdure.sessions.call_streams import CallStreams
 from perdure.sessions.context import ServerContext
 from perdure.sessions.info import SessionInfo, numbers, session_info
 from perdure.sessions.ledger import Call
+from perdure.sessions.messages import encode
 from perdure.sessions.reattach import tell_attached
 from perdure.sessions.session import Session
 from perdure.store.base import (
@@ -49,7 +48,7 @@ class Caller(NamedTuple):
     address: str = ""
 
 
-class Sessions:
+class SessionRegistry:
     """The sessions that this process holds."""
 
     def __init__(self, context: ServerContext) -> None:
@@ -214,7 +213,7 @@ class Sessions:
         self._context.counters.sessions_loaded += 1
         try:
             with session.in_use():
-                await session.home.come_here()
+                await session.home.claim()
         except SessionEnded:
             self._by_id.pop(record.id, None)
             return None
@@ -289,7 +288,7 @@ class Sessions:
             address=caller.address,
             state=SessionState.OPENING,
             version="",
-            client_params=to_json(request.params or {}),
+            client_params=encode(request.params or {}),
             result=b"",
             initialized=False,
             sticky=(),
@@ -370,7 +369,7 @@ class Sessions:
         """Drop every runtime; nothing is ended, nothing is told."""
         for session in self._by_id.values():
             session.orphans.close()
-        await asyncio.gather(*(session.exchange.drop_runtime() for session in list(self._by_id.values())))
+        await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
 
 
 def _same_client(record: SessionRecord, params: dict[str, Any]) -> bool:

@@ -11,9 +11,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-
-from pydantic_core import to_json
 
 from perdure._core import mail, sticky
 from perdure._core.ids import Kind, StreamId, new_stream_id
@@ -95,11 +92,6 @@ class Session(RecordKeeper):
         return self._call_streams.of(self.record.id)
 
     @property
-    def closes_early(self) -> bool:
-        """A tool may close its connection before the answer is there."""
-        return bool(self.record.version) and self.revision.closes_early and not self.context.settings.json_response
-
-    @property
     def tells_by_log(self) -> bool:
         """The server declared logging, so a log message may tell of a gap."""
         return self._tells_by_log
@@ -124,7 +116,7 @@ class Session(RecordKeeper):
         rested = self.state is SessionState.DORMANT
         self.touch()
         if rested:
-            await self.home.come_here()
+            await self.home.claim()
 
     # Accepting requests
 
@@ -172,25 +164,24 @@ class Session(RecordKeeper):
         """A stream of it that is in memory."""
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
 
-    def consequence(self, call: Call, result: dict[str, Any]) -> Step | None:
+    def record_change(self, call: Call, result: bytes) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""
         method = call.request.method
         if method == "initialize" and self.state is SessionState.OPENING:
             return self._handshake_done(result)
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
-            self.exchange.stuck(request)
+            self.exchange.runtime.on_sticky_accepted(request)
             return self.change(Stick(session=self.id, request=request))
         return None
 
-    def _handshake_done(self, result: dict[str, Any]) -> Step | None:
-        version = result.get("protocolVersion")
+    def _handshake_done(self, result: bytes) -> Step | None:
+        version = json.loads(result).get("protocolVersion")
         if version not in REVISIONS:
             return None  # somebody's middleware answered in place of the SDK; the session does not open
         state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-        encoded = to_json(result, inf_nan_mode="null")
-        self._tells_by_log = _declares_logging(encoded)
-        return self.change(ChangeSession(session=self.id, state=state, version=version, result=encoded))
+        self._tells_by_log = _declares_logging(result)
+        return self.change(ChangeSession(session=self.id, state=state, version=version, result=result))
 
     # The record, and what follows from it
 
@@ -202,12 +193,12 @@ class Session(RecordKeeper):
             return  # still this node's alone; or read before the client began anew
         self.take_in(stored)
         stored = self.record
-        if level := sticky.news(before.sticky, stored.sticky):
-            self.exchange.repeat(level)
+        if level := sticky.changed_log_level(before.sticky, stored.sticky):
+            self.exchange.runtime.repeat(level)
         if stored.incarnation > before.incarnation:
             begin_incarnation(self, here=reattached)
         if stored.initialized and not before.initialized:
-            self.exchange.mark_initialized()
+            self.exchange.runtime.mark_initialized()
 
     async def rest(self) -> None:
         """No client has used it for long: its runtime and its home go, record and answers stay (R8).
@@ -215,7 +206,7 @@ class Session(RecordKeeper):
         The runtime goes first, because what it still said behind the release would be refused.
         """
         self.orphans.close()
-        await self.exchange.drop_runtime()
+        await self.exchange.runtime.drop()
         if self.home.here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
