@@ -37,7 +37,8 @@ from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
 from perdure.store.within_time import within_time
 from perdure.telemetry import prometheus as metrics
-from perdure.telemetry.events import Counters, PeerLog, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog, log_event
 
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""

@@ -12,7 +12,7 @@ from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.settling import Occasion
 from perdure._core.states import CallState
-from perdure.cluster.abandoned_call import SettleRequest, abandoned_call
+from perdure.cluster.abandoned_call import Origin, SettleRequest, abandoned_call
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
@@ -42,7 +42,7 @@ class WaitingCalls:
         self._monotonic = monotonic
         self._chores = Chores()
         self._until: dict[SessionId, float] = {}
-        """SessionRegistry with such calls, here or elsewhere, and until when they wait."""
+        """Sessions with such calls, here or elsewhere, and until when they wait."""
 
     def expect(self, session_id: SessionId) -> None:
         """Calls of a session wait, here or elsewhere, for its principal."""
@@ -62,7 +62,7 @@ class WaitingCalls:
                     if stream.reader is not None and not stream.is_over and stream.id not in running:
                         stream.reader.close_with_retry()
 
-    async def resume(self, session: Session, origin: object) -> None:
+    async def resume(self, session: Session, origin: Origin) -> None:
         """The principal is back: run again, or answer, what waited for it."""
         session.waits = False
         tools = ToolHints(self._sessions)

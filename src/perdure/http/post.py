@@ -130,8 +130,9 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                share, cancel = size // len(messages) or 1, self._desk.settler.waiting.cancel
-                await receive(session, message, http, size=share, cancel_waiting=cancel)
+                cancel_waiting = self._desk.settler.waiting.cancel
+                share = size // len(messages) or 1
+                await receive(session, message, http, size=share, cancel_waiting=cancel_waiting)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 

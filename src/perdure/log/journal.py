@@ -26,7 +26,8 @@ from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreEr
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, Forward, OpenStream, PutSession, Refusals, SendMail, Step, Store
 from perdure.store.cost import weigh
-from perdure.telemetry.events import Counters, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import log_event
 
 T = TypeVar("T")
 

@@ -22,7 +22,12 @@ CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
 
 
 async def receive(
-    session: Session, message: Notification | Response, origin: object, *, size: int, cancel_waiting: CancelWaiting
+    session: Session,
+    message: Notification | Response,
+    origin: object,
+    *,
+    size: int,
+    cancel_waiting: CancelWaiting,
 ) -> None:
     """What the client says beside its requests, wherever it is to be heard.
 

@@ -16,7 +16,8 @@ from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 
 
 class OtherNodes(Protocol):

@@ -11,7 +11,7 @@ from perdure._core.states import LogState, SessionState
 from perdure.sessions.context import ServerContext
 from perdure.sessions.session import Session
 from perdure.telemetry import prometheus as metrics
-from perdure.telemetry.families import Snapshot
+from perdure.telemetry.prometheus import Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from perdure.store.base import (
 )
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
-from perdure.telemetry.families import Snapshot
+from perdure.telemetry.prometheus import Snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
