@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from log_actions import records
+from perdure._core import codes as error_codes
+from perdure._core import delivery as rules
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
-from perdure._core.units import say_duration, say_size
+from perdure._core.units import format_duration, format_size
 from perdure.cli.main import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import RETRY_AFTER, Refusal
 from perdure.settings import Rule, Settings, rule_of
-from perdure.telemetry import events as observe
-from perdure.telemetry import families
+from perdure.telemetry.counters import HELP, Counters
+from perdure.telemetry.prometheus import METRICS
 from proofs import checklist, promises, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,25 +38,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _MADE = re.compile(r"(<!-- made: (\w+) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
-#: What the codes mean whose constants stand without a sentence of their own.
-CODES = {
-    "PARSE_ERROR": "JSON-RPC: the body is no JSON text that is read here.",
-    "INVALID_REQUEST": "JSON-RPC: the request cannot be served as it is; the sentence says why.",
-    "UNSUPPORTED_VERSION": "MCP: the protocol version is not served; `data.supported` names those that are.",
-    "SESSION_NOT_FOUND": "There is no such session for this caller; `data.recovery` says what to do.",
-    "LIMIT_REACHED": "A limit was reached; the sentence names it.",
-    "STORE_UNAVAILABLE": "The log fails at the moment; try again.",
-    "STOPPING": "The server is stopping; try again, there or elsewhere.",
-    "REISSUE_FAILED": "The session is gone and the server's own part of a new handshake failed (`recover=reissue`).",
-}
-
 #: Where the codes are met that are neither a refusal's own nor a response's in an event stream.
 ELSEWHERE = {
     "PARSE_ERROR": "400",
     "CLIENT_AWAY": "in the tool that asked",
     "UNREACHABLE": "in programs that use `perdure.connect`, and from `perdure stdio`",
-    "INTERNAL_ERROR": "from `perdure stdio`",
-    "NO_SERVER": "from `perdure stdio`",
+    "INVALID_PARAMS": "from `perdure stdio`",
+    "INTERNAL_ERROR": "in programs that use `perdure.connect`, and from `perdure stdio`",
+    "NO_SERVER": "in programs that use `perdure.connect`, and from `perdure stdio`",
     "TOO_MANY_AT_ONCE": "from `perdure stdio`",
 }
 
@@ -81,7 +72,7 @@ FIXED = [
     ("perdure.store.base", "MAX_FORWARDED", "messages that wait for the writer of one stream", "their tools wait"),
     ("perdure.store.base", "MAX_FORWARDED_BYTES", "bytes of these messages", "their tools wait"),
     ("perdure.store.base", "KEPT_GENERATIONS", "ends of generations kept of one stream", "older positions are lost"),
-    ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a minute", "404 without a new one"),
+    ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a row", "404 without a new one"),
     ("perdure.http.resume_tokens", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
     (
         "perdure.serve.connection",
@@ -95,7 +86,7 @@ FIXED = [
         "seconds that connections get to end when the server stops",
         "they are cut",
     ),
-    ("perdure.log.stream", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    ("perdure.log.readership", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
     (
         "perdure.serve.token_file",
         "MIN_TOKEN",
@@ -106,7 +97,9 @@ FIXED = [
 ]
 
 MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
-    ("Stream", states.STREAM, states.StreamState.DETACHED),
+    ("Content", states.CONTENT, states.ContentState.OPEN),
+    ("Writing", states.WRITING, states.WritingState.FOLLOWING),
+    ("Reader", states.READER, states.ReaderState.STARTING),
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
     ("Log", states.LOG, states.LogState.HEALTHY),
@@ -140,9 +133,9 @@ def settings(_: str) -> str:
 def _allowed(rule: Rule) -> str:
     match rule.kind:
         case "duration":
-            return f"{say_duration(rule.low)} to {say_duration(rule.high)}"
+            return f"{format_duration(rule.low)} to {format_duration(rule.high)}"
         case "bytes":
-            return f"{say_size(int(rule.low))} to {say_size(int(rule.high))}"
+            return f"{format_size(int(rule.low))} to {format_size(int(rule.high))}"
         case "count":
             return f"{rule.low:g} to {rule.high:,.0f}"
         case "flag":
@@ -167,18 +160,13 @@ def _again(status: int) -> str:
 
 
 def codes(_: str) -> str:
-    found: dict[int, tuple[str, str]] = {}
-    for source in sorted((ROOT / "src").rglob("*.py")):
-        body = ast.parse(source.read_text()).body
-        sentences = _sentences(body)
-        for name, code in _codes(body):
-            if code not in found or name in sentences:
-                found[code] = name, sentences.get(name) or CODES[name]
-    statuses = {code: sorted({str(r.status) for r in Refusal if r.code == code}) for code in found}
-    rows = [
-        [code, sentence, ", ".join(statuses[code]) or ELSEWHERE.get(name, "in the event stream"), f"`{name}`"]
-        for code, (name, sentence) in sorted(found.items(), reverse=True)
-    ]
+    body = ast.parse(Path(error_codes.__file__).read_text()).body
+    sentences = _sentences(body)
+    rows = []
+    for name, code in sorted(_codes(body), key=lambda named: -named[1]):
+        statuses = ", ".join(sorted({str(refusal.status) for refusal in Refusal if refusal.code == code}))
+        met = statuses or ELSEWHERE.get(name, "in the event stream")
+        rows.append([code, sentences[name], met, f"`{name}`"])
     return table(("code", "what it says", "where it is met", "name in the code"), rows)
 
 
@@ -213,23 +201,11 @@ def limits(_: str) -> str:
 
 
 def counters(_: str) -> str:
-    [shape] = [
-        node
-        for node in ast.parse(Path(observe.__file__).read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == observe.Counters.__name__
-    ]
-    sentences = _sentences(shape.body)
-    names = observe.Counters().snapshot()
-    return table(("counter", "counts"), [[f"`{name}`", sentences.get(name, name.replace("_", " "))] for name in names])
+    return table(("counter", "counts"), [[f"`{name}`", HELP[name]] for name in Counters().snapshot()])
 
 
 def metrics(_: str) -> str:
-    rows = [
-        [f"`{f.name}`", f.kind, ", ".join(f"`{label}`" for label in ("node", *f.labels.split())), f.help]
-        for f in families.FAMILIES
-    ]
-    rows.append([f"`{families.LEASE_AGE[0]}`", "gauge", "`node`", families.LEASE_AGE[1]])
-    rows.append([f"`{families.STORED[0]}`", "gauge", "", families.STORED[1]])
+    rows = [[f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.help] for m in METRICS]
     return table(("metric", "type", "labels", "what it tells"), rows)
 
 
@@ -253,24 +229,19 @@ def actions(_: str) -> str:
     return table(("action", "level", "sentence", "facts"), rows)
 
 
-# Modules, states and revisions
+# Rooms, states and revisions
 
 
-def modules(_: str) -> str:
-    """Each module's first sentence; private ones belong to their neighbours, except the core."""
+def rooms(_: str) -> str:
+    """Each package's first sentence: what the room is for, and which rooms it may use."""
     package = ROOT / "src" / "perdure"
     rows = []
-    for source in sorted(package.rglob("*.py"), key=lambda path: (path.parent != package, path)):
-        name = str(source.relative_to(package))
-        sentence = _first_sentence(source)
-        if sentence and not re.search(r"(^|/)_(?!core/)", name):
-            rows.append([f"[`{name}`](../src/perdure/{name})", sentence])
-    return table(("module", "what it is"), rows)
-
-
-def _first_sentence(source: Path) -> str:
-    text = " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split())
-    return re.split(r"(?<=[.]) ", text)[0].rstrip(".")
+    for source in sorted(package.glob("*/__init__.py")):
+        text = " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split())
+        purpose, uses = re.split(r"(?<=[.]) ", text)[0].rstrip(".").split("; uses ")
+        room = source.parent.name
+        rows.append([f"[`{room}`](../src/perdure/{room})", purpose, uses])
+    return table(("room", "what it does", "uses"), rows)
 
 
 def diagrams(_: str) -> str:
@@ -307,6 +278,31 @@ def revisions(_: str) -> str:
     return table(("revision", "batches", "priming event and `retry`", "a tool may close its connection early"), rows)
 
 
+def delivery(_: str) -> str:
+    """What a client does with a response or a failure: a row for each, a column for each kind of thing that it sent."""
+    by_post, by_get = list(rules.Column)[:5], list(rules.Column)[5:]
+    return "\n".join(
+        (
+            "**By POST.**\n",
+            _meanings(rules.POST, by_post),
+            "**By GET.** A call with a position, and the standalone stream.\n",
+            _meanings(rules.GET, by_get),
+            "**No response, or one that broke off.**\n",
+            _meanings(rules.FAILED, list(rules.Column)),
+            "| | what the client does next |\n| --- | --- |",
+            "".join(f"| {meaning.name.lower()} | {meaning.value} |\n" for meaning in rules.Meaning),
+        )
+    )
+
+
+def _meanings(rows: Mapping[Any, Mapping[rules.Column, rules.Meaning]], columns: list[rules.Column]) -> str:
+    cells = (
+        [*row.value[:1], *(cell[c].name.lower() if c in cell else "" for c in columns), *row.value[1:]]
+        for row, cell in rows.items()
+    )
+    return table(("what came", *(column.value for column in columns), "because"), cells)
+
+
 MAKERS: dict[str, Callable[[str], str]] = {
     maker.__name__: maker
     for maker in (
@@ -317,9 +313,10 @@ MAKERS: dict[str, Callable[[str], str]] = {
         counters,
         metrics,
         actions,
-        modules,
+        rooms,
         diagrams,
         revisions,
+        delivery,
         checklist,
         promises,
         requirements,

@@ -130,7 +130,7 @@ def refused(process: Program) -> str:
 
 def test_an_object_that_is_no_server_is_refused(hello: Path) -> None:
     (hello / "number.py").write_text("server = 42\n")
-    assert "a builtins.int is no MCP server" in refused(start(hello, target="number.py:server"))
+    assert "expected an MCP server, got a builtins.int" in refused(start(hello, target="number.py:server"))
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis:x", "sqlite:", "sqlite:x.db?sync=maybe", "sqlite:no/such/dir/x.db"])

@@ -151,8 +151,8 @@ BOM = b"\xef\xbb\xbf"
         pytest.param(
             holding('"\n"'), "the body is not JSON: Invalid control character", id="a raw newline in a string"
         ),
-        pytest.param(holding("NaN"), "the body is not JSON: NaN is no JSON number", id="NaN"),
-        pytest.param(holding("Infinity"), "the body is not JSON: Infinity is no JSON number", id="Infinity"),
+        pytest.param(holding("NaN"), "the body is not JSON: NaN is not a JSON number", id="NaN"),
+        pytest.param(holding("Infinity"), "the body is not JSON: Infinity is not a JSON number", id="Infinity"),
         pytest.param(holding("-Infinity"), "the body is not JSON: -Infinity is no", id="-Infinity"),
         pytest.param(holding("1e999"), "the body holds a number out of range: 1e999", id="1e999"),
         pytest.param(holding("-1e999"), "the body holds a number out of range: -1e999", id="-1e999"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure._core import splice
@@ -67,6 +68,98 @@ def test_replacing_is_what_decoding_and_encoding_would_do(found: Any, value: Any
     if splice.find(text, *path) is not None:
         _at(found, path[:-1])[path[-1]] = value
     assert json.loads(splice.replaced(text, json.dumps(value), *path)) == found
+
+
+# The anchored way and the walk
+
+TOKEN = ("params", "progressToken")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":5,"progress":1}}',
+        '{"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1e3, "progressToken": "a"}}',
+        '{"params":1,"params":{"progressToken":2}}',
+        '{"progressToken":1,"params":{"x":null,"progressToken":2}}',
+    ],
+)
+def test_a_token_at_its_usual_place_is_found_without_a_walk(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = splice.walk(text, *TOKEN)
+    monkeypatch.setattr(splice, "walk", lambda *_: pytest.fail("it walked"))
+    assert expected is not None
+    assert splice.find(text, *TOKEN) == expected
+    assert splice.find(text, "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        ('{"params":{"progressToken":5,"progressToken":6}}', "6"),
+        ('{"params":{"progressToken":5},"params":{"progressToken":6}}', "6"),
+        ('{"params":{"progressToken":5},"params":7}', None),
+        ('{"params":{"progressToken":5,"\\u0070rogressToken":6}}', "6"),
+        ('{"params":{"progressToken":5},"\\u0070arams":{}}', None),
+        ('{"\\u0070arams":{"progressToken":5}}', "5"),
+        ('{"result":{"params":{"progressToken":5}}}', None),
+        ('{"x":"\\"params\\":{","params":{"progressToken":5}}', "5"),
+        ('{"params":{"x":[1],"progressToken":5}}', "5"),
+        ('{"params":{"progressToken":1.5}}', "1.5"),
+        ('{"params":{"progressToken":{"params":5}}}', '{"params":5}'),
+        ('{"params":{"progressToken":5,"message":"\\"progressToken\\" \\n"}}', "5"),
+        ('{"params":{"message":"progressToken"}}', None),
+        ('[{"params":{"progressToken":5}}]', None),
+        ('"params"', None),
+    ],
+)
+def test_where_the_usual_place_would_deceive_the_walk_decides(text: str, token: str | None) -> None:
+    assert splice.cut(text, *TOKEN) == token
+
+
+_NAMES = ["params", "progressToken", "id", "_meta", "x", 'pa"rams', "par\\ams"]
+_SPELLED = st.sampled_from(_NAMES).flatmap(
+    lambda name: st.sampled_from([json.dumps(name), json.dumps(name).replace("a", "\\u0061")])
+)
+_SCALARS = st.sampled_from([json.dumps(name) for name in _NAMES]) | st.sampled_from(
+    ["0", "-7", "12", "1.5", "1e400", "true", "false", "null", '""', '"\\ud800"', '"\\\\"', '"}"', '"{"', '","']
+)
+
+
+def _object(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    members = st.lists(st.tuples(_SPELLED, inner), max_size=4)
+    spaces = st.sampled_from([("{", ":", ",", "}"), ("{", ": ", ", ", "}"), ("{ ", " : ", " ,\n", " }")])
+    return st.builds(
+        lambda pairs, marks: marks[0] + marks[2].join(f"{name}{marks[1]}{value}" for name, value in pairs) + marks[3],
+        members,
+        spaces,
+    )
+
+
+_TEXTS = st.recursive(
+    _SCALARS,
+    lambda inner: _object(inner) | st.lists(inner, max_size=3).map(lambda values: f"[{','.join(values)}]"),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=500)
+@given(_object(_object(_TEXTS) | _TEXTS), st.lists(st.sampled_from(_NAMES[:6]), max_size=3))
+def test_both_ways_find_the_same(text: str, path: list[str]) -> None:
+    """Members given twice, names spelled with escapes, names as values: whatever is JSON."""
+    splice.decode(text)
+    assert splice.find(text, *path) == splice.walk(text, *path)
+
+
+def test_a_text_made_to_be_slow_is_matched_in_one_pass() -> None:
+    """Neither many members nor a long string makes the regular expression look back over them again and again."""
+    for text in (
+        "{" + '"x":1,' * 50_000 + '"y":[]}',
+        '{"x":"' + "y" * 300_000 + '"}',
+        '{"params":{' + '"x":"",' * 50_000 + '"y":[]}}',
+    ):
+        began = time.process_time()
+        assert splice.find(text, *TOKEN) is None
+        assert time.process_time() - began < 2.0  # about 20 ms; a square of it would be minutes
 
 
 def _at(found: Any, path: list[str]) -> Any:

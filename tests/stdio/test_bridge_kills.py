@@ -18,10 +18,10 @@ def at(module: str, qualname: str, edge: str, nth: int = 1) -> Message:
 
 #: Met by an instance that resumes.
 WHILE_RESUMING = {
-    "before the token is offered": at("tokens", "KeptSlot.token", "leave"),
-    "after the broker rotated, before the token is written": at("tokens", "KeptSlot.keep", "enter"),
-    "between writing and confirming": at("tokens", "KeptSlot.keep", "leave"),
-    "after confirming, before the reattach": at("tokens", "KeptSlot.resumed", "enter"),
+    "before the token is offered": at("slots.slot", "KeptSlot.token", "leave"),
+    "after the broker rotated, before the token is written": at("slots.slot", "KeptSlot.keep", "enter"),
+    "between writing and confirming": at("slots.slot", "KeptSlot.keep", "leave"),
+    "after confirming, before the reattach": at("slots.slot", "KeptSlot.resumed", "enter"),
     "after the reattach, before the host knows": at("notes", "Notes.recall", "leave"),
     "before the answer to initialize is written": at("pipes", "Output._write", "enter"),
     "when the answer to initialize is written": at("pipes", "Output._write", "leave"),
@@ -29,8 +29,8 @@ WHILE_RESUMING = {
 
 #: Met by the first instance of all. Until its token is on disk, the session is nobody's, and the next begins anew.
 WHILE_BEGINNING = {
-    "before the first token is written": (at("tokens", "KeptSlot.keep", "enter"), False),
-    "between writing the first token and confirming it": (at("tokens", "KeptSlot.keep", "leave"), True),
+    "before the first token is written": (at("slots.slot", "KeptSlot.keep", "enter"), False),
+    "between writing the first token and confirming it": (at("slots.slot", "KeptSlot.keep", "leave"), True),
 }
 
 #: Met while a request of the host's is on its way, with what the next instance reports of it.

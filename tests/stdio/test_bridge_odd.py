@@ -13,15 +13,14 @@ import pytest
 from starlette.responses import Response
 
 from perdure import Patience
-from perdure.remote.endpoint import Wire
+from perdure.remote.old_wire import Wire
 from perdure.stdio import handshaking
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resuming import Resuming
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import open_slot
+from perdure.stdio.slots import Target, open_slot
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, question, sentences
 from tests.stdio.test_bridge_trouble import _delete

@@ -16,8 +16,7 @@ from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.host.processes import here
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import open_slot
+from perdure.stdio.slots import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
 from tests.support.bridges import HostedBridge, a_host, text_of

@@ -26,10 +26,9 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import Seen
+from perdure.stdio.host.processes import ProcessInfo
 from perdure.stdio.resuming import ONCE, Resuming
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import KeptSlot, open_slot
+from perdure.stdio.slots import KeptSlot, Target, open_slot
 from tests.support.workshop import Workshop
 
 HOSTS = 2
@@ -182,8 +181,8 @@ class _NobodyDies:
     boot = "boot"
     space = "space"
 
-    def look(self, pid: int) -> Seen | None:
-        return Seen(pid=pid, parent=1, start=77, name="host", words=("host",))
+    def look(self, pid: int) -> ProcessInfo | None:
+        return ProcessInfo(pid=pid, parent=1, start=77, name="host", words=("host",))
 
     def is_gone(self, pid: int, start: int) -> bool:
         return False

@@ -53,7 +53,7 @@ def test_the_report_looks_as_the_page_says() -> None:
 
 
 def test_every_sentence_of_the_table_is_in_the_source() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src" / "perdure" / "stdio").glob("*.py"))
+    source = "".join(path.read_text() for path in (ROOT / "src" / "perdure" / "stdio").rglob("*.py"))
     plain = re.sub(r"\{[^{}]*\}", "…", source)
     said = [sentence for row in SENTENCES for sentence in row if sentence]
     assert len(said) > 12

@@ -26,8 +26,8 @@ POINTS = {
     "in the transaction of the first events": at(STREAM_STEPS, "StreamSteps.append", "leave"),
     "between an append and its send": at("perdure.log.stream", "Stream.accepted", "enter"),
     "between a later append and its send": at("perdure.log.stream", "Stream.accepted", "enter", 4),
-    "before anything is sent": at("perdure.log.hub", "Reader._send", "enter"),
-    "after something was sent": at("perdure.log.hub", "Reader._send", "enter", 4),
+    "before anything is sent": at("perdure.log.reader", "Reader._send", "enter"),
+    "after something was sent": at("perdure.log.reader", "Reader._send", "enter", 4),
     # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
     "between the answer and the end of its row": at(STREAM_STEPS, "StreamSteps.append", "within"),
     "behind the last statement, before the commit": at(STEPS, "StepWriter.apply", "leave", 5),
@@ -43,14 +43,14 @@ GROUP_POINTS = {
 
 #: Met by a server that starts on the file of one that was killed while calls ran.
 SECOND_POINTS = {
-    "before a stream is claimed": at("perdure.cluster.settler", "Settler.settle_stream", "enter"),
+    "before a stream is claimed": at("perdure.cluster.settler", "Settler._settle", "enter"),
     "before the second stream is claimed": at(STREAM_STEPS, "StreamSteps.claim", "enter", 2),
     "in the transaction of a claim": at(STREAM_STEPS, "StreamSteps.claim", "leave"),
-    "before a session is loaded": at("perdure.sessions.registry", "Sessions._build", "enter"),
+    "before a session is loaded": at("perdure.sessions.registry", "SessionRegistry._build", "enter"),
     "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeSlot._load", "enter"),
-    "before it is noted that a call runs again": at("perdure.cluster.outcomes", "Outcomes.run_again", "enter"),
+    "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
     "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
-    "before an unknown outcome is told": at("perdure.cluster.outcomes", "Outcomes.unknown", "enter"),
+    "before an unknown outcome is told": at("perdure.cluster.settler", "Settler._answer_unknown", "enter"),
     "in the transaction of a settled answer": at(STREAM_STEPS, "StreamSteps.append", "within"),
     "before the dead are buried": at(NODES, "bury", "enter"),
     "in the middle of a burial": at(NODES, "bury", "within", 3),

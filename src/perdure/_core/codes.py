@@ -1,16 +1,57 @@
-"""JSON-RPC error codes of Perdure's own that both sides of a connection know."""
+"""JSON-RPC error codes: JSON-RPC's, MCP's and Perdure's own, which are between -31001 and -31099.
+
+The sentences below them are the documentation's.
+"""
+
+PARSE_ERROR = -32700
+"""JSON-RPC: the body is not JSON, or not JSON that this server reads."""
+
+INVALID_REQUEST = -32600
+"""JSON-RPC: the request cannot be served as it is; the message says why."""
+
+INVALID_PARAMS = -32602
+"""JSON-RPC: the request's params are wrong."""
+
+INTERNAL_ERROR = -32603
+"""JSON-RPC: the request failed."""
+
+UNSUPPORTED_VERSION = -32022
+"""MCP: the protocol version is not served; `data.supported` names those that are."""
+
+REQUEST_CANCELLED = -32800
+"""The client cancelled the request. The 2025 revisions end a request's stream only with a response, so a cancelled
+request gets this one, as from the SDK."""
 
 OUTCOME_UNKNOWN = -31001
-"""The request was interrupted and nobody can tell how far it got."""
+"""The request was interrupted, and it is not known how far it got."""
 
 POSITION_LOST = -31002
 """What the position, or the request, asks for is no longer retained."""
 
+SESSION_NOT_FOUND = -31003
+"""The caller has no such session; `data.recovery` says what to do."""
+
+LIMIT_REACHED = -31004
+"""A limit was reached; the message names it."""
+
+STORE_UNAVAILABLE = -31005
+"""The log fails at the moment; try again."""
+
+STOPPING = -31006
+"""The server is stopping; try again, there or elsewhere."""
+
+CLIENT_AWAY = -31007
+"""An ask was given up because its client had been away for too long."""
+
+REISSUE_FAILED = -31008
+"""The session is gone, and the server's own part of a new handshake failed (`recover=reissue`)."""
+
 UNREACHABLE = -31020
-"""The request did not reach a server within the client's limits. Made by the client, never by a server."""
+"""The request did not reach a server within the client's limits. The client makes this error, never a server."""
 
 NO_SERVER = -31021
-"""The address, the credentials or the certificate is wrong: trying again does not help. Made by `perdure stdio`."""
+"""The server, or the way to it, refuses: address, credentials, certificate, or it fails at a read. `data.reason` says
+which; trying again at once does not help. The client makes this error, never a server."""
 
 TOO_MANY_AT_ONCE = -31022
-"""More requests run at once than `perdure stdio` follows. Made there."""
+"""More requests run at once than `perdure stdio` follows. `perdure stdio` makes it."""

@@ -1,11 +1,11 @@
-"""Reading the JSON-RPC messages that a peer sent, as far as routing needs it.
+"""Reads the JSON-RPC messages that a peer sent, as far as routing needs it, and builds error responses.
 
 The envelope is judged here; what is in `params`, `result` and `error.data` stays as it came, for the runtime to judge.
 Two kinds of refusal, both `InvalidMessage`:
 
-- `PARSE_ERROR`: the body is no JSON text that we read. That includes limits on depth, numbers and characters, which
+- `PARSE_ERROR`: the body is not JSON that we read. That includes limits on depth, numbers and characters, which
   RFC 8259 (section 9) leaves to the parser. Everything that passes can be encoded again as UTF-8 JSON.
-- `INVALID_REQUEST`: it is JSON, but no message that MCP allows.
+- `INVALID_REQUEST`: it is JSON, but not a message that MCP allows.
 
 We follow the SDK where the rules are silent or often broken: a null `params`, `result` or `error` counts as absent
 (SDK clients do send `"params": null`), unknown members are left alone, and of duplicate keys the last wins, as in
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
-PARSE_ERROR = -32700
-INVALID_REQUEST = -32600
+from perdure._core.codes import INVALID_REQUEST as INVALID_REQUEST
+from perdure._core.codes import PARSE_ERROR as PARSE_ERROR
 
 #: The parser recurses once per level, and so does most code behind us: far below Python's 1000 frames, and far above
 #: what people nest by hand. The SDK's own parser ends at about 200.
@@ -103,12 +103,20 @@ def parse_body(body: bytes) -> Envelope | Batch:
 def coerce_id(id: RequestId) -> RequestId:  # noqa: A002 - JSON-RPC's word
     """The form in which ids are compared: "7" and 7 are one id, as for the SDK (`coerce_request_id`).
 
-    A string of digits may become an integer beyond `MAX_ID`; whoever stores the result stores it as text.
+    A string of digits may become an integer beyond `MAX_ID`, so a store keeps the result as text.
     """
     try:
         return int(id)
     except ValueError:
         return id
+
+
+def error_payload(request_id: RequestId | None, code: int, message: str, data: object = None) -> bytes:
+    """An error response, encoded."""
+    error: JsonObject = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, separators=(",", ":")).encode()
 
 
 # --- the text
@@ -133,7 +141,7 @@ def _parse_json(body: bytes) -> object:
     except ValueError as error:  # int() has a limit of its own, 4300 digits unless the process set another
         raise _not_json("the body holds an integer with too many digits") from error
     if _BACKSLASH in body and _has_lone_surrogate(body, value):
-        raise _not_json("the body holds a lone surrogate, which is no character")
+        raise _not_json("the body holds a lone surrogate, which is not a character")
     return value
 
 
@@ -172,7 +180,7 @@ def _finite(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _not_json(f"the body is not JSON: {name} is no JSON number")
+    raise _not_json(f"the body is not JSON: {name} is not a JSON number")
 
 
 def _not_json(reason: str) -> InvalidMessage:

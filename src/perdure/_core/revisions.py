@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-UNSUPPORTED_VERSION = -32022
-"""The error code of 2026-07-28 for a revision that is not served; its data names those that are."""
+from perdure._core.codes import UNSUPPORTED_VERSION as UNSUPPORTED_VERSION
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 

@@ -1,12 +1,18 @@
-"""JSON text in which one value is replaced, and the rest stays as it came.
+"""Replaces one value in JSON text and leaves the rest as it came.
 
 A bridge changes ids and tokens of messages that it does not otherwise understand. Decoding and encoding the whole
-would lose what a program's numbers cannot hold (`1e400`, an integer of a hundred digits), half an emoji, a member given
-twice. So the text is cut where the value stands. The text must be JSON: `decode` says whether it is.
+message would lose what a program's numbers cannot hold (`1e400`, an integer of a hundred digits), half an emoji, a
+member given twice. So the text is cut where the value stands. The text must be JSON: `decode` says whether it is.
+
+`find` has two ways. The walk reads every member on the way to the value. It takes 13 µs for the progress token of a
+usual message. The anchored way takes less than 2 µs: one regular expression matches the text from its beginning to the
+value. It holds for texts in which only members with plain values stand before the value, and in which no name of the
+path occurs behind it, because of members given twice the last counts. All other texts take the walk.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -15,7 +21,7 @@ from typing import Any
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
-#: Digits of an integer that is looked at as one. What is longer is no id, and Python refuses to read 4,300 of them.
+#: Digits of an integer that is read as one. An id has fewer, and Python refuses to read more than 4,300.
 _MAX_DIGITS = 20
 
 
@@ -24,7 +30,7 @@ def _integer(digits: str) -> object:
 
 
 def _refused(name: str) -> object:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(parse_float=lambda _: float("nan"), parse_int=_integer, parse_constant=_refused)
@@ -32,9 +38,9 @@ _raw_decode = _DECODER.raw_decode
 
 
 def decode(text: str) -> Any:
-    """What the text says, to look at only: fractions and very long integers come out as no number.
+    """Decode the text to look at it: fractions and very long integers come out as `nan`.
 
-    Raises `ValueError` where it is no JSON, or nests deeper than can be read.
+    Raises `ValueError` if the text is not JSON, or nests deeper than can be read.
     """
     try:
         return _DECODER.decode(text)
@@ -47,8 +53,44 @@ def one_line(text: str) -> str:
     return text.translate(_LINE_ENDS) if "\n" in text or "\r" in text else text
 
 
+_PLAIN_STRING = r'"[^"\\]*+"'
+_PLAIN_VALUE = rf"(?:{_PLAIN_STRING}|[-+.0-9Ee]++|true|false|null)"
+_PLAIN_NAME = re.compile(r"[A-Za-z_]+")
+_ESCAPE = "\\u"
+"""With it a name can be spelled in many ways. No other escape stands for a letter."""
+
+
+@functools.cache
+def _anchored(path: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]] | None:
+    """The names as they stand in a text, and what matches a text up to the value; None for a path with other names."""
+    if not path or not all(map(_PLAIN_NAME.fullmatch, path)):
+        return None
+    quoted = tuple(f'"{name}"' for name in path)
+    # Lazy, so that it stops at the first member of that name; possessive inside, so that it never looks back.
+    objects = (rf"\{{ ?(?:{_PLAIN_STRING}: ?{_PLAIN_VALUE}, ?)*?{name}: ?" for name in quoted)
+    return quoted, re.compile("".join(objects) + rf"({_PLAIN_STRING}|-?[0-9]++)(?=[,}}])")
+
+
 def find(text: str, *path: str) -> tuple[int, int] | None:
     """Where the value stands that these member names lead to."""
+    if (anchored := _anchored(path)) is None:
+        return walk(text, *path)
+    names, pattern = anchored
+    found = pattern.match(text)
+    behind = found.end() if found is not None else 0
+    # A single character is found about ten times as fast as two, and most texts have no backslash.
+    if text.find("\\", behind) >= 0 and text.find(_ESCAPE, behind) >= 0:
+        return walk(text, *path)
+    if found is None:
+        return walk(text, *path) if names[-1] in text else None
+    for name in names:
+        if text.find(name, behind) >= 0:
+            return walk(text, *path)
+    return found.span(1)
+
+
+def walk(text: str, *path: str) -> tuple[int, int] | None:
+    """As `find`, for every text."""
     start, end = _skip(text, 0), len(text)
     for name in path:
         found = None

@@ -20,7 +20,7 @@ from perdure.http.caller import caller_of
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
 from perdure.log.stream import Stream
-from perdure.sessions.client_messages import hear
+from perdure.sessions.client_messages import receive
 from perdure.sessions.ledger import Call
 from perdure.sessions.registry import Caller
 from perdure.sessions.session import Session
@@ -113,7 +113,7 @@ class PostHandler:
         if first is None and not heard:
             return
         exchange, settings = session.exchange, self._settings
-        if heard and exchange.notifications + heard > settings.max_notifications:
+        if heard and exchange.runtime.notifications + heard > settings.max_notifications:
             raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, id=first, limit=settings.max_notifications)
         if exchange.work and exchange.work + size > settings.max_session_work:
             raise Refused(Refusal.TOO_MUCH_OF_SESSION, id=first, limit=settings.max_session_work)
@@ -130,7 +130,9 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                await hear(session, message, http, size=size // len(messages) or 1)
+                cancel_waiting = self._desk.settler.waiting.cancel
+                share = size // len(messages) or 1
+                await receive(session, message, http, size=share, cancel_waiting=cancel_waiting)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 
@@ -262,7 +264,7 @@ async def _answers(stream: Stream) -> list[bytes]:
     """The answers on a stream that is over. There are none where the store refused it for good."""
     answers: list[bytes] = []
     after = 0
-    while events := await stream.read(after=after, limit=stream.last):
+    while events := await stream.read(after=after, limit=stream.tail.last):
         answers += [event.payload for event in events if event.final]
         after = events[-1].seq
     if not answers:

@@ -1,4 +1,4 @@
-"""When a session is gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
+"""Answers for sessions that are gone (H2, H3, H6): 404, in all methods, with what to do in `data.recovery`.
 
 With `recover="reissue"` a new session is made first, and its id stands in the 404: a client that goes on with that id
 at once finds a session whose handshake is done. A lost session is replaced once: no two callers share the new one, so
@@ -19,13 +19,14 @@ from starlette.types import Scope
 
 from perdure._core.ids import SessionId, parse_session_id
 from perdure._core.jsonrpc import Notification, Request
+from perdure._core.rate_limit import RateLimit
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreError, TooManySessions
 from perdure.http.caller import caller_of
 from perdure.http.refusals import Refusal, Refused
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Caller, Sessions
+from perdure.sessions.registry import Caller, SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import SessionRecord
 from perdure.telemetry.events import log_event
@@ -33,12 +34,13 @@ from perdure.telemetry.events import log_event
 Headers = dict[bytes, bytes]
 
 REISSUES = 30
-REISSUE_SECONDS = 60.0
-"""New sessions in place of lost ones that one caller gets in this time, callers without a name together. A client in a
-loop would otherwise make one with each round; whoever loses more has restarted a whole fleet, which may initialize."""
+REISSUES_A_SECOND = 0.5
+"""New sessions in place of lost ones that one caller gets in a row, and how fast that comes back; callers without a
+name count as one. A client in a loop would otherwise make one with each round. A caller that loses more has restarted a
+whole fleet, which may initialize."""
 
-_MOST_CALLERS = 10_000
-"""Callers that are counted; beyond, the one counted for longest begins anew."""
+_MOST_REMEMBERED = 10_000
+"""Replaced sessions, and programs that got a new one, that are remembered; beyond, the oldest is forgotten."""
 
 ADOPTION_SECONDS = 10.0
 """A client that takes the new id does so with its next request, which follows at once; one that restarts a whole fleet
@@ -60,14 +62,14 @@ V = TypeVar("V")
 
 
 class Recovery:
-    """Says that a session is gone, and may give another."""
+    """Answers for a session that is gone, and may give another one."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, *, monotonic: Callable[[], float]) -> None:
         self._context = context
         self._sessions = sessions
         self._reissues = context.settings.recover == "reissue"
         self._monotonic = monotonic
-        self._tried: dict[str, list[float]] = {}
+        self._limit = RateLimit[str](REISSUES, per_second=REISSUES_A_SECOND)
         self._replaced: dict[tuple[str, str], None] = {}
         """Lost sessions that were replaced, by owner and id."""
         self._given: dict[_Program, tuple[SessionId, float]] = {}
@@ -129,10 +131,7 @@ class Recovery:
 
     def _may(self, owner: str) -> bool:
         """Whether the caller may have another one; counted if so."""
-        now = self._monotonic()
-        tried = [then for then in self._tried.pop(owner, ()) if now - then < REISSUE_SECONDS]
-        may = len(tried) < REISSUES
-        _remember(self._tried, owner, [*tried, now] if may else tried)
+        may = self._limit.take(owner, now=self._monotonic())
         if not may:
             self._context.counters.recoveries_refused += 1
             self._context.peers.log_event(
@@ -176,7 +175,7 @@ class Recovery:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
         if session.state is not SessionState.ACTIVE:
             return None
-        session.exchange.notify(Notification(method="notifications/initialized", params=None, raw={}), http)
+        session.exchange.pass_on(Notification(method="notifications/initialized", params=None, raw={}), http)
         return session
 
 
@@ -184,7 +183,7 @@ def _remember(table: dict[K, V], key: K, value: V) -> None:
     """Enter the newest; beyond the limit the oldest entry goes."""
     table.pop(key, None)
     table[key] = value
-    if len(table) > _MOST_CALLERS:
+    if len(table) > _MOST_REMEMBERED:
         del table[next(iter(table))]
 
 

@@ -1,31 +1,29 @@
-"""What the endpoint says when it says no: each refusal has one name, one status, one code and one sentence.
-
-The body is a JSON-RPC error. Codes of ours are between -31001 and -31099; the others are JSON-RPC's.
-"""
+"""Refusals of the endpoint: each has one name, one status, one code and one sentence. The body is a JSON-RPC error."""
 
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass
 
 from starlette.types import Receive, Send
 
+from perdure._core.codes import (
+    INVALID_REQUEST,
+    LIMIT_REACHED,
+    POSITION_LOST,
+    REISSUE_FAILED,
+    SESSION_NOT_FOUND,
+    STOPPING,
+    STORE_UNAVAILABLE,
+    UNSUPPORTED_VERSION,
+)
+from perdure._core.jsonrpc import error_payload
 from perdure._core.printable import printable
-from perdure._core.revisions import UNSUPPORTED_VERSION
 from perdure.errors import HeldElsewhere, StoreError
-from perdure.sessions.ledger import POSITION_LOST
-
-INVALID_REQUEST = -32600
-SESSION_NOT_FOUND = -31003
-LIMIT_REACHED = -31004
-STORE_UNAVAILABLE = -31005
-STOPPING = -31006
-REISSUE_FAILED = -31008
 
 
 class Refusal(enum.Enum):
-    """Every way to say no: status, code, sentence. `{…}` is filled in with what was seen."""
+    """Every reason to refuse a request: status, code, sentence. `{…}` is filled in with what was seen."""
 
     REPEATED_HEADER = (400, INVALID_REQUEST, "This request has {count} {name} headers; it may have one")
     BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
@@ -103,19 +101,19 @@ class Refusal(enum.Enum):
 
 
 def refusal_of(failure: StoreError, otherwise: Refusal) -> Refusal:
-    """What a failing store is told as: that another node knows more, or what the caller was about to do."""
+    """Choose the refusal for a failing store: another node knows more, or what the caller was about to do fails."""
     return Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise
 
 
 RECOVERY = {"recovery": {"action": "initialize", "detail": "Send initialize without Mcp-Session-Id, then go on."}}
-"""What a client does about a session that is gone. The same for everybody: only its owner may learn why."""
+"""What a client does about a session that is gone. The same for every caller: only its owner may learn why."""
 
 RETRY_AFTER = {429: b"1", 503: b"1"}
 """Seconds after which a refusal that passes by itself is worth another try."""
 
 
 class Refused(Exception):
-    """The endpoint says no."""
+    """The endpoint refuses a request."""
 
     def __init__(
         self,
@@ -130,7 +128,8 @@ class Refused(Exception):
         self.refusal = refusal
         self.id = id
         self.code = refusal.code if code is None else code
-        self.sentence = refusal.sentence.format(**{name: _shown(value) for name, value in seen.items()})
+        # What was seen may be a peer's text: made safe, and short enough for a sentence.
+        self.sentence = refusal.sentence.format(**{name: printable(str(value), 80) for name, value in seen.items()})
         self.data = data
         self.headers = headers
         super().__init__(self.sentence)
@@ -143,10 +142,7 @@ class Refused(Exception):
 
     @property
     def answer(self) -> Answer:
-        error: dict[str, object] = {"code": self.code, "message": self.sentence}
-        if self.data is not None:
-            error["data"] = self.data
-        body = json.dumps({"jsonrpc": "2.0", "id": self.id, "error": error}).encode()
+        body = error_payload(self.id, self.code, self.sentence, self.data)
         status = self.refusal.status
         wait = ((b"retry-after", RETRY_AFTER[status]),) if status in RETRY_AFTER else ()
         return Answer(status=status, body=body, headers=(*self.headers, *wait))
@@ -167,8 +163,3 @@ class Answer:
             headers.append((b"content-type", self.content_type))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
-
-
-def _shown(value: object) -> str:
-    """What was seen, safe and short enough for a sentence."""
-    return printable(str(value), 80)

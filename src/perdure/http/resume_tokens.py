@@ -14,6 +14,7 @@ from pydantic_core import from_json
 from starlette.types import Receive, Scope
 
 from perdure._core.chains import TOKEN_LENGTH
+from perdure._core.rate_limit import RateLimit
 from perdure.errors import StoreError
 from perdure.http.access import Headers
 from perdure.http.body import Bodies
@@ -32,9 +33,6 @@ REQUESTS_A_SECOND = 10.0
 """What one caller may ask in a row, and how fast that comes back. Guessing is hopeless anyway (256 bits); this bounds
 the writes that a loop of restarts causes. A start takes two requests: 300 servers at once, then five in each second, is
 more than a desktop starts."""
-
-_MOST_CALLERS = 10_000
-"""Callers that are counted; beyond, the one not seen for longest begins anew."""
 
 _HOLDER = re.compile(r"[0-9a-f]{64}")
 
@@ -55,14 +53,16 @@ class ResumeTokenEndpoint:
         self.draining = False
         self._broker = broker
         self._bodies = bodies
-        self._pace = Pace(monotonic)
+        self._monotonic = monotonic
+        self._limit = RateLimit[tuple[str, str]](REQUESTS, per_second=REQUESTS_A_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer:
         if scope["method"] != "POST":
             raise Refused(Refusal.RESUME_METHOD, method=scope["method"], headers=ALLOW_POST)
         if self.draining:
             raise Refused(Refusal.STOPPING)
-        self._pace.count(_name(owner, scope))
+        if not self._limit.take(_name(owner, scope), now=self._monotonic()):
+            raise Refused(Refusal.TOO_MANY_RESUMES, limit=REQUESTS)
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
@@ -88,25 +88,6 @@ class ResumeTokenEndpoint:
             case "revoke":
                 await self._broker.revoke(token, caller)
         return _answer()
-
-
-class Pace:
-    """How much each caller may still ask for: a bucket of `REQUESTS` that fills by `REQUESTS_A_SECOND`."""
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._left: dict[tuple[str, str], tuple[float, float]] = {}
-
-    def count(self, caller: tuple[str, str]) -> None:
-        """One more request, or `Refused`."""
-        now = self._monotonic()
-        left, then = self._left.pop(caller, (float(REQUESTS), now))
-        left = min(float(REQUESTS), left + (now - then) * REQUESTS_A_SECOND)
-        self._left[caller] = (left - 1 if left >= 1 else left, now)
-        if len(self._left) > _MOST_CALLERS:
-            del self._left[next(iter(self._left))]
-        if left < 1:
-            raise Refused(Refusal.TOO_MANY_RESUMES, limit=REQUESTS)
 
 
 def _name(owner: str, scope: Scope) -> tuple[str, str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
-
-from starlette.requests import Request as HttpRequest
 
 from perdure._core import mail
 from perdure._core.ids import NodeId
@@ -19,20 +18,29 @@ from perdure.telemetry.events import log_event
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
 
+CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
 
-async def hear(session: Session, message: Notification | Response, http: HttpRequest | None, *, size: int) -> None:
+
+async def receive(
+    session: Session,
+    message: Notification | Response,
+    origin: object,
+    *,
+    size: int,
+    cancel_waiting: CancelWaiting,
+) -> None:
     """What the client says beside its requests, wherever it is to be heard.
 
     Late and unknown answers and cancellations are dropped: the race is the client's right. `size`: the bytes of memory
-    that the message takes.
+    that the message takes. `cancel_waiting` is called for a call that waits at this node for its principal.
     """
     if isinstance(message, Response):
-        if not session.exchange.asks.answer(message, http) and not await _answer_elsewhere(session, message):
+        if not session.exchange.asks.answer(message, origin) and not await _answer_elsewhere(session, message):
             log_event(logging.DEBUG, "ask.unknown", "an answer to no open ask was dropped", session=session.name)
     elif message.method == "notifications/cancelled":
-        await _hear_cancelled(session, message.params or {})
+        await _receive_cancelled(session, message.params or {}, cancel_waiting)
     elif (node := _waiting_node(message)) in (None, session.context.node):
-        session.exchange.notify(message, http, size=size)
+        session.exchange.pass_on(message, origin, size=size)
     elif node is not None and await _may_be_asked(session, (message.params or {})["progressToken"], node):
         await _tell(session, node, mail.Notified(session=session.id, method=message.method, params=message.params))
 
@@ -49,7 +57,7 @@ async def _answer_elsewhere(session: Session, response: Response) -> bool:
 
 async def _may_be_asked(session: Session, ask: str, node: NodeId) -> bool:
     """Whether an ask waits at a node, or may: one that holds may have asked what is not in the store yet."""
-    if await _is_asked(session, ask) or node in await session.context.neighbours.holders():
+    if await _is_asked(session, ask) or node in await session.context.nodes.holders():
         return True
     return await _is_asked(session, ask)  # it may have been written before nothing was held
 
@@ -58,7 +66,7 @@ async def _is_asked(session: Session, ask: str) -> bool:
     return any(record.id == ask for record in await session.context.store.asks(session.id))
 
 
-async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
+async def _receive_cancelled(session: Session, params: dict[str, Any], cancel_waiting: CancelWaiting) -> None:
     request_id = params.get("requestId")
     if not isinstance(request_id, str | int) or isinstance(request_id, bool):
         return
@@ -66,16 +74,16 @@ async def _hear_cancelled(session: Session, params: dict[str, Any]) -> None:
     named = (session.record.incarnation, request_id), read_call(request_id)
     for incarnation, name in filter(None, named):
         cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
-        if await _cancel(session, cancelled):
+        if await _cancel(session, cancelled, cancel_waiting):
             return
 
 
-async def _cancel(session: Session, cancelled: mail.Cancelled) -> bool:
+async def _cancel(session: Session, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
     """Cancel a call, in whatever process it runs or waits. Tells whether there is one."""
     context, incarnation, request_id = session.context, cancelled.incarnation, cancelled.request_id
     if session.exchange.cancel(request_id, incarnation=incarnation, params=cancelled.params):
         return True
-    if context.neighbours.alone and not session.waits:
+    if context.nodes.alone and not session.waits:
         return False
 
     async def running() -> CallRecord | None:
@@ -84,14 +92,14 @@ async def _cancel(session: Session, cancelled: mail.Cancelled) -> bool:
 
     row = await running()
     if row is None:
-        for node in (holders := await context.neighbours.holders()):
+        for node in (holders := await context.nodes.holders()):
             await _tell(session, node, cancelled)  # one of them may run it, and have its row in memory alone
         row = None if holders else await running()
     stream = None if row is None else await stream_by_id(context.store, row.stream)
     if stream is None or not stream.node:
         return False
     if stream.node == context.node:
-        await context.neighbours.cancel_waiting(cancelled)
+        await cancel_waiting(cancelled)
     else:
         await _tell(session, stream.node, cancelled)
     return True

@@ -11,7 +11,7 @@ from perdure.errors import StoreError
 from perdure.log.chores import Chores
 from perdure.sessions.context import ServerContext
 from perdure.sessions.reattach import tell_missed
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.telemetry.events import log_event
 
@@ -26,7 +26,7 @@ _TEND_AT_ONCE = 100
 class Housekeeping:
     """Looks after the sessions that this process holds."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
         self._chores = Chores()
@@ -74,7 +74,7 @@ class Housekeeping:
             if now - session.active >= settings.replay_window:
                 await self._sessions.expire(session.id)
         elif session.exchange.runtime_may_go(settings.runtime_idle):
-            await session.exchange.drop_runtime()
+            await session.exchange.runtime.drop()
 
     async def _is_unused(self, session: Session, seconds: float) -> bool:
         """Nobody has used it for so long, here or at any other node."""
@@ -82,7 +82,7 @@ class Housekeeping:
             return False
         if self._context.journal.state is LogState.DEGRADED:
             return False  # what rests is known to the store alone, and the store does not know everything now
-        if not self._context.neighbours.alone:
+        if not self._context.nodes.alone:
             try:
                 await self._sessions.load(session.id)  # with what the others have written
             except StoreError:

@@ -16,21 +16,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import to_json
-
 from perdure._core.codes import OUTCOME_UNKNOWN as OUTCOME_UNKNOWN
 from perdure._core.codes import POSITION_LOST as POSITION_LOST
+from perdure._core.codes import REQUEST_CANCELLED as REQUEST_CANCELLED
 from perdure._core.ids import StreamId
 from perdure._core.jsonrpc import Request, coerce_id
+from perdure._core.jsonrpc import error_payload as error_payload
 from perdure._core.memory_budget import Work
 from perdure._core.states import CALL, CallState, CallStep, advance
 from perdure.log.stream import Stream
+from perdure.sessions.messages import encode
 from perdure.store.base import CallEnd, CallRecord, SessionRecord, Step
-
-REQUEST_CANCELLED = -32800
-"""The 2025 revisions end a request's stream only with a response, so a cancelled request gets this one, as from the
-SDK."""
-
 
 LOG_MESSAGE = "notifications/message"
 
@@ -149,7 +145,7 @@ class Calls:
         """Enter reserved requests, or those of a node that died."""
         calls = [
             Call(
-                number=next(self._numbers),
+                number=self.new_number(),
                 request=request,
                 token=progress_token(request),
                 incarnation=incarnation,
@@ -171,9 +167,13 @@ class Calls:
         self.size += size
         self._work.take(size)
 
-    def numbered(self, number: object) -> Call | None:
+    def new_number(self) -> int:
+        """A number under which the runtime knows a request: no other request of this session has it, or had it."""
+        return next(self._numbers)
+
+    def numbered(self, number: int) -> Call | None:
         """The call that the runtime knows under this number."""
-        return self._by_number.get(number) if isinstance(number, int) else None
+        return self._by_number.get(number)
 
     def running(self, request_id: int | str, *, incarnation: int) -> Call | None:
         """The running call that the client knows under this id."""
@@ -240,17 +240,9 @@ def name_of(params: dict[str, Any] | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def error_payload(request_id: int | str | None, code: int, message: str, data: object = None) -> bytes:
-    """An error response, encoded."""
-    error: dict[str, object] = {"code": code, "message": message}
-    if data is not None:
-        error["data"] = data
-    return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, separators=(",", ":")).encode()
-
-
 def log_key(params: object) -> bytes:
     """Stands for a log message: equal for equal ones, and short however long they are."""
-    return hashlib.blake2b(to_json(params, inf_nan_mode="null"), digest_size=16).digest()
+    return hashlib.blake2b(encode(params), digest_size=16).digest()
 
 
 def logged_in(payload: bytes) -> bytes | None:

@@ -13,15 +13,15 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
+from perdure.sessions.call_streams import CallStreams
 from perdure.sessions.context import ServerContext
 from perdure.sessions.info import SessionInfo, numbers, session_info
 from perdure.sessions.ledger import Call
+from perdure.sessions.messages import encode
 from perdure.sessions.reattach import tell_attached
 from perdure.sessions.session import Session
 from perdure.store.base import (
@@ -35,7 +35,7 @@ from perdure.store.base import (
 )
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
-from perdure.telemetry.families import Snapshot
+from perdure.telemetry.prometheus import Snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
@@ -48,7 +48,7 @@ class Caller(NamedTuple):
     address: str = ""
 
 
-class Sessions:
+class SessionRegistry:
     """The sessions that this process holds."""
 
     def __init__(self, context: ServerContext) -> None:
@@ -60,6 +60,8 @@ class Sessions:
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions that are on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
+        self.streams = CallStreams(context, self._by_id).streams
+        """The streams of all calls that are in memory, whether their sessions are or not."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -92,7 +94,7 @@ class Sessions:
             return None
         session = await self._find(session_id, owner)
         if session is None:
-            await self._context.neighbours.refuse_while_held()
+            await self._context.nodes.refuse_while_held()
             session = await self._find(session_id, owner)  # it may have been written before nothing was held
         return session
 
@@ -203,7 +205,7 @@ class Sessions:
         if standalone is None:
             return None  # it ended in this very moment
         waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
-        session = Session(self._context, record, standalone)
+        session = Session(self._context, record, standalone, self.streams)
         session.stamp, session.waits = stamp, waiting
         session.seen = self._context.clock()  # whoever has it loaded is about to use it
         session.retained.load(await store.kept(record.id))
@@ -211,7 +213,7 @@ class Sessions:
         self._context.counters.sessions_loaded += 1
         try:
             with session.in_use():
-                await session.home.come_here()
+                await session.home.claim()
         except SessionEnded:
             self._by_id.pop(record.id, None)
             return None
@@ -286,7 +288,7 @@ class Sessions:
             address=caller.address,
             state=SessionState.OPENING,
             version="",
-            client_params=to_json(request.params or {}),
+            client_params=encode(request.params or {}),
             result=b"",
             initialized=False,
             sticky=(),
@@ -295,7 +297,7 @@ class Sessions:
             created=now,
             active=now,
         )
-        session = Session(context, record, standalone)
+        session = Session(context, record, standalone, self.streams)
         session.stamp = context.store.stamp()
         self._by_id[session.id] = session
         try:
@@ -367,7 +369,7 @@ class Sessions:
         """Drop every runtime; nothing is ended, nothing is told."""
         for session in self._by_id.values():
             session.orphans.close()
-        await asyncio.gather(*(session.exchange.drop_runtime() for session in list(self._by_id.values())))
+        await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
 
 
 def _same_client(record: SessionRecord, params: dict[str, Any]) -> bool:

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-
-from pydantic_core import to_json
 
 from perdure._core import mail, sticky
 from perdure._core.ids import Kind, StreamId, new_stream_id
 from perdure._core.jsonrpc import Request
 from perdure._core.revisions import REVISIONS
-from perdure._core.states import SESSION, SessionState, SessionStep, StreamStep, advance
+from perdure._core.states import SESSION, SessionState, SessionStep, advance
 from perdure.errors import PerdureError, SessionEnded, StoreError
 from perdure.log.stream import Stream
+from perdure.log.streams import Streams
 from perdure.sessions import replay as replayed
 from perdure.sessions.context import ServerContext
 from perdure.sessions.exchange import Exchange
 from perdure.sessions.home import Home
-from perdure.sessions.kept_streams import KeptStreams
+from perdure.sessions.kept_streams import KeptStreams, usage_of
 from perdure.sessions.ledger import Call, rows
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.reattach import begin_incarnation
@@ -51,6 +49,7 @@ class Session(RecordKeeper):
     """A session that this process serves."""
 
     __slots__ = (
+        "_call_streams",
         "_tells_by_log",
         "_users",
         "exchange",
@@ -59,16 +58,17 @@ class Session(RecordKeeper):
         "retained",
         "seen",
         "standalone",
-        "streams",
         "waits",
     )
 
-    def __init__(self, context: ServerContext, record: SessionRecord, standalone: StreamRecord) -> None:
+    def __init__(
+        self, context: ServerContext, record: SessionRecord, standalone: StreamRecord, call_streams: Streams
+    ) -> None:
         super().__init__(context, record)
         self.seen = record.active
-        self.standalone = context.stream(standalone, writes=standalone.node == context.node)
-        self.home = Home(self, is_new=record.state is SessionState.OPENING)
-        self.streams: dict[StreamId, Stream] = {}
+        self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
+        self.standalone = self.home.standalone
+        self._call_streams = call_streams
         self.retained = KeptStreams(context.limits)
         self.exchange = Exchange(self)
         self.orphans = Orphans(self)
@@ -87,9 +87,9 @@ class Session(RecordKeeper):
             self._users -= 1
 
     @property
-    def closes_early(self) -> bool:
-        """A tool may close its connection before the answer is there."""
-        return bool(self.record.version) and self.revision.closes_early and not self.context.settings.json_response
+    def streams(self) -> Mapping[StreamId, Stream]:
+        """The streams of its calls that are in memory."""
+        return self._call_streams.of(self.record.id)
 
     @property
     def tells_by_log(self) -> bool:
@@ -98,7 +98,7 @@ class Session(RecordKeeper):
 
     @property
     def connected(self) -> bool:
-        return self.standalone.is_read or any(s.is_read for s in self.streams.values())
+        return self.standalone.readers.present or any(s.readers.present for s in self.streams.values())
 
     @property
     def busy(self) -> bool:
@@ -116,7 +116,7 @@ class Session(RecordKeeper):
         rested = self.state is SessionState.DORMANT
         self.touch()
         if rested:
-            await self.home.come_here()
+            await self.home.claim()
 
     # Accepting requests
 
@@ -151,69 +151,37 @@ class Session(RecordKeeper):
             calls.release(requests, incarnation=incarnation)
             self.put(DropStream(stream=record.id))  # it may have been written all the same
             raise
-        stream = self._enter(record, owed=len(requests))
+        stream = self._call_streams.write(record, owed=len(requests))
         context.counters.call_streams += 1
         context.counters.calls_accepted += len(requests)
         return calls.open(requests, incarnation=incarnation, stream=stream)
 
-    def _enter(self, record: StreamRecord, *, owed: int) -> Stream:
-        """A call's stream that this node writes from now on."""
-        stream = self.streams.get(record.id)
-        if stream is None:
-            stream = self.streams[record.id] = self.context.stream(record, writes=True, owed=owed)
-        else:
-            stream.claimed(record, owed=owed)
-        self._own(stream)
-        return stream
-
-    def _own(self, stream: Stream) -> None:
-        stream.on_settled = self._settled
-        stream.on_lost = self._call_lost
-        stream.on_also = self.written
+    def follow(self, record: StreamRecord) -> Stream:
+        """A call's stream of it that a reader needs, and that has come this far."""
+        return self._call_streams.follow(record)
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
 
-    def adopt(self, stream: Stream) -> None:
-        """A call's stream that this node has claimed before it held the session."""
-        if self.streams.get(stream.id) is not stream:
-            if (before := self.streams.get(stream.id)) is not None and before.reader is not None:
-                self.context.hub.move(before.reader, stream)  # it came while the stream was being claimed
-                self.context.neighbours.now_written_here(stream)
-            self.streams[stream.id] = stream
-            self._own(stream)
-
-    def take_over(self, record: StreamRecord, *, owed: int) -> Stream:
-        """A call's stream of a node that died, claimed by this one."""
-        stream = self._enter(record, owed=owed)
-        self.context.neighbours.now_written_here(stream)
-        return stream
-
-    def _call_lost(self, stream: Stream, _: Sequence[Event], __: int) -> None:
-        """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
-        stream.on_settled = self.let_go  # it is retained by whoever writes it now
-        self.exchange.stop_calls(stream)
-
-    def consequence(self, call: Call, result: dict[str, Any]) -> Step | None:
+    def record_change(self, call: Call, result: bytes) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""
         method = call.request.method
         if method == "initialize" and self.state is SessionState.OPENING:
             return self._handshake_done(result)
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
-            self.exchange.stuck(request)
+            self.exchange.runtime.on_sticky_accepted(request)
             return self.change(Stick(session=self.id, request=request))
         return None
 
-    def _handshake_done(self, result: dict[str, Any]) -> Step | None:
-        version = result.get("protocolVersion")
+    def _handshake_done(self, result: bytes) -> Step | None:
+        version = json.loads(result).get("protocolVersion")
         if version not in REVISIONS:
             return None  # somebody's middleware answered in place of the SDK; the session does not open
         state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-        encoded = to_json(result, inf_nan_mode="null")
-        self._tells_by_log = _declares_logging(encoded)
-        return self.change(ChangeSession(session=self.id, state=state, version=version, result=encoded))
+        self._tells_by_log = _declares_logging(result)
+        return self.change(ChangeSession(session=self.id, state=state, version=version, result=result))
 
     # The record, and what follows from it
 
@@ -225,12 +193,12 @@ class Session(RecordKeeper):
             return  # still this node's alone; or read before the client began anew
         self.take_in(stored)
         stored = self.record
-        if level := sticky.news(before.sticky, stored.sticky):
-            self.exchange.repeat(level)
+        if level := sticky.changed_log_level(before.sticky, stored.sticky):
+            self.exchange.runtime.repeat(level)
         if stored.incarnation > before.incarnation:
             begin_incarnation(self, here=reattached)
         if stored.initialized and not before.initialized:
-            self.exchange.mark_initialized()
+            self.exchange.runtime.mark_initialized()
 
     async def rest(self) -> None:
         """No client has used it for long: its runtime and its home go, record and answers stay (R8).
@@ -238,7 +206,7 @@ class Session(RecordKeeper):
         The runtime goes first, because what it still said behind the release would be refused.
         """
         self.orphans.close()
-        await self.exchange.drop_runtime()
+        await self.exchange.runtime.drop()
         if self.home.here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
@@ -259,7 +227,7 @@ class Session(RecordKeeper):
         self.context.counters.sessions_ended += 1
         told = mail.encode(mail.Ended(session=self.id, reason=step.value))
         end = EndSession(session=self.id, time=self.context.clock(), reason=step.value)
-        posts = [SendMail(node=node, message=told) for node in self.context.neighbours.others]
+        posts = [SendMail(node=node, message=told) for node in self.context.nodes.others]
         try:
             await self.context.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
@@ -269,33 +237,27 @@ class Session(RecordKeeper):
         """It was ended by another process: let go of it."""
         if self.state is not SessionState.ENDED:
             self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
-            for stream in self.streams.values():
+            for stream in list(self.streams.values()):
                 stream.unlog()
             await self._close("The session has ended")
 
     async def _close(self, reason: str) -> None:
         self.orphans.close()
         await self.exchange.aclose(reason)
-        self.standalone.advance(StreamStep.SESSION_ENDED)
         for stream in (self.standalone, *self.streams.values()):
-            if stream.reader is not None and not (stream.writes and stream.sealed):
+            if not stream.is_sealed:
+                stream.expire()
+            if stream.reader is not None and not (stream.writer is not None and stream.is_sealed):
                 stream.reader.end()
 
     # Streams that are over
 
-    def _settled(self, stream: Stream) -> None:
-        """A call's stream is over and nobody reads: from now on the store alone knows it."""
-        self.let_go(stream)
-        if self.state is not SessionState.ENDED:
+    def on_call_settled(self, stream: Stream) -> None:
+        """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
+        if (writer := stream.writer) is not None:  # else the node that writes it retains it
             self.orphans.ended(stream)
-            self.retained.add(stream.kept, time=self.context.clock())
+            self.retained.add(usage_of(stream, writer), time=self.context.clock())
             self.enforce_limits()
-
-    def let_go(self, stream: Stream) -> None:
-        """A call's stream that nobody needs in memory."""
-        if self.streams.get(stream.id) is stream:  # or it was overtaken, and another object follows its new writer
-            del self.streams[stream.id]
-        self.streams = self.streams or {}
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""

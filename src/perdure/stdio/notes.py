@@ -11,13 +11,12 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
-import stat
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perdure._files import private
 from perdure.remote.endpoint import can_be_sent
 from perdure.stdio.call import Asked
 from perdure.telemetry.events import log_event
@@ -100,9 +99,10 @@ class Notes:
         self.noted = Noted(session=digest(session))
         try:
             path = self._where()
-            found = None if path is None else _read(path)
+            # Only what is this user's alone: who may write it could put words into the bridge's mouth.
+            found = None if path is None else private.read(path, limit=MAX_BYTES)
             noted = None if found is None else decode(found)
-        except (OSError, ValueError) as error:
+        except (private.Untrusted, ValueError) as error:
             log_event(logging.WARNING, "stdio.notes_unreadable", f"the notes of before cannot be used: {error}")
             return
         if noted is not None and noted.session == self.noted.session:
@@ -122,7 +122,7 @@ class Notes:
             self._due.cancel()
             self._due = None
         try:
-            _write(path, self.noted.encode())
+            private.replace(path, self.noted.encode())
             self._failing = False
         except OSError as error:
             if not self._failing:
@@ -143,28 +143,3 @@ class Notes:
     def _write_due(self) -> None:
         self._due = None
         self.changed()
-
-
-def _write(path: Path, data: bytes) -> None:
-    made = path.with_name(f"{path.name}.new")
-    file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(file, "wb") as opened:
-        os.fchmod(file, 0o600)
-        opened.write(data)
-    made.replace(path)
-
-
-def _read(path: Path) -> bytes | None:
-    """What is there, if it is ours alone: who may write it could put words into the bridge's mouth."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    with os.fdopen(file, "rb") as opened:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise ValueError("the file is not this user's alone")
-        data = opened.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"the file is larger than {MAX_BYTES} bytes")
-    return data

@@ -10,29 +10,27 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
 from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
+from perdure._files.locks import HAS_FLOCK
 from perdure.remote.auth import TokenProvider
-from perdure.remote.endpoint import Wire
+from perdure.remote.old_wire import Wire
 from perdure.stdio import failures as troubles
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.credentials import BadCredentials, provider
 from perdure.stdio.dialing import http_client
+from perdure.stdio.host.identity import identify
 from perdure.stdio.messages import encode, error
-from perdure.stdio.no_slot import NoSlot
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resuming import Resuming
+from perdure.stdio.slots import NoSlot, Slot, Target, default_directory, open_slot
 from perdure.telemetry.events import log_event
-
-if TYPE_CHECKING:
-    from perdure.stdio.tokens import Slot
 
 #: As for the other commands: what was asked for cannot be done.
 REFUSED = 2
@@ -130,15 +128,11 @@ async def _bridge(
 async def _slot(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot:
     if not options.resume:
         return NoSlot()
-    try:
-        # Here, because on Windows they cannot be imported: its kind of lock is missing.
-        from perdure.stdio import target, tokens
-        from perdure.stdio.host import identity as parent
-    except ImportError:
+    if not HAS_FLOCK:  # Windows
         sentence = "Could not verify parent process start time, session resume disabled for this instance"
         log_event(logging.WARNING, "stdio.no_resume", sentence)
         return NoSlot()
-    directory = options.token_dir or tokens.default_directory(environ, platform=sys.platform, home=_home())
+    directory = options.token_dir or default_directory(environ, platform=sys.platform, home=_home())
     try:
         started_in = Path.cwd()
     except OSError as error:  # it was removed: the target is not known
@@ -148,8 +142,8 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
         return NoSlot()
     name = options.token_env or (str(options.token_file) if options.token_file else "")
     secret = environ.get(options.token_env, "") if options.token_env else ""
-    meant = target.Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
-    return await tokens.open_slot(directory, parent.identify(), meant)
+    target = Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
+    return await open_slot(directory, identify(), target)
 
 
 def _home() -> Path | None:

@@ -10,20 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import httpx2
 
 from perdure._core.reconnect import Patience
-from perdure.remote.endpoint import retry_after
+from perdure.remote.old_wire import retry_after
 from perdure.stdio import failures as troubles
 from perdure.stdio.following import attempts
+from perdure.stdio.slots import Slot
 from perdure.telemetry.events import log_event
-
-if TYPE_CHECKING:
-    from perdure.stdio.tokens import Slot
 
 #: Seconds for one word with the broker. It does little, and a handshake waits for it.
 TIMEOUT = 5.0

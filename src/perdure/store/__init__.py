@@ -1,4 +1,4 @@
-"""Stores: where the log is kept. `open_store` finds the one that an address names."""
+"""Keeps the log: what a store promises, and the stores; uses `_files`, `settings`, `errors` and `_core`."""
 
 from __future__ import annotations
 

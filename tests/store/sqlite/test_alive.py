@@ -188,7 +188,7 @@ async def test_a_file_opened_by_a_link_has_the_same_locks(store: SqliteStore, pa
 async def test_a_folder_for_the_locks_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "log.db-nodes").write_text("in the way")
     async with SqliteStore(str(tmp_path / "log.db")) as store:
-        with pytest.raises(StoreUnavailable, match=r"the locks in .*log\.db-nodes cannot be used: the folder"):
+        with pytest.raises(StoreUnavailable, match=r"the locks in .*log\.db-nodes cannot be used: it is not a folder"):
             await store.join(NODE)
         assert list(await store.nodes()) == []
 

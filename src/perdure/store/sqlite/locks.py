@@ -18,15 +18,15 @@ import contextlib
 import errno
 import os
 import sqlite3
-import stat
 import threading
 import time
-import weakref
 from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 from perdure._core.ids import NodeId
-from perdure._files.locks import HAS_FLOCK, NO_FLOCK, SoleHolder, flock, unlock
+from perdure._files.locks import HAS_FLOCK, NO_FLOCK, flock, is_still, let_go_in_child, unlock
+from perdure._files.private import check_folder
+from perdure._files.sole_holder import SoleHolder
 from perdure.errors import StoreError, StoreUnavailable
 
 PATIENCE = 1.0
@@ -36,19 +36,6 @@ _LOCK = ".lock"
 _WELL = ".well"
 _SOCKET = ".sock"
 _TRIES = 100
-
-
-_all: weakref.WeakSet[Locks] = weakref.WeakSet()
-
-
-def _let_go_in_child() -> None:
-    """A child that was forked shares its parent's locks: it must not keep them held when the parent dies."""
-    for locks in list(_all):
-        locks.let_go()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 class Locks:
@@ -64,7 +51,7 @@ class Locks:
         self._holding: set[NodeId] = set()
         """Own nodes that hold something."""
         self._turn = threading.RLock()
-        _all.add(self)
+        let_go_in_child(self)
 
     def let_go(self) -> None:
         """Close the files without freeing the locks, which another process has as well."""
@@ -187,7 +174,7 @@ class Locks:
         try:
             file = self._open(path)
             try:
-                if flock(file) and _is_still(file, path):
+                if flock(file) and is_still(path, file):
                     return file
             except BaseException:
                 os.close(file)
@@ -206,7 +193,8 @@ class Locks:
                 os.mkdir(self.folder, 0o700)
             # Whoever closes last removes the folder, perhaps in this moment.
             with contextlib.suppress(FileNotFoundError):
-                _refuse_foreign(self.folder)
+                # Who may write into the folder decides which nodes are alive.
+                check_folder(os.lstat(self.folder), self.folder)
                 return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         raise FileNotFoundError(errno.ENOENT, "the folder comes and goes")
 
@@ -273,13 +261,6 @@ def locks_of(path: str) -> Locks:
     return Locks(path) if HAS_FLOCK else SoleLocks(path)
 
 
-def _refuse_foreign(folder: str) -> None:
-    """Whoever may write into the folder decides who is alive."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(errno.EACCES, "the folder is not this user's alone")
-
-
 def _is_free(path: str) -> bool | None:
     """Whether no process has a file locked; `None` if there is no such file. Several may look at once."""
     try:
@@ -290,13 +271,6 @@ def _is_free(path: str) -> bool | None:
         return flock(file, shared=True)
     finally:
         os.close(file)
-
-
-def _is_still(file: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _name(node: NodeId) -> str:
