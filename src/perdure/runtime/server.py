@@ -43,7 +43,7 @@ def host(server: object, *, path: str) -> Hosted:
     if _is_fastmcp(server):
         return _host_fastmcp(server, path)
     raise BadTarget(
-        f"a {type(server).__module__}.{type(server).__name__} is no MCP server; "
+        f"the object to serve is a {type(server).__module__}.{type(server).__name__}, not an MCP server; "
         "give an MCPServer, a low-level Server (mcp 2.3 or newer) or a FastMCP 4 server"
     )
 
