@@ -59,7 +59,7 @@ class Waiting:
         """Calls of a session wait, here or elsewhere, for its principal."""
         self._waiting[session_id] = self._monotonic() + self._context.settings.session_grace
         if (session := self._sessions.held(session_id)) is not None:
-            session.waits = True
+            session.mark_waiting(True)
             self.send_back()
 
     def send_back(self) -> None:
@@ -75,13 +75,13 @@ class Waiting:
 
     async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
-        session.waits = False
+        session.mark_waiting(False)
         round_ = SettlingContext(tools=ToolHints(self._sessions), origin=origin)
         try:
             for record in await self._waiting_streams(session.id):
                 await self._resume_stream(record, round_)
         except StoreError:
-            session.waits = True
+            session.mark_waiting(True)
             raise
         self._waiting.pop(session.id, None)
 
@@ -109,7 +109,7 @@ class Waiting:
             if record.node == self._context.node and await self._is_free(record):
                 await self._answer_all(record, self._too_long)
         if (session := self._sessions.held(session_id)) is not None:
-            session.waits = False
+            session.mark_waiting(False)
         self._waiting.pop(session_id, None)
 
     async def cancel(self, cancelled: mail.Cancelled) -> None:
