@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import Response
 
 from perdure import Patience
-from perdure.remote.endpoint import Wire
+from perdure.remote.old_wire import Wire
 from perdure.stdio import handshaking
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.host.identity import Identity

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from perdure._core.reconnect import Patience
-from perdure.remote.heartbeat import Pulse
+from perdure.remote.heartbeat import Heartbeat as Pulse
 from perdure.stdio.following import Following
 from perdure.stdio.messages import FromServer
 from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences

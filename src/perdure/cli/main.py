@@ -17,7 +17,7 @@ import click
 
 import perdure
 from perdure._core.printable import printable
-from perdure._core.units import read_count
+from perdure._core.units import parse_count
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
@@ -208,8 +208,8 @@ def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 _STORE_HELP = "where the log is kept: memory:, sqlite:PATH, or sqlite:PATH?sync=full to survive power cuts as well"
 _TOKENS_HELP = "let only those in who have one of the bearer tokens in FILE; its lines are principal:token"
-_PORT_TYPE = Value("port", read_count, _PORT)
-_WORKERS_TYPE = Value("count", read_count, _WORKERS)
+_PORT_TYPE = Value("port", parse_count, _PORT)
+_WORKERS_TYPE = Value("count", parse_count, _WORKERS)
 
 perdure_command.add_command(
     ServeCommand(

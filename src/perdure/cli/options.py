@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from perdure._core.units import read_count, read_duration, read_size, say_duration, say_size
+from perdure._core.units import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.settings import Rule, Settings, rule_of
 
 if TYPE_CHECKING:
@@ -119,20 +119,20 @@ def _attributes(name: str, rule: Rule) -> dict[str, Any]:
         case "names":
             return {"type": Name(), "multiple": True, "metavar": "NAME" if name == "allowed_hosts" else "ORIGIN"}
         case "duration":
-            return {"type": Value("duration", read_duration, rule), "metavar": "TIME"}
+            return {"type": Value("duration", parse_duration, rule), "metavar": "TIME"}
         case "bytes":
-            return {"type": Value("size", read_size, rule), "metavar": "SIZE"}
+            return {"type": Value("size", parse_size, rule), "metavar": "SIZE"}
         case "count":
-            return {"type": Value("count", read_count, rule), "metavar": "N"}
+            return {"type": Value("count", parse_count, rule), "metavar": "N"}
 
 
 def _said(rule: Rule, default: Any) -> str:
     """A default as people write it."""
     match rule.kind:
         case "duration":
-            return say_duration(default)
+            return format_duration(default)
         case "bytes":
-            return say_size(default)
+            return format_size(default)
         case "count":
             return f"{default:,}"
         case "flag":

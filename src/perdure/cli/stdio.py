@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure._core.units import read_duration, say_duration
+from perdure._core.units import format_duration, parse_duration
 
 _LEVELS = ("debug", "info", "warning", "error")
 #: Seconds that a server which is away is waited for; `perdure.Patience` has the same.
@@ -34,7 +34,7 @@ class _Duration(_ParamType):
         if isinstance(value, int | float):
             return float(value)
         try:
-            return read_duration(str(value))
+            return parse_duration(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -67,7 +67,7 @@ class _Duration(_ParamType):
     type=_Duration(),
     default=_PATIENCE,
     metavar="TIME",
-    help=f"how long a server that is away is waited for  [default: {say_duration(_PATIENCE)}]",
+    help=f"how long a server that is away is waited for  [default: {format_duration(_PATIENCE)}]",
 )
 @click.option(
     "--log-level",

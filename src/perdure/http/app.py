@@ -21,10 +21,10 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure._core.principals import NOBODY, token_principal, user_principal
+from perdure._core.principals import ANONYMOUS, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.assembly import ServerProcess, living
+from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, StoreLost
 from perdure.http.body import Bodies, ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
@@ -42,7 +42,8 @@ from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.events import Counters, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import log_event
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that passed the endpoint's authentication."""
@@ -123,7 +124,7 @@ class App:
             started = await stack.enter_async_context(self._hosted.start())
             settings = self._settings
             process = await stack.enter_async_context(
-                living(
+                running(
                     started.runtimes,
                     store=self._store,
                     settings=settings,
@@ -320,7 +321,7 @@ class App:
 
     def other_nodes(self) -> list[str]:
         """List the nodes that share the store with this one, as far as it knows."""
-        return [] if self._process is None else list(self._process.context.neighbours.others)
+        return [] if self._process is None else list(self._process.context.nodes.others)
 
 
 class _EndpointInPlace:
@@ -356,7 +357,7 @@ def principal_of(scope: Scope) -> str:
     if isinstance(user, AuthenticatedUser):
         return token_principal(*principal_components(user.access_token))
     if not getattr(user, "is_authenticated", False):
-        return NOBODY
+        return ANONYMOUS
     try:
         identity = user.identity
     except (AttributeError, NotImplementedError):  # Starlette's BaseUser leaves it to its subclasses

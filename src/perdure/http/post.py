@@ -121,7 +121,9 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                await receive(session, message, http, size=size // len(messages) or 1)
+                cancel_waiting = self._access.settler.waiting.cancel
+                share = size // len(messages) or 1
+                await receive(session, message, http, size=share, cancel_waiting=cancel_waiting)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 
@@ -244,7 +246,7 @@ async def _answers(stream: Stream) -> list[bytes]:
     """The answers on a stream that is over. There are none where the store refused it for good."""
     answers: list[bytes] = []
     after = 0
-    while events := await stream.read(after=after, limit=stream.last):
+    while events := await stream.read(after=after, limit=stream.tail.last):
         answers += [event.payload for event in events if event.final]
         after = events[-1].seq
     if not answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from perdure._core import mail
@@ -17,12 +18,21 @@ from perdure.telemetry.events import log_event
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
 
+CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
 
-async def receive(session: Session, message: Notification | Response, origin: object, *, size: int) -> None:
+
+async def receive(
+    session: Session,
+    message: Notification | Response,
+    origin: object,
+    *,
+    size: int,
+    cancel_waiting: CancelWaiting,
+) -> None:
     """Take what is not a request, at the node where it belongs.
 
     Late and unknown answers and cancellations are dropped: the race is the client's right. `size`: the bytes of memory
-    that the message takes.
+    that the message takes. `cancel_waiting` is called for a call that waits at this node for its principal.
     """
     here = session.context.node
     if isinstance(message, Response):
@@ -35,7 +45,7 @@ async def receive(session: Session, message: Notification | Response, origin: ob
         return
     params = message.params or {}
     if message.method == "notifications/cancelled":
-        await _cancel_named(session, params)
+        await _cancel_named(session, params, cancel_waiting)
         return
     # Progress of an ask is for the node that waits for it.
     ask = params.get("progressToken") if message.method == "notifications/progress" else None
@@ -51,13 +61,13 @@ async def _may_be_asked(session: Session, ask: object, node: NodeId | None) -> b
     store = session.context.store
     if any(record.id == ask for record in await store.asks(session.id)):
         return True
-    if node in await session.context.neighbours.holders():
+    if node in await session.context.nodes.holders():
         return True
     # It may have been written before nothing was held.
     return any(record.id == ask for record in await store.asks(session.id))
 
 
-async def _cancel_named(session: Session, params: dict[str, Any]) -> None:
+async def _cancel_named(session: Session, params: dict[str, Any], cancel_waiting: CancelWaiting) -> None:
     request_id = params.get("requestId")
     if not isinstance(request_id, str | int) or isinstance(request_id, bool):
         return
@@ -65,20 +75,20 @@ async def _cancel_named(session: Session, params: dict[str, Any]) -> None:
     named = (session.record.incarnation, request_id), read_call(request_id)
     for incarnation, name in filter(None, named):
         cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
-        if await _cancel(session, cancelled):
+        if await _cancel(session, cancelled, cancel_waiting):
             return
 
 
-async def _cancel(session: Session, cancelled: mail.Cancelled) -> bool:
+async def _cancel(session: Session, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
     """Cancel a call, in whatever process it runs or waits. Tells whether there is one."""
     context, incarnation, request_id = session.context, cancelled.incarnation, cancelled.request_id
     if session.exchange.cancel(request_id, incarnation=incarnation, params=cancelled.params):
         return True
-    if context.neighbours.alone and not session.waits:
+    if context.nodes.alone and not session.waits:
         return False
     row = await context.store.open_call(session.id, incarnation=incarnation, request_id=request_id)
     if row is None:
-        for node in (holders := await context.neighbours.holders()):
+        for node in (holders := await context.nodes.holders()):
             await _send_mail(session, node, cancelled)  # one of them may run it, and have its row in memory alone
         if not holders:
             row = await context.store.open_call(session.id, incarnation=incarnation, request_id=request_id)
@@ -86,7 +96,7 @@ async def _cancel(session: Session, cancelled: mail.Cancelled) -> bool:
     if stream is None or not stream.node:
         return False
     if stream.node == context.node:
-        await context.neighbours.cancel_waiting(cancelled)
+        await cancel_waiting(cancelled)
     else:
         await _send_mail(session, stream.node, cancelled)
     return True

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from perdure._core import gap, mail
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.stream import RUN_AHEAD, Stream
+from perdure.log.readership import RUN_AHEAD
+from perdure.log.stream import Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
-from perdure.store.base import Event, SendMail, Step, stream_by_id
+from perdure.store.base import Event, SendMail, Step, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -52,15 +53,24 @@ class Home:
         "_outgoing",
         "_room",
         "_session",
+        "standalone",
     )
 
-    def __init__(self, session: Session, *, is_new: bool) -> None:
+    def __init__(self, session: Session, record: StreamRecord, *, is_new: bool) -> None:
         self._session = session
-        self._direct = is_new and session.standalone.writes
+        context = session.context
+        self.standalone = Stream(
+            record,
+            context.journal,
+            self,
+            limit=context.settings.max_stream_events,
+            writes=record.node == context.node,
+        )
+        self._direct = is_new and self.here
         """This node is the home, and nothing that was said before waits: what it says is appended at once."""
         self._outgoing: list[Message] = []
         """What is said while it is not known who the home is, or while this node becomes it."""
-        self._outbox = Outbox(session.context, session.standalone, self._settled)
+        self._outbox = Outbox(context, self.standalone, self._settled)
         self._forwarding: asyncio.Task[None] | None = None
         self._homing: asyncio.Lock | None = None
         self._drawing: asyncio.Lock | None = None
@@ -69,12 +79,11 @@ class Home:
         self._drawn: set[int] = set()
         """The events that were made of forwarded messages, as far as they may not be written yet."""
         self._room: asyncio.Event | None = None
-        session.standalone.on_lost = self._lost
 
     @property
     def here(self) -> bool:
         """This node is the home."""
-        return self._session.standalone.writes
+        return self.standalone.writer is not None
 
     @property
     def owing(self) -> bool:
@@ -100,7 +109,7 @@ class Home:
             self._room = self._room or asyncio.Event()
             self._room.clear()
             await self._room.wait()
-        await self._session.context.journal.room()
+        await self._session.context.journal.wait_for_room()
 
     def _make_room(self) -> None:
         if self._room is not None:
@@ -219,20 +228,20 @@ class Home:
             raise SessionEnded
         session.standalone.follow(record)
         elsewhere = record.node not in ("", context.node)
-        if elsewhere and not await context.neighbours.is_dead(record.node):
+        if elsewhere and not await context.nodes.is_dead(record.node):
             if not take:
                 return False
-            if record.node in await context.neighbours.holders():
+            if record.node in await context.nodes.holders():
                 # What it has shown is not in the log, and would come again under other numbers.
                 raise HeldElsewhere(f"the session's home, node {record.node[:8]}, holds what is not written yet")
         claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
         if claimed is not None:
             self._drawn_through, self._drawn = 0, set()
-            session.standalone.claimed(claimed)
+            session.standalone.claim(claimed)
             if elsewhere:
                 told = mail.encode(mail.Reading(session=session.id, stream=record.id))
                 session.put(SendMail(node=record.node, message=told))  # so that its subscriptions end there
-            context.neighbours.now_written_here(session.standalone)
+            context.hub.registry.now_written_here(session.standalone)
             session.exchange.runtime.on_home_gained()
         return True  # or another one was faster: look again
 
@@ -250,21 +259,23 @@ class Home:
         self._drawing = self._drawing or asyncio.Lock()
         async with self._drawing:
             fence = standalone.fence
-            self._drawn = {seq for seq in self._drawn if seq > standalone.durable}
+            self._drawn = {seq for seq in self._drawn if seq > standalone.tail.durable}
             while True:
                 found = context.store.forwarded(standalone.id, after=self._drawn_through)
                 page = await found
-                if not standalone.writes or standalone.fence != fence:
+                if standalone.writer is None or standalone.fence != fence:
                     return False  # lost, or claimed again: what was read may be out of date
                 if not page:
                     return True
                 for key, payload in page:
                     standalone.append(payload, taken=key)
-                    self._drawn.add(standalone.last)
+                    self._drawn.add(standalone.tail.last)
                 self._drawn_through = page[-1].key
                 await standalone.wait_for_room()
 
-    def _lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
+    # The owner of the standalone stream
+
+    def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node is the home now: it repeats the subscriptions, and what was not written is forwarded to it.
 
         What had been forwarded to this one is not: it still waits in the store. Nor is what was shown: it would come
@@ -286,3 +297,12 @@ class Home:
         own: list[Message] = [(event.payload, None) for event in unwritten[len(seen) :] if event.seq not in drawn]
         for payload, also in (*own, *rest):
             self.send(payload, also)
+
+    def on_grown(self, stream: Stream) -> None:
+        self._session.context.hub.registry.grown(stream)
+
+    def on_settled(self, stream: Stream) -> None:
+        """It stays as long as its session."""
+
+    def on_step_written(self, stream: Stream, step: Step) -> None:
+        """Asks are known to the store; the record is changed by answers, on the streams of calls."""

@@ -82,7 +82,7 @@ class Housekeeping:
             return False
         if self._context.journal.state is LogState.DEGRADED:
             return False  # what rests is known to the store alone, and the store does not know everything now
-        if not self._context.neighbours.alone:
+        if not self._context.nodes.alone:
             try:
                 await self._sessions.load(session.id)  # with what the others have written
             except StoreError:

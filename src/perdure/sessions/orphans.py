@@ -61,7 +61,7 @@ class Orphans:
 
     def is_orphan(self, stream: Stream) -> bool:
         """No reader is on this call's stream, and its client has come back since without asking for it."""
-        return not stream.is_read and 0 < stream.lost_at < self.attached_at
+        return not stream.readers.present and 0 < stream.readers.lost_at < self.attached_at
 
     # The client comes and calls end
 
@@ -100,7 +100,7 @@ class Orphans:
             self._spawn(here=False)
 
     def _is_due(self, stream: Stream) -> bool:
-        return not stream.is_read and 0 < stream.lost_at < self._due_at
+        return not stream.readers.present and 0 < stream.readers.lost_at < self._due_at
 
     def close(self) -> None:
         """Nothing more is told by this process; what was not, will be when the client comes to the next."""
@@ -145,8 +145,8 @@ class Orphans:
                 method=call.request.method,
                 name=name_of(call.request.params),
                 ended=False,
-                position=stream.position(min(stream.delivered, stream.last)),
-                last=stream.last,
+                position=stream.position(min(stream.readers.delivered, stream.tail.last)),
+                last=stream.tail.last,
             )
         )
 
@@ -154,7 +154,7 @@ class Orphans:
         """Tell of calls that have ended, and let other nodes tell of theirs."""
         context, elsewhere, told = self._session.context, set[NodeId](), 0
         for record in await context.store.unread(self._session.id):
-            if record.node in context.neighbours.others:
+            if record.node in context.nodes.others:
                 elsewhere.add(record.node)
             elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
                 told += 1
@@ -167,7 +167,7 @@ class Orphans:
         context = self._session.context
         rows = await context.store.calls_on(record.id)
         held = self._session.streams.get(record.id)
-        if held is not None and held.is_read:
+        if held is not None and held.readers.present:
             return  # it is being resumed at this moment
         position = Position(
             kind=Kind.CALL, stream=record.id, generation=record.generation, seq=min(record.delivered, record.last)

@@ -17,6 +17,7 @@ from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, pa
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
+from perdure.sessions.call_streams import CallStreams
 from perdure.sessions.context import ServerContext
 from perdure.sessions.info import SessionInfo, numbers, session_info
 from perdure.sessions.ledger import Call, Intake
@@ -34,7 +35,7 @@ from perdure.store.base import (
 )
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
-from perdure.telemetry.families import Snapshot
+from perdure.telemetry.prometheus import Snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
@@ -59,6 +60,8 @@ class SessionRegistry:
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions that are on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
+        self.streams = CallStreams(context, self._by_id).streams
+        """The streams of all calls that are in memory, whether their sessions are or not."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -81,7 +84,7 @@ class SessionRegistry:
             return None
         session = await self._find(session_id, owner)
         if session is None:
-            await self._context.neighbours.refuse_while_held()
+            await self._context.nodes.refuse_while_held()
             session = await self._find(session_id, owner)  # it may have been written before nothing was held
         return session
 
@@ -186,7 +189,7 @@ class SessionRegistry:
             return None  # it ended in this very moment
         waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
         kept = await store.kept(record.id)
-        session = Session(self._context, record, standalone, stamp=stamp, waits=waiting, kept=kept)
+        session = Session(self._context, record, standalone, self.streams, stamp=stamp, waits=waiting, kept=kept)
         self._by_id[record.id] = session
         self._context.counters.sessions_loaded += 1
         try:
@@ -276,7 +279,7 @@ class SessionRegistry:
             created=now,
             active=now,
         )
-        session = Session(context, record, standalone, stamp=context.store.stamp())
+        session = Session(context, record, standalone, self.streams, stamp=context.store.stamp())
         self._by_id[session.id] = session
         try:
             with Intake(session, (request,)) as intake:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from perdure._core import mail, sticky
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.revisions import REVISIONS
-from perdure._core.states import SESSION, SessionState, SessionStep, StreamStep, advance
+from perdure._core.states import SESSION, SessionState, SessionStep, advance
 from perdure.errors import PerdureError, StoreError
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
+from perdure.log.streams import Streams
 from perdure.sessions import replay as replayed
 from perdure.sessions.context import ServerContext
 from perdure.sessions.exchange import Exchange
 from perdure.sessions.home import Home
-from perdure.sessions.kept_streams import KeptStreams
+from perdure.sessions.kept_streams import KeptStreams, usage_of
 from perdure.sessions.ledger import Call
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.reattach import begin_incarnation
@@ -46,6 +47,7 @@ class Session:
     """One session, as this process has it."""
 
     __slots__ = (
+        "_call_streams",
         "_users",
         "context",
         "exchange",
@@ -55,7 +57,6 @@ class Session:
         "retained",
         "seen",
         "standalone",
-        "streams",
         "tells_by_log",
         "waits",
     )
@@ -65,6 +66,7 @@ class Session:
         context: ServerContext,
         record: SessionRecord,
         standalone: StreamRecord,
+        call_streams: Streams,
         *,
         stamp: object,
         waits: bool = False,
@@ -74,9 +76,9 @@ class Session:
         self.keeper = RecordKeeper(context, record, stamp)
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
-        self.standalone = context.stream(standalone, writes=standalone.node == context.node)
-        self.home = Home(self, is_new=record.state is SessionState.OPENING)
-        self.streams: dict[StreamId, Stream] = {}
+        self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
+        self.standalone = self.home.standalone
+        self._call_streams = call_streams
         self.retained = KeptStreams(context.limits)
         self.retained.load(kept)
         self.exchange = Exchange(self)
@@ -118,8 +120,13 @@ class Session:
             self._users -= 1
 
     @property
+    def streams(self) -> Mapping[StreamId, Stream]:
+        """The streams of its calls that are in memory."""
+        return self._call_streams.of(self.record.id)
+
+    @property
     def connected(self) -> bool:
-        return self.standalone.is_read or any(s.is_read for s in self.streams.values())
+        return self.standalone.readers.present or any(s.readers.present for s in self.streams.values())
 
     @property
     def busy(self) -> bool:
@@ -146,44 +153,17 @@ class Session:
 
     # The streams of its calls
 
-    def enter(self, record: StreamRecord, *, owed: int) -> Stream:
+    def write(self, record: StreamRecord, *, owed: int) -> Stream:
         """A call's stream that this node writes from now on."""
-        stream = self.streams.get(record.id)
-        if stream is None:
-            stream = self.streams[record.id] = self.context.stream(record, writes=True, owed=owed)
-        else:
-            stream.claimed(record, owed=owed)
-        self._own(stream)
-        return stream
+        return self._call_streams.write(record, owed=owed)
 
-    def _own(self, stream: Stream) -> None:
-        stream.on_settled = self._settled
-        stream.on_lost = self._call_lost
-        stream.on_also = self.keeper.on_written
+    def follow(self, record: StreamRecord) -> Stream:
+        """A call's stream of it that a reader needs, and that has come this far."""
+        return self._call_streams.follow(record)
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
-
-    def adopt(self, stream: Stream) -> None:
-        """A call's stream that this node has claimed before it held the session."""
-        if self.streams.get(stream.id) is not stream:
-            if (before := self.streams.get(stream.id)) is not None and before.reader is not None:
-                self.context.hub.move(before.reader, stream)  # it came while the stream was being claimed
-                self.context.neighbours.now_written_here(stream)
-            self.streams[stream.id] = stream
-            self._own(stream)
-
-    def take_over(self, record: StreamRecord, *, owed: int) -> Stream:
-        """A call's stream of a node that died, claimed by this one."""
-        stream = self.enter(record, owed=owed)
-        self.context.neighbours.now_written_here(stream)
-        return stream
-
-    def _call_lost(self, stream: Stream, _: Sequence[Event], __: int) -> None:
-        """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
-        stream.on_settled = self.let_go  # it is retained by whoever writes it now
-        self.exchange.stop_calls(stream)
 
     def record_change(self, call: Call, result: bytes) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""
@@ -245,7 +225,7 @@ class Session:
         self.context.counters.sessions_ended += 1
         told = mail.encode(mail.Ended(session=self.id, reason=step.value))
         end = EndSession(session=self.id, time=self.context.clock(), reason=step.value)
-        posts = [SendMail(node=node, message=told) for node in self.context.neighbours.others]
+        posts = [SendMail(node=node, message=told) for node in self.context.nodes.others]
         try:
             await self.context.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
@@ -255,33 +235,27 @@ class Session:
         """It was ended by another process: let go of it."""
         if self.state is not SessionState.ENDED:
             self.keeper.end(reason)
-            for stream in self.streams.values():
+            for stream in list(self.streams.values()):
                 stream.unlog()
             await self._close("The session has ended")
 
     async def _close(self, reason: str) -> None:
         self.orphans.close()
         await self.exchange.aclose(reason)
-        self.standalone.advance(StreamStep.SESSION_ENDED)
         for stream in (self.standalone, *self.streams.values()):
-            if stream.reader is not None and not (stream.writes and stream.sealed):
+            if not stream.is_sealed:
+                stream.expire()
+            if stream.reader is not None and not (stream.writer is not None and stream.is_sealed):
                 stream.reader.end()
 
     # Streams that are over
 
-    def _settled(self, stream: Stream) -> None:
-        """A call's stream is over and has no reader: from now on the store alone knows it."""
-        self.let_go(stream)
-        if self.state is not SessionState.ENDED:
+    def on_call_settled(self, stream: Stream) -> None:
+        """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
+        if (writer := stream.writer) is not None:  # else the node that writes it retains it
             self.orphans.ended(stream)
-            self.retained.add(stream.kept, time=self.context.clock())
+            self.retained.add(usage_of(stream, writer), time=self.context.clock())
             self.enforce_limits()
-
-    def let_go(self, stream: Stream) -> None:
-        """A call's stream that is not needed in memory."""
-        if self.streams.get(stream.id) is stream:  # or it was overtaken, and another object follows its new writer
-            del self.streams[stream.id]
-        self.streams = self.streams or {}
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""

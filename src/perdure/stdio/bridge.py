@@ -27,8 +27,8 @@ import anyio.abc
 
 from perdure._core import splice
 from perdure._core.reconnect import Patience
-from perdure.remote.endpoint import Wire
-from perdure.remote.heartbeat import Pulse
+from perdure.remote.heartbeat import Heartbeat as Pulse
+from perdure.remote.old_wire import Wire
 from perdure.remote.state import Handshake
 from perdure.stdio import failures as troubles
 from perdure.stdio.before import Before

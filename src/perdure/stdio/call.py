@@ -20,8 +20,8 @@ from perdure._core.reconnect import Patience
 from perdure._core.settling import READS
 from perdure._core.sse import EventTooLarge
 from perdure._core.sticky import METHODS as STICKY
-from perdure.remote.endpoint import Broken, NotSent, Wire, kind, retry_after
-from perdure.remote.heartbeat import Pulse
+from perdure.remote.heartbeat import Heartbeat as Pulse
+from perdure.remote.old_wire import Broken, NotSent, Wire, kind, retry_after
 from perdure.remote.state import Handshake
 from perdure.stdio import failures as troubles
 from perdure.stdio.following import Following, whole

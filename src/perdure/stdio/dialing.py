@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 
 from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import LIMITS, TIMEOUT, past_proxies
+from perdure.remote.old_wire import LIMITS, TIMEOUT, past_proxies
 from perdure.stdio.failures import Refused, Trouble
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httpx2
 
-from perdure.remote.endpoint import kind
+from perdure.remote.old_wire import kind
 from perdure.telemetry.events import log_event
 
 #: As the bridge's own HTTP library names them; the rest are passing troubles.

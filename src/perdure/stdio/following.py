@@ -12,9 +12,9 @@ import httpx2
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import ServerSentEvent
 from perdure.remote.attempts import Attempts
-from perdure.remote.endpoint import can_be_sent
-from perdure.remote.heartbeat import Pulse
-from perdure.remote.stream import Stream
+from perdure.remote.heartbeat import Heartbeat as Pulse
+from perdure.remote.old_stream import Stream
+from perdure.remote.old_wire import can_be_sent
 from perdure.stdio.messages import FromServer, from_server
 from perdure.stdio.pipes import MAX_LINE_BYTES
 

@@ -13,7 +13,7 @@ import httpx2
 from perdure._core import splice
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
-from perdure.remote.endpoint import Broken, NotSent, kind, retry_after
+from perdure.remote.old_wire import Broken, NotSent, kind, retry_after
 from perdure.remote.state import Handshake
 from perdure.stdio import failures as troubles
 from perdure.stdio import log_capability as own_logging

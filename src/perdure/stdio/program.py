@@ -18,7 +18,7 @@ from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._files.locks import HAS_FLOCK
 from perdure.remote.auth import TokenProvider
-from perdure.remote.endpoint import Wire
+from perdure.remote.old_wire import Wire
 from perdure.stdio import failures as troubles
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge

@@ -14,7 +14,7 @@ import anyio
 import httpx2
 
 from perdure._core import splice
-from perdure.remote.endpoint import Broken, NotSent
+from perdure.remote.old_wire import Broken, NotSent
 from perdure.remote.state import Handshake
 from perdure.stdio import failures as troubles
 from perdure.stdio import log_capability as own_logging

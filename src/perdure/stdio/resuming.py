@@ -17,7 +17,7 @@ import anyio
 import httpx2
 
 from perdure._core.reconnect import Patience
-from perdure.remote.endpoint import retry_after
+from perdure.remote.old_wire import retry_after
 from perdure.stdio import failures as troubles
 from perdure.stdio.following import attempts
 from perdure.stdio.slots import Slot

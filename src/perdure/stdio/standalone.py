@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Broken, NotSent, kind, retry_after
+from perdure.remote.old_wire import Broken, NotSent, kind, retry_after
 from perdure.remote.state import Handshake
 from perdure.stdio import failures as troubles
 from perdure.stdio.following import Following, endless

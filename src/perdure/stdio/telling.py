@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from perdure._core import splice
-from perdure.remote.endpoint import Broken, NotSent, retry_after
+from perdure.remote.old_wire import Broken, NotSent, retry_after
 from perdure.stdio.call import DEPARTURE
 from perdure.stdio.following import attempts
 from perdure.telemetry.events import log_event

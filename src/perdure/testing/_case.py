@@ -1,9 +1,9 @@
-"""What every check of the contract stands on: a fresh store, and a few ways to say what was promised."""
+"""A fresh store for each check of the contract, and a few ways to say what was promised."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from perdure._core.ids import Fence, Kind, StreamId
@@ -19,6 +19,9 @@ class Case:
     store: Store
     fence: Fence
     again: Callable[[], Store] | None
+    hang: Callable[[], AbstractContextManager[object]] | None
+    patience: float
+    """Seconds within which something must happen that no promise gives a time for."""
 
     async def reopen(self) -> bool:
         """Close and open again; `False` where nothing outlives the object."""

@@ -1,14 +1,16 @@
-"""Promises 7, 9, 17, 18 and 19: what is kept and what is forgotten, failures, clocks, and how far readers have got."""
+"""Promises 7, 9 and 17 to 20: what is kept and forgotten, failures, clocks, time limits, how far readers have got."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import replace
+from typing import cast
 
 from perdure._core.ids import Kind, NodeId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.base import (
     CallEnd,
     ChangeSession,
@@ -27,7 +29,8 @@ from perdure.store.base import (
     Trim,
     stream_by_id,
 )
-from perdure.testing._case import Case, same
+from perdure.store.within_time import CALLS, within_time
+from perdure.testing._case import Case, accepted, same
 from perdure.testing._values import (
     NODE,
     SESSION,
@@ -49,6 +52,9 @@ from perdure.testing._values import (
 
 _BURIED = NodeId("buried")
 """A node that is not there any more."""
+
+_SHORT = 0.1
+"""Seconds that a store has which does not keep its time by itself."""
 
 
 async def promise_7_trimming_leaves_the_answers(case: Case) -> None:
@@ -188,6 +194,47 @@ async def promise_9_a_closed_store_fails_by_name_or_not_at_all(case: Case) -> No
             await attempt()
     with contextlib.suppress(StoreError):
         case.store.commit_now([step])
+
+
+class _Hanging:
+    """A store that never answers, in front of one that would."""
+
+    keeps_time = False
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return self._never if name in CALLS else getattr(self._store, name)
+
+    async def _never(self, *_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+
+async def promise_20_a_call_that_hangs_fails_by_name_within_its_time(case: Case) -> None:
+    """A store that keeps its time does so while its backend hangs; any other one behind `within_time`."""
+    await case.open_stream()
+    hang = case.hang
+    if hang is None and case.store.keeps_time:
+        raise AssertionError("the store says that it keeps its time; give `check_store` a `hang` to show it with")
+    store = within_time(case.store if hang else cast("Store", _Hanging(case.store)), _SHORT)
+    step = an_append(case.fence, some_events(1, 1))
+    with hang() if hang else contextlib.nullcontext():
+        calls = (
+            store.commit([step]),
+            store.claim(StreamId("no"), node=NODE, held=case.fence),
+            store.read(STREAM, after=0, limit=1),
+        )
+        try:
+            async with asyncio.timeout(case.patience):
+                answers = await asyncio.gather(*calls, return_exceptions=True)
+        except TimeoutError:
+            raise AssertionError(f"a call neither answered nor failed within {case.patience} seconds") from None
+    same("what a commit is told while the store hangs", type(answers[0]), StoreUnavailable)
+    failures = {type(answer) for answer in answers if isinstance(answer, BaseException)}
+    same("failures of all calls while it hangs", failures, {StoreUnavailable})
+    accepted(await put(case.store, step))  # it may have been written when the store went on (5)
+    same("events, when it goes on", await numbers(case.store), [1])
 
 
 async def the_newest_reader_stays_when_an_older_one_leaves(case: Case) -> None:

@@ -40,9 +40,6 @@ from perdure.testing._values import (
 THIRD = NodeId("third")
 LEASE = 15.0
 
-PATIENCE = 10.0
-"""Seconds that a hint may take. It may also be lost for good, but then nobody would notice a broken one."""
-
 
 class Clock:
     """A monotonic clock that stands still until it is told to go on."""
@@ -72,23 +69,23 @@ async def promise_8_a_hint_reaches_the_node_that_it_is_for(case: Case) -> None:
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
         stop = elsewhere.subscribe(OTHER, told.put_nowait)
         case.store.hint(OTHER, [StreamId("grown"), STREAM])
-        await _told(told, "grown")
+        await _told(told, case.patience, "grown")
         accepted(await put(case.store, SendMail(node=OTHER, message=b"look")))
-        await _told(told)
+        await _told(told, case.patience)
         stop()
         case.store.hint(OTHER, [STREAM])
         case.store.hint(NodeId("nobody"), [STREAM])
         same("mail", await messages(elsewhere, OTHER), [b"look"])
 
 
-async def _told(queue: asyncio.Queue[Sequence[StreamId]], name: str | None = None) -> None:
+async def _told(queue: asyncio.Queue[Sequence[StreamId]], patience: float, name: str | None = None) -> None:
     """Wait for a hint at a stream, or at everything."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             while (streams := await queue.get()) and name not in streams:
                 pass
     except TimeoutError:
-        raise AssertionError(f"no hint at {name or 'the mail'} came within {PATIENCE} seconds") from None
+        raise AssertionError(f"no hint at {name or 'the mail'} came within {patience} seconds") from None
 
 
 async def equal_stamps_mean_that_nobody_else_has_written(case: Case) -> None:
@@ -252,7 +249,7 @@ async def promise_15_a_node_that_holds_is_named_until_it_holds_nothing_more(case
         for view in (mine, theirs):
             view.hold(False)
             view.hold(False)
-        await _wait_until_none_holds(mine, theirs)
+        await _wait_until_none_holds(mine, theirs, patience=case.patience)
         same("dead nodes", list(await mine.dead()), [])
         await elsewhere.leave(OTHER)
 
@@ -271,10 +268,10 @@ async def promise_15_a_node_that_is_gone_holds_nothing(case: Case) -> None:
         same("who holds, whatever one says who has left", list(await mine.holders()), [])
 
 
-async def _wait_until_none_holds(*views: Liveness) -> None:
+async def _wait_until_none_holds(*views: Liveness, patience: float) -> None:
     """Wait until no node holds anything: a look of another process may be in the way for a moment."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             while any([await view.holders() for view in views]):
                 for view in views:
                     await view.dead()  # a round, as each node makes them
