@@ -1,7 +1,8 @@
 """The resume broker on the wire: four POSTs beside the endpoint, JSON in and out (T10, T12).
 
-Every rejection is the same answer, byte for byte: a caller that guesses tokens learns nothing from it. A body that cannot be
-read, too many requests, or a store that fails are answered as at the endpoint; that says nothing about any token.
+Every rejection is the same answer, byte for byte: a caller that guesses tokens learns nothing from it. A body that
+cannot be read, too many requests, or a store that fails are answered as at the endpoint; that says nothing about any
+token.
 """
 
 from __future__ import annotations
