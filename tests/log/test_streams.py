@@ -142,7 +142,7 @@ async def test_what_was_appended_under_a_lost_claim_goes_back_and_later_words_ar
     assert (stream.tail.last, shelf.held) == (0, [])
 
 
-async def test_a_caller_that_waits_for_the_end_of_a_lost_call_goes_on_when_the_next_reader_follows(shelf: Shelf) -> None:
+async def test_a_caller_that_waits_for_the_end_of_a_lost_call_goes_on_when_a_reader_follows(shelf: Shelf) -> None:
     stream = shelf.streams.write(await shelf.opened(), owed=1)
     with stream.kept_whole():
         waiting = asyncio.create_task(stream.wait_over())

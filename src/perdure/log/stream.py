@@ -253,7 +253,7 @@ class Stream:
     def is_full(self) -> bool:
         """The writer should wait in `wait_for_room` before it goes on."""
         writer = self.writer
-        return not self._journal.has_room or (
+        return not self._journal.backlog.has_room or (
             writer is not None and (self.tail.last >= self.readers.pause_at or writer.ahead_bytes >= RUN_AHEAD_BYTES)
         )
 
