@@ -12,9 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
-
-from mcp.server.lowlevel.server import Server
 
 from perdure._core.ids import NodeId, new_node_id
 from perdure._core.memory_budget import Work
@@ -30,16 +27,18 @@ from perdure.log.chores import keep_going
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
 from perdure.log.read_marks import ReadMarks
+from perdure.runtime.base import Runtimes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.shutdown import end_calls, learn_tools
 from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
 from perdure.store.within_time import within_time
 from perdure.telemetry import prometheus as metrics
-from perdure.telemetry.events import Counters, PeerLog, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog, log_event
 
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
@@ -54,7 +53,7 @@ class ServerProcess:
     """The parts of a process that serves."""
 
     context: ServerContext
-    sessions: Sessions
+    sessions: SessionRegistry
     settler: Settler
     tools: ToolHints
     """Which tools may run again, as far as a stop has learnt."""
@@ -90,8 +89,7 @@ class ServerProcess:
 
 @asynccontextmanager
 async def running(
-    server: Server[Any],
-    state: object,
+    runtimes: Runtimes,
     *,
     store: Store,
     settings: Settings,
@@ -103,11 +101,11 @@ async def running(
     any more, `lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         store = within_time(store, settings.store_timeout)
-        context, peers, readers, liveness = await _build(server, state, store, settings, counters)
+        context, peers, readers, liveness = await _build(runtimes, store, settings, counters)
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
-        sessions = Sessions(context)
+        sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions, monotonic=time.monotonic)
         watcher = Watcher(context, sessions, readers, MailHandler(context, sessions, settler, readers))
@@ -139,7 +137,7 @@ async def running(
 
 
 async def _build(
-    server: Server[Any], state: object, store: Store, settings: Settings, counters: Counters
+    runtimes: Runtimes, store: Store, settings: Settings, counters: Counters
 ) -> tuple[ServerContext, Peers, RemoteReaders, Liveness]:
     """Join the store, and build what the sessions share."""
     random = secrets.token_bytes
@@ -163,8 +161,7 @@ async def _build(
         random=random,
     )
     context = ServerContext(
-        server=server,
-        lifespan_state=state,
+        runtimes=runtimes,
         store=store,
         journal=journal,
         hub=hub,

@@ -16,7 +16,7 @@ from perdure.log.streams import Streams
 from perdure.settings import Settings
 from perdure.store import MemoryStore
 from perdure.store.base import CallEnd, Event, OpenStream, PutSession, Step, StreamRecord
-from perdure.telemetry.events import Counters
+from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_session
 from tests.support.site import until
 

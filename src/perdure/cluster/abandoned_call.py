@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import settling
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, parse_body
@@ -17,7 +15,7 @@ from perdure.sessions.ledger import logged_in, progress_token
 from perdure.sessions.tool_hints import ToolHints
 from perdure.store.base import CallRecord
 
-Origin = HttpRequest | None
+Origin = object
 """The request whose credentials a call runs with."""
 
 CallKey = tuple[SessionId, int, int | str]

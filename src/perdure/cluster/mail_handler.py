@@ -12,7 +12,7 @@ from perdure.cluster.settler import Settler
 from perdure.errors import StoreUnavailable
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.store.base import MailReceived, SendMail, stream_by_id
 from perdure.telemetry.events import log_event
 
@@ -20,7 +20,9 @@ from perdure.telemetry.events import log_event
 class MailHandler:
     """Handles the mail of this node."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, readers: RemoteReaders) -> None:
+    def __init__(
+        self, context: ServerContext, sessions: SessionRegistry, settler: Settler, readers: RemoteReaders
+    ) -> None:
         self._context = context
         self._sessions = sessions
         self._settler = settler
@@ -99,7 +101,7 @@ class MailHandler:
             case mail.AskAnswered():
                 exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
             case mail.Notified():
-                exchange.notify(Notification(method=message.method, params=message.params, raw={}), None)
+                exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
             case mail.Cancelled():
                 if not exchange.cancel(message.request_id, incarnation=message.incarnation, params=message.params):
                     await self._settler.waiting.cancel(message)

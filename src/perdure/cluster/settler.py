@@ -36,7 +36,7 @@ from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import REQUEST_CANCELLED, error_payload, unknown_outcome
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints
 from perdure.store.base import (
@@ -78,7 +78,7 @@ class _InProgress:
 class Settler:
     """Settles what dead nodes left behind."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, *, monotonic: Callable[[], float]) -> None:
         self._context = context
         self._sessions = sessions
         self.waiting = WaitingCalls(context, sessions, self.settle_waiting, monotonic=monotonic)
@@ -340,7 +340,7 @@ class Settler:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
                 await session.home.caught_up()  # the ask may still wait for the home
-                session.home.say(payload, close)
+                session.home.send(payload, close)
 
     # Homes and readers
 
@@ -376,7 +376,7 @@ class Settler:
         with session.in_use():
             try:
                 session.standalone.follow(record)  # the dead node may have taken it from this one without a word
-                await session.home.come_here()
+                await session.home.claim()
             except SessionEnded:
                 return True  # and its streams are gone
             await self._withdraw_asks(session.record, session.standalone, by)

@@ -16,7 +16,7 @@ from perdure.cluster.on_demand import OnDemand
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.store.base import StreamRecord
 from perdure.telemetry.events import log_event
 
@@ -25,7 +25,7 @@ class Watcher:
     """Follows the other nodes through the store."""
 
     def __init__(
-        self, context: ServerContext, sessions: Sessions, readers: RemoteReaders, mail_handler: MailHandler
+        self, context: ServerContext, sessions: SessionRegistry, readers: RemoteReaders, mail_handler: MailHandler
     ) -> None:
         self._context = context
         self._sessions = sessions
@@ -83,7 +83,7 @@ class Watcher:
                 if session is not None and session.standalone.id == record.id:
                     session.standalone.follow(record)
                     with session.in_use():
-                        if await session.home.come_here():
+                        if await session.home.claim():
                             await session.home.caught_up()
             except SessionEnded:
                 await self._sessions.load(record.session)  # which lets go of it

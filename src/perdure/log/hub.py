@@ -15,7 +15,8 @@ from perdure.log.read_marks import ReadMarks
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.settings import Settings
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 
 
 class Registry(Protocol):

@@ -24,7 +24,8 @@ from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreEr
 from perdure.log.backlog import Backlog, Group, Part, Source, flat, front, size_of, without_limits
 from perdure.settings import Settings
 from perdure.store.base import Event, Refusals, Step, Store
-from perdure.telemetry.events import Counters, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import log_event
 
 _logger = logging.getLogger("perdure")
 

@@ -6,18 +6,18 @@ import contextvars
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from mcp.server.lowlevel.server import Server
+from typing import Protocol
 
 from perdure._core.ids import Fence, NodeId, RandomBytes
 from perdure._core.memory_budget import Work
 from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
+from perdure.runtime.base import Runtimes
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 
 
 class OtherNodes(Protocol):
@@ -50,8 +50,7 @@ class OtherNodes(Protocol):
 class ServerContext:
     """The parts of a running server."""
 
-    server: Server[Any]
-    lifespan_state: object
+    runtimes: Runtimes
     store: Store
     journal: Journal
     hub: Hub
@@ -65,7 +64,7 @@ class ServerContext:
     random: RandomBytes
     ask_ids: itertools.count[int]
     task_context: contextvars.Context
-    """The context of the start, in which runtimes run: not that of whichever request loads them."""
+    """The context of the start, in which sticky requests are repeated: not that of the request that loads a runtime."""
     limits: Limits
     work: Work
     peers: PeerLog
