@@ -82,7 +82,7 @@ class RemoteReaders:
 
     # Streams that this node writes and others read
 
-    def grown(self, stream: Stream) -> None:
+    def on_grown(self, stream: Stream) -> None:
         """Hint at the end of this turn of the loop: one hint for all that grew in it."""
         assert stream.readers.remote is not None
         if not self._grown:
@@ -94,7 +94,7 @@ class RemoteReaders:
         for node, streams in grown.items():
             self._store.hint(node, list(streams))
 
-    def now_written_here(self, stream: Stream) -> None:
+    def on_claimed(self, stream: Stream) -> None:
         self._followed.pop(stream.id, None)
         stream.readers.lose(next(self._arrivals))
         if stream.reader is not None and self._entry(stream.reader) is not None:
@@ -142,11 +142,11 @@ class RemoteReaders:
         if row is not None and before is not None and before.node not in (row.node, self._node):
             self._put(self._reading(before.node, stream))
         if row is not None and stream.tail.last > row.seq:
-            self.grown(stream)
+            self.on_grown(stream)
 
     # Streams that others write and this node reads
 
-    def attached(self, reader: Reader) -> None:
+    def on_attached(self, reader: Reader) -> None:
         stream = reader.stream
         if stream.writer is not None:
             remote = stream.readers.drop_remote()
@@ -163,14 +163,14 @@ class RemoteReaders:
         told = (self._reading(stream.node, stream),) if stream.node else ()
         self._journal.put(_Listing(self._store, (PutReader(record=row), *told), self._node, stream.id, entry))
 
-    def progressed(self, reader: Reader) -> None:
+    def on_progress(self, reader: Reader) -> None:
         entry = self._entry(reader)
         if entry is not None and reader.cursor - entry.seq >= self._lag:
             entry.seq = reader.cursor
             moved = MoveReader(stream=reader.stream.id, reader=self._name(reader), seq=reader.cursor)
             self._journal.put(_Hinting(self._store, (moved,), reader.stream.node, reader.stream.id))
 
-    def left(self, reader: Reader) -> None:
+    def on_detached(self, reader: Reader) -> None:
         if self._entry(reader) is None:
             return
         stream = reader.stream

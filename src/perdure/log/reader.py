@@ -296,7 +296,7 @@ class Reader:
         stream.readers.advance(cursor)
         hub.marks.moved(stream)
         if stream.writer is None:
-            hub.registry.progressed(self)
+            hub.registry.on_progress(self)
         stream.moved()
 
     async def _send(self, body: bytes, *, last: bool) -> None:
