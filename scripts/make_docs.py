@@ -57,7 +57,12 @@ FIXED = [
     ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
     ("perdure._core.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
     ("perdure._core.retention", "MAX_ENDED", "records of ended sessions", "the oldest are removed"),
-    ("perdure._core.retention", "MAX_ENDED_OF_CALLER", "records of one caller's ended sessions", "the oldest are removed"),
+    (
+        "perdure._core.retention",
+        "MAX_ENDED_OF_CALLER",
+        "records of one caller's ended sessions",
+        "the oldest are removed",
+    ),
     ("perdure._core.retention", "MAX_ENDED_PARAMS", "bytes of an expired session's client params", "they are not kept"),
     ("perdure.http.post", "MAX_HANDSHAKE", "bytes of an `initialize` request", "413, -31004"),
     ("perdure.http.post", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
@@ -71,7 +76,12 @@ FIXED = [
     ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "further messages for it are refused"),
     ("perdure.store.base", "MAX_FORWARDED", "messages that wait for the writer of one stream", "their tools wait"),
     ("perdure.store.base", "MAX_FORWARDED_BYTES", "bytes of these messages", "their tools wait"),
-    ("perdure.store.base", "KEPT_GENERATIONS", "ends of generations that are kept for one stream", "older positions are lost"),
+    (
+        "perdure.store.base",
+        "KEPT_GENERATIONS",
+        "ends of generations that are kept for one stream",
+        "older positions are lost",
+    ),
     ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a row", "404 without a new one"),
     ("perdure.http.resume_tokens", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
     (
