@@ -24,13 +24,13 @@ from perdure._core import codes as error_codes
 from perdure._core import delivery as rules
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
-from perdure._core.units import say_duration, say_size
+from perdure._core.units import format_duration, format_size
 from perdure.cli.main import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import RETRY_AFTER, Refusal
 from perdure.settings import Rule, Settings, rule_of
-from perdure.telemetry import events as observe
-from perdure.telemetry import families
+from perdure.telemetry.counters import HELP, Counters
+from perdure.telemetry.prometheus import METRICS
 from proofs import checklist, promises, requirements
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,8 +44,8 @@ ELSEWHERE = {
     "CLIENT_AWAY": "in the tool that asked",
     "UNREACHABLE": "in programs that use `perdure.connect`, and from `perdure stdio`",
     "INVALID_PARAMS": "from `perdure stdio`",
-    "INTERNAL_ERROR": "from `perdure stdio`",
-    "NO_SERVER": "from `perdure stdio`",
+    "INTERNAL_ERROR": "in programs that use `perdure.connect`, and from `perdure stdio`",
+    "NO_SERVER": "in programs that use `perdure.connect`, and from `perdure stdio`",
     "TOO_MANY_AT_ONCE": "from `perdure stdio`",
 }
 
@@ -96,7 +96,7 @@ FIXED = [
         "seconds that connections get to end when the server stops",
         "they are cut",
     ),
-    ("perdure.log.stream", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    ("perdure.log.readership", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
     (
         "perdure.serve.token_file",
         "MIN_TOKEN",
@@ -107,7 +107,8 @@ FIXED = [
 ]
 
 MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
-    ("Stream", states.STREAM, states.StreamState.DETACHED),
+    ("Content", states.CONTENT, states.ContentState.OPEN),
+    ("Writing", states.WRITING, states.WritingState.FOLLOWING),
     ("Reader", states.READER, states.ReaderState.STARTING),
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
@@ -142,9 +143,9 @@ def settings(_: str) -> str:
 def _allowed(rule: Rule) -> str:
     match rule.kind:
         case "duration":
-            return f"{say_duration(rule.low)} to {say_duration(rule.high)}"
+            return f"{format_duration(rule.low)} to {format_duration(rule.high)}"
         case "bytes":
-            return f"{say_size(int(rule.low))} to {say_size(int(rule.high))}"
+            return f"{format_size(int(rule.low))} to {format_size(int(rule.high))}"
         case "count":
             return f"{rule.low:g} to {rule.high:,.0f}"
         case "flag":
@@ -210,23 +211,11 @@ def limits(_: str) -> str:
 
 
 def counters(_: str) -> str:
-    [shape] = [
-        node
-        for node in ast.parse(Path(observe.__file__).read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name == observe.Counters.__name__
-    ]
-    sentences = _sentences(shape.body)
-    names = observe.Counters().snapshot()
-    return table(("counter", "counts"), [[f"`{name}`", sentences.get(name, name.replace("_", " "))] for name in names])
+    return table(("counter", "counts"), [[f"`{name}`", HELP[name]] for name in Counters().snapshot()])
 
 
 def metrics(_: str) -> str:
-    rows = [
-        [f"`{f.name}`", f.kind, ", ".join(f"`{label}`" for label in ("node", *f.labels.split())), f.help]
-        for f in families.FAMILIES
-    ]
-    rows.append([f"`{families.LEASE_AGE[0]}`", "gauge", "`node`", families.LEASE_AGE[1]])
-    rows.append([f"`{families.STORED[0]}`", "gauge", "", families.STORED[1]])
+    rows = [[f"`{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.help] for m in METRICS]
     return table(("metric", "type", "labels", "what it tells"), rows)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure._core.units import read_count, read_duration, read_size, say_duration, say_size
+from perdure._core.units import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.errors import BadSetting, Misuse
 from perdure.settings import Settings, rule_of
 
@@ -127,42 +127,42 @@ def test_settings_cannot_be_changed_afterwards() -> None:
     ],
 )
 def test_durations_are_read_as_people_write_them(text: str, seconds: float) -> None:
-    assert read_duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1", "1 hour", "1H", "1h30m", "1e3", "nan", "inf", "٣", "1" * 19, "1_000"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration such as"):
-        read_duration(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [("65536", 65_536), ("64KiB", 65_536), ("4 MiB", 4_194_304), ("1GiB", 1 << 30)]
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
-    assert read_size(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1.5MiB", "4MB", "4mib", "0x10"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size such as"):
-        read_size(text)
+        parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "ten", "-1", "1.0", "1" * 5_000])
 def test_what_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a whole number"):
-        read_count(text)
+        parse_count(text)
 
 
 @given(st.floats(min_value=0.001, max_value=4e7))
 def test_a_duration_that_is_said_can_be_read_back(seconds: float) -> None:
-    assert read_duration(say_duration(round(seconds, 6))) == round(seconds, 6)
+    assert parse_duration(format_duration(round(seconds, 6))) == round(seconds, 6)
 
 
 @given(st.integers(min_value=0, max_value=1 << 50))
 def test_a_size_that_is_said_can_be_read_back(size: int) -> None:
-    assert read_size(say_size(size)) == size
+    assert parse_size(format_size(size)) == size
 
 
 @pytest.mark.parametrize(
@@ -170,4 +170,4 @@ def test_a_size_that_is_said_can_be_read_back(size: int) -> None:
     [(86_400.0, "1d"), (3_600.0, "1h"), (90.0, "90s"), (0.5, "500ms"), (5, "5s"), (0.0005, "0.0005s")],
 )
 def test_a_duration_is_said_in_the_largest_unit_that_fits(seconds: float, said: str) -> None:
-    assert say_duration(seconds) == said
+    assert format_duration(seconds) == said

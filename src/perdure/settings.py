@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from perdure._core.units import say_duration, say_size
+from perdure._core.units import format_duration, format_size
 from perdure.errors import BadSetting
 
 Eras = Literal["both", "session"]
@@ -48,12 +48,12 @@ class Rule:
     def allowed(self) -> str:
         match self.kind:
             case "duration":
-                said = f"{say_duration(self.low)} to {say_duration(self.high)}"
+                said = f"{format_duration(self.low)} to {format_duration(self.high)}"
                 return f"{self.low:,g} to {self.high:,.0f} seconds ({said})"
             case "count":
                 return f"a whole number from {self.low:g} to {self.high:,.0f}"
             case "bytes":
-                said = f"{say_size(int(self.low))} to {say_size(int(self.high))}"
+                said = f"{format_size(int(self.low))} to {format_size(int(self.high))}"
                 return f"{self.low:,.0f} to {self.high:,.0f} bytes ({said})"
             case "flag":
                 return "true or false"

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.printable import printable
 from perdure._core.states import CallState, SessionState
-from perdure.admin.as_json import list_object, show_object
-from perdure.admin.queries import Overview, Picture
-from perdure.admin.summaries import summary
-from perdure.admin.tail import Appended, Opened, Over, Seen, Trimmed
-from perdure.admin.tail_text import tail_line, tail_object
-from perdure.admin.terminal import clean, cut, span, width
-from perdure.admin.text import SEALED_SHOWN, list_lines, show_lines
+from perdure.admin import as_json
+from perdure.admin.as_json import list_object, message_of, show_object
+from perdure.admin.terminal import cut, span, width
+from perdure.admin.text import SEALED_SHOWN, list_lines, show_lines, summary, tail_line
 from perdure.store.base import (
     AskRecord,
     CallRecord,
@@ -33,18 +31,6 @@ DAY = 86_400
 ID = SessionId("S" * 43)
 NODE, OTHER = NodeId("nodeAAAAxxxxxxxxxxxxxx"), NodeId("nodeBBBBxxxxxxxxxxxxxx")
 STANDALONE, CALL = StreamId("standalonexxxxxxxxxxxx"), StreamId("callxxxxxxxxxxxxxxxxxx")
-
-OVERVIEW = Overview(
-    id=ID,
-    owner="alice",
-    state=SessionState.ACTIVE,
-    version="2025-11-25",
-    created=NOW - 7_300,
-    active=NOW - 12,
-    calls=2,
-    streams=3,
-    home=NODE,
-)
 
 
 def a_stream(stream: StreamId = CALL, *, kind: Kind = Kind.CALL, sealed: bool = False, last: int = 7) -> StreamRecord:
@@ -91,18 +77,25 @@ RECORD = SessionRecord(
     created=NOW - 7_300,
     active=NOW - 12,
 )
-PICTURE = Picture(
-    record=RECORD,
-    streams=[a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("old"), sealed=True)],
-    calls=[a_call({"params": {"name": "count"}}), a_call({}, state=CallState.ANSWERED)],
-    asks=[
+OVERVIEW = list_object(
+    RECORD, streams=[a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("other"))], calls=2
+)
+PARTS: dict[str, Any] = {
+    "record": RECORD,
+    "streams": [a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("old"), sealed=True)],
+    "calls": [a_call({"params": {"name": "count"}}), a_call({}, state=CallState.ANSWERED)],
+    "asks": [
         AskRecord(session=ID, id="ask-1", stream=CALL, request=b'{"id":"ask-1","method":"roots/list"}', node=NODE),
     ],
-    readers={CALL: ReaderRecord(stream=CALL, reader="r", node=OTHER, seq=5)},
-    kept={StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
-    nodes=frozenset({NODE}),
-    resumable=True,
-)
+    "readers": {CALL: ReaderRecord(stream=CALL, reader="r", node=OTHER, seq=5)},
+    "kept": {StreamId("old"): KeptRecord(stream=StreamId("old"), opened=NOW - 60, events=6, answers=1)},
+    "has_token": True,
+}
+
+
+def shown(nodes: frozenset[NodeId] = frozenset({NODE}), **parts: Any) -> list[str]:
+    """The lines of the session above, with other parts."""
+    return show_lines(show_object(**{**PARTS, **parts}), nodes=nodes, now=NOW, columns=80)
 
 
 # The list
@@ -126,20 +119,21 @@ def test_a_narrow_terminal_has_the_whole_id_in_a_line_of_its_own() -> None:
 
 @pytest.mark.parametrize("columns", [30, 60, 80, 100, 110, 200])
 def test_the_list_fits_the_terminal_whatever_the_owner_is_called(columns: int) -> None:
-    sessions = [
-        dataclasses.replace(OVERVIEW, owner=owner)
-        for owner in ("a" * 300, "日本語" * 20, "", "e\N{COMBINING ACUTE ACCENT}")
-    ]
+    sessions = [{**OVERVIEW, "owner": owner} for owner in ("a" * 300, "日本語" * 20, "", "e\N{COMBINING ACUTE ACCENT}")]
     assert max(map(width, list_lines(sessions, now=NOW, columns=columns))) <= columns
 
 
 def test_eighty_columns_have_room_for_all_facts() -> None:
-    session = dataclasses.replace(OVERVIEW, owner="o" * 40, state=SessionState.DORMANT, created=NOW - 999 * DAY)
+    session = {**OVERVIEW, "owner": "o" * 40, "state": "dormant", "created": NOW - 999 * DAY}
     assert not any(line.endswith("…") for line in list_lines([session], now=NOW, columns=80))
 
 
 def test_no_owner_and_no_home_are_dashes() -> None:
-    session = dataclasses.replace(OVERVIEW, owner="", version="", home=NodeId(""))
+    session = list_object(
+        dataclasses.replace(RECORD, owner="", version=""),
+        streams=[dataclasses.replace(a_stream(STANDALONE), node=NodeId(""))] * 3,
+        calls=2,
+    )
     assert list_lines([session], now=NOW, columns=None)[1].split() == [
         ID,
         "-",
@@ -154,7 +148,7 @@ def test_no_owner_and_no_home_are_dashes() -> None:
 
 
 def test_the_object_of_a_session_in_the_list_has_keys_that_stay() -> None:
-    assert list_object(OVERVIEW) == {
+    assert OVERVIEW == {
         "id": ID,
         "owner": "alice",
         "state": "active",
@@ -172,7 +166,7 @@ def test_the_object_of_a_session_in_the_list_has_keys_that_stay() -> None:
 
 def test_everything_about_a_session_is_shown() -> None:
     """S6"""
-    assert show_lines(PICTURE, now=NOW, columns=80) == [
+    assert shown() == [
         f"session       {ID}",
         "owner         alice",
         "state         active",
@@ -207,8 +201,7 @@ def test_why_a_session_ended_is_shown() -> None:
     record = dataclasses.replace(
         RECORD, state=SessionState.ENDED, ended="operator ended", sticky=(), client_params=b"?"
     )
-    nothing: dict[str, Any] = {"streams": (), "calls": (), "asks": (), "readers": {}, "kept": {}, "nodes": frozenset()}
-    lines = show_lines(Picture(record=record, **nothing, resumable=False), now=NOW, columns=80)
+    lines = shown(record=record, streams=(), calls=(), asks=(), readers={}, kept={}, has_token=False)
     assert "resume token  no" in lines
     assert "state         ended: operator ended" in lines
     assert "client        -" in lines
@@ -216,13 +209,12 @@ def test_why_a_session_ended_is_shown() -> None:
 
 
 def test_a_home_that_is_gone_is_told() -> None:
-    lines = show_lines(dataclasses.replace(PICTURE, nodes=frozenset()), now=NOW, columns=80)
-    assert f"home          {NODE} (gone)" in lines
+    assert f"home          {NODE} (gone)" in shown(nodes=frozenset())
 
 
 def test_of_many_sealed_streams_the_newest_are_shown_and_the_rest_is_counted() -> None:
     old = [a_stream(StreamId(f"{number:08}"), sealed=True) for number in range(SEALED_SHOWN + 5)]
-    lines = show_lines(dataclasses.replace(PICTURE, streams=[PICTURE.streams[0], *old]), now=NOW, columns=80)
+    lines = shown(streams=[PARTS["streams"][0], *old])
     chapter = lines[lines.index(f"streams: {SEALED_SHOWN + 6}") + 2 :]
     assert [line.split()[0] for line in chapter[:3]] == ["standalo", "00000024", "00000023"]
     assert chapter[-1] == "  … and 5 older ones that are sealed; --json has them all"
@@ -230,7 +222,7 @@ def test_of_many_sealed_streams_the_newest_are_shown_and_the_rest_is_counted() -
 
 def test_the_object_of_a_session_has_everything() -> None:
     """S6"""
-    seen = show_object(PICTURE)
+    seen = show_object(**PARTS)
     assert seen["client"] == {"clientInfo": {"name": "inspector", "version": "1.2"}}
     assert seen["sticky"][0]["method"] == "logging/setLevel"
     assert [(call["name"], call["state"], call["node"]) for call in seen["calls"]] == [
@@ -281,24 +273,24 @@ def test_the_object_of_a_session_has_everything() -> None:
     ],
 )
 def test_a_message_is_told_in_few_words(message: dict[str, object], line: str) -> None:
-    assert summary(json.dumps(message).encode()) == line
+    assert summary(message_of(json.dumps(message).encode())) == line
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff\xfe", b"[1]", b"7", b"not json"])
 def test_what_is_no_message_is_shown_as_it_is(payload: bytes) -> None:
-    assert summary(payload) == payload.decode(errors="replace")
+    assert summary(message_of(payload)) == payload.decode(errors="replace")
 
 
 def test_each_thing_that_is_seen_is_a_line() -> None:
     stream = a_stream()
     event = Event(12, NOW + 0.25, b'{"id":3,"result":{}}', True)
-    seen: list[Seen] = [
-        Opened(stream=stream, calls=[a_call({"params": {"name": "count"}})]),
-        Trimmed(stream=stream, first=1, last=10),
-        Trimmed(stream=stream, first=11, last=11),
-        Appended(stream=stream, event=event),
-        Opened(stream=a_stream(STANDALONE, kind=Kind.STANDALONE), calls=()),
-        Over(session=ID, reason="client deleted"),
+    seen = [
+        as_json.opened(stream, [a_call({"params": {"name": "count"}})]),
+        as_json.trimmed(stream, 1, 10),
+        as_json.trimmed(stream, 11, 11),
+        as_json.appended(stream, event),
+        as_json.opened(a_stream(STANDALONE, kind=Kind.STANDALONE), ()),
+        as_json.ended(ID, "client deleted"),
     ]
     assert [tail_line(thing, columns=90) for thing in seen] == [
         "07:59:00.000  call        callxxxx          opened: tools/call count (request 3)",
@@ -315,11 +307,11 @@ def test_each_thing_that_is_seen_is_an_object() -> None:
     of_stream = {"stream": CALL, "kind": "call"}
     payload = b'{"id":3,"result":{"text":"\xc2\x9b31m"}}'
     assert [
-        tail_object(Opened(stream=stream, calls=[a_call({"params": {"name": "count"}})])),
-        tail_object(Trimmed(stream=stream, first=1, last=10)),
-        tail_object(Appended(stream=stream, event=Event(12, NOW, payload, True))),
-        tail_object(Appended(stream=stream, event=Event(13, NOW, b"odd", False))),
-        tail_object(Over(session=ID, reason="client deleted")),
+        as_json.opened(stream, [a_call({"params": {"name": "count"}})]),
+        as_json.trimmed(stream, 1, 10),
+        as_json.appended(stream, Event(12, NOW, payload, True)),
+        as_json.appended(stream, Event(13, NOW, b"odd", False)),
+        as_json.ended(ID, "client deleted"),
     ] == [
         {
             "what": "opened",
@@ -337,7 +329,7 @@ def test_each_thing_that_is_seen_is_an_object() -> None:
 @pytest.mark.parametrize("columns", [1, 20, 44, 80])
 def test_a_line_ends_at_the_edge_of_the_terminal(columns: int) -> None:
     payload = json.dumps({"id": 3, "result": {"text": "日本語" * 100}}, ensure_ascii=False).encode()
-    line = tail_line(Appended(stream=a_stream(), event=Event(1, NOW, payload)), columns=columns)
+    line = tail_line(as_json.appended(a_stream(), Event(1, NOW, payload)), columns=columns)
     assert columns - 1 <= width(line) <= columns
     assert line.endswith("…")
 
@@ -351,22 +343,17 @@ NASTY = "\x1b[2J\x9b31m\r\n\N{RIGHT-TO-LEFT OVERRIDE}\ud800"
 @pytest.mark.parametrize(
     "lines",
     [
-        lambda: list_lines([dataclasses.replace(OVERVIEW, owner=NASTY)], now=NOW, columns=80),
-        lambda: show_lines(
-            dataclasses.replace(
-                PICTURE,
-                record=dataclasses.replace(
-                    RECORD, owner=NASTY, client_params=json.dumps({"clientInfo": {"name": NASTY}}).encode()
-                ),
-                calls=[a_call({"params": {"name": NASTY}})],
-                asks=[AskRecord(session=ID, id=NASTY, stream=CALL, request=b'{"method":"\xc2\x9b"}', node=NODE)],
+        lambda: list_lines([{**OVERVIEW, "owner": NASTY, "id": NASTY, "version": NASTY}], now=NOW, columns=80),
+        lambda: shown(
+            record=dataclasses.replace(
+                RECORD, owner=NASTY, client_params=json.dumps({"clientInfo": {"name": NASTY}}).encode()
             ),
-            now=NOW,
-            columns=80,
+            calls=[a_call({"params": {"name": NASTY}})],
+            asks=[AskRecord(session=ID, id=NASTY, stream=CALL, request=b'{"method":"\xc2\x9b"}', node=NODE)],
         ),
         lambda: [
             tail_line(
-                Appended(stream=a_stream(), event=Event(1, NOW, json.dumps({"id": 1, "method": NASTY}).encode())),
+                as_json.appended(a_stream(), Event(1, NOW, json.dumps({"id": 1, "method": NASTY}).encode())),
                 columns=80,
             )
         ],
@@ -374,9 +361,9 @@ NASTY = "\x1b[2J\x9b31m\r\n\N{RIGHT-TO-LEFT OVERRIDE}\ud800"
     ids=["list", "show", "tail"],
 )
 def test_nothing_that_a_peer_wrote_reaches_the_terminal_as_a_command(lines: Callable[[], list[str]]) -> None:
-    shown = lines()
-    assert all(line.isprintable() for line in shown)
-    assert any("\N{REPLACEMENT CHARACTER}" in line for line in shown)
+    written = lines()
+    assert all(line.isprintable() for line in written)
+    assert any("\N{REPLACEMENT CHARACTER}" in line for line in written)
 
 
 @pytest.mark.parametrize(
@@ -399,4 +386,4 @@ def test_a_span_is_said_in_one_unit(seconds: float, said: str) -> None:
 def test_text_is_cut_where_it_does_not_fit() -> None:
     assert [cut("abcdef", columns) for columns in (None, 6, 5, 1, 0)] == ["abcdef", "abcdef", "abcd…", "…", ""]
     assert cut("日本語", 4) == "日…"
-    assert clean("ok\n") == "ok\N{REPLACEMENT CHARACTER}"
+    assert printable("ok\n") == "ok\N{REPLACEMENT CHARACTER}"

@@ -254,7 +254,7 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     lefts += [await ghost.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
     await ghost.die()
     # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
-    await asyncio.gather(*(life_of(site).settler.settle(ghost.node) for site in (one, other)))
+    await asyncio.gather(*(life_of(site).settler.settle_node(ghost.node) for site in (one, other)))
 
     async def all_sealed() -> bool:
         found = await one.store.streams_by_id([left.stream for left in lefts])
@@ -490,8 +490,8 @@ async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fa
 
 async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: House) -> None:
     """A message that makes its reader fail, a newer release's and one that is no message at all."""
-    site, _ = await house.node(complaint="mail could not be dealt with")
-    other, _ = await house.node(complaint="mail could not be dealt with")
+    site, _ = await house.node(complaint="mail could not be handled")
+    other, _ = await house.node(complaint="mail could not be handled")
     peer = await site.join()
     await until(lambda: other.app.other_nodes())
     [node] = other.app.other_nodes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure._core.principals import NOBODY, is_called, readable, token_principal, user_principal
+from perdure._core.principals import ANONYMOUS, is_called, readable, token_principal, user_principal
 
 ALICE = token_principal("alice", None, "alice")
 """As `--tokens` gives it."""
@@ -16,7 +16,7 @@ USER = user_principal("1001")
 
 def test_each_principal_has_a_text_of_its_own() -> None:
     others = user_principal("alice"), token_principal("user", None, "1001")
-    assert len({ALICE, AT_WEB, MACHINE, USER, NOBODY, *others}) == 7
+    assert len({ALICE, AT_WEB, MACHINE, USER, ANONYMOUS, *others}) == 7
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_each_principal_has_a_text_of_its_own() -> None:
         (AT_WEB, "alice (web)"),
         (MACHINE, "batch"),
         (USER, "1001"),
-        (NOBODY, ""),
+        (ANONYMOUS, ""),
         ("alice", "alice"),
         ("[1, 2, 3]", "[1, 2, 3]"),
     ],
@@ -42,7 +42,7 @@ def test_a_person_reads_a_name(principal: str, shown: str) -> None:
         (AT_WEB, ["alice", "web", AT_WEB], ["https://issuer.example"]),
         (MACHINE, ["batch"], ["None", ""]),
         (USER, ["1001"], ["user"]),
-        (NOBODY, [""], ["alice"]),
+        (ANONYMOUS, [""], ["alice"]),
         ("alice", ["alice"], ["bob"]),
     ],
 )

@@ -31,7 +31,7 @@ from perdure.store.base import (
     stream_by_id,
 )
 from perdure.store.within_time import within_time
-from perdure.telemetry.events import Counters
+from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_call, a_session, count_open
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.site import until
@@ -97,7 +97,7 @@ async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monk
     await journal.write(Append(stream=StreamId("a"), fence=fence, events=(event,)))
     assert (journal.state, journal.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
     store.works()
-    await journal.room()
+    await journal.wait_for_room()
     await journal.aclose()
     assert list(await inner.read(StreamId("a"), after=0, limit=9)) == [event]
 

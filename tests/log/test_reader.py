@@ -87,7 +87,7 @@ async def test_what_comes_before_the_response_has_begun_is_written_when_it_begin
     stream, wire = standalone(site), Wire()
     reader = reader_on(site, stream)
     stream.append(b"{}")
-    await until(lambda: stream.visible == 1)
+    await until(lambda: stream.tail.visible == 1)
     assert state_of(reader) is ReaderState.STARTING
     await reader.begin(wire)
     await until(lambda: reader.cursor == 1)

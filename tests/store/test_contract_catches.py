@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -336,6 +337,31 @@ class FailsNamelessly(MemoryStore):
         return await super().commit(steps)
 
 
+class HangsForEver(MemoryStore):
+    """Says that it keeps its time, and waits as long as its backend does."""
+
+    keeps_time = True
+    hangs = False
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        while self.hangs:  # noqa: ASYNC110 - a backend that is polled
+            await asyncio.sleep(0.01)
+        return await super().commit(steps)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        self.hangs = True
+        yield
+        self.hangs = False
+
+
+class AnswersWhileItHangs(HangsForEver):
+    """Says that it has written what it could not."""
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        return [None for _ in steps] if self.hangs else await super().commit(steps)
+
+
 class TakesReadersBack(MemoryStore):
     """Believes whoever spoke last about how far readers have got."""
 
@@ -382,7 +408,6 @@ class CountsLostEventsAsRead(MemoryStore):
         (TakesAwayWithoutAppending, "promise 16 a message is appended and taken away"),
         (TakesTheLivingForDead, "promise 11"),
         (TellsOfNobodyWhoHolds, "promise 15 a node that holds"),
-        (HoldsForEver, "promise 15 a node that holds"),
         (NamesHoldersWhoHaveLeft, "promise 15 a node that is gone"),
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
         (ForgetsWhoWaits, "promise 12 an id is free"),
@@ -401,6 +426,35 @@ class CountsLostEventsAsRead(MemoryStore):
 async def test_a_store_that_breaks_a_promise_is_told_by_its_number(broken: type[MemoryStore], promise: str) -> None:
     with pytest.raises(AssertionError, match=f"^{promise}"):
         await check_store(lambda name: broken(), durable=False)
+
+
+async def test_a_store_whose_nodes_hold_for_ever_is_told_by_its_number() -> None:
+    """By waiting, so it is given little time."""
+    with pytest.raises(AssertionError, match=r"^promise 15 a node that holds"):
+        await check_store(lambda name: HoldsForEver(), durable=False, patience=1.0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "seen"),
+    [
+        (HangsForEver, r"a call neither answered nor failed within 1\.0 seconds"),
+        (AnswersWhileItHangs, r"what a commit is told while the store hangs: <class 'list'>"),
+    ],
+)
+async def test_a_store_that_says_it_keeps_its_time_and_does_not_is_told(broken: type[HangsForEver], seen: str) -> None:
+    stores: dict[str, HangsForEver] = {}
+
+    def make(name: str) -> HangsForEver:
+        stores[name] = broken()
+        return stores[name]
+
+    with pytest.raises(AssertionError, match=rf"^promise 20 .*: {seen}"):
+        await check_store(make, durable=False, hang=lambda name: stores[name].hanging(), patience=1.0)
+
+
+async def test_a_store_that_says_it_keeps_its_time_is_checked_with_a_way_to_make_it_hang() -> None:
+    with pytest.raises(AssertionError, match=r"^promise 20 .*: the store says that it keeps its time; give"):
+        await check_store(lambda name: HangsForEver(), durable=False)
 
 
 async def test_a_store_that_claims_to_be_durable_and_is_not_is_told() -> None:

@@ -50,7 +50,8 @@ UNREACHABLE = -31020
 """The request did not reach a server within the client's limits. The client makes this error, never a server."""
 
 NO_SERVER = -31021
-"""The address, the credentials or the certificate is wrong: trying again does not help. `perdure stdio` makes it."""
+"""The server, or the way to it, refuses: address, credentials, certificate, or it fails at a read. `data.reason` says
+which; trying again at once does not help. The client makes this error, never a server."""
 
 TOO_MANY_AT_ONCE = -31022
 """More requests run at once than `perdure stdio` follows. `perdure stdio` makes it."""

@@ -1,6 +1,6 @@
 """Counts the memory that messages take while they are handled, for one process.
 
-How much a message takes is estimated from its bytes before it is parsed: what JSON holds in two bytes (`{}`) is an
+The memory of a message is estimated from its bytes before it is parsed: what JSON holds in two bytes (`{}`) is an
 object of 64 bytes afterwards. An estimate that is too high costs a refusal near the limit; one that is too low would
 cost the process.
 """
@@ -17,12 +17,12 @@ _BEGINS_VALUE = (b",", b":", b"{", b"[")
 
 
 def weigh(body: bytes) -> int:
-    """The bytes that a message takes in memory while it is handled, nearly: as it came, as text, and as values."""
+    """Estimate the bytes that a message takes in memory while it is handled: as it came, as text, and as values."""
     return _MESSAGE + 2 * len(body) + _VALUE * sum(map(body.count, _BEGINS_VALUE))
 
 
 class Work:
-    """What is being handled at the moment, in bytes of memory, and how much that may be."""
+    """A budget in bytes: what the messages that are being handled take, and the most that they may take."""
 
     __slots__ = ("_most", "held")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perdure._core.ids import Position
 
@@ -55,6 +55,41 @@ class Orphan:
             return f"call {self.call} ({what}) {state}"
         missed = f"events {self.position.seq + 1} to {self.last}{', its answer among them,' if self.ended else ''}"
         return f"call {self.call} ({what}) {state}; {missed} can be read with Last-Event-ID {self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """When a client came to its session, in arrival numbers of the hub; 0 is never."""
+
+    attached: int = 0
+    """Calls whose reader was lost before this are orphans."""
+    began: int = 0
+    """It last came without a position: what it heard before that, it has forgotten."""
+    due: int = 0
+    """It has had the time to resume calls whose reader was lost before this."""
+
+    def without_positions(self, now: int) -> Visits:
+        """It comes without the positions of its calls."""
+        return replace(self, attached=now, began=now)
+
+    def with_time_passed(self, since: int) -> Visits:
+        """It came at that moment, and has had the time to resume its calls."""
+        return replace(self, attached=max(self.attached, since), due=max(self.due, since))
+
+    def is_orphan(self, lost_at: int) -> bool:
+        """Whether a call is one, whose reader was lost at that moment."""
+        return 0 < lost_at < self.attached
+
+    def is_due(self, lost_at: int) -> bool:
+        """Whether the client may hear of such a call: it could have resumed it, and has not."""
+        return 0 < lost_at < self.due
+
+    def remembers(self, told_at: int) -> bool:
+        """Whether it still knows what it heard at that moment."""
+        return told_at > self.began
+
+
+NO_VISITS = Visits()
 
 
 def read_call(request_id: int | str) -> tuple[int, str] | None:

@@ -1,4 +1,4 @@
-"""Principals: the one text under which a session's owner is stored, and the names that people know it by.
+"""Principals: the text under which a session's owner is stored, and the names that people know it by.
 
 Two texts are equal exactly if the principals are. A token's principal is the triple (client, issuer, subject); a user
 of an outer application is known by its identity. Both are JSON, so that no part can be mistaken for another.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-NOBODY = ""
+ANONYMOUS = ""
 """The principal of callers that do not authenticate."""
 
 _USER = "user"
@@ -25,7 +25,7 @@ def user_principal(identity: str) -> str:
 
 
 def readable(principal: str) -> str:
-    """The principal as a person reads it: the subject, with the client where that is another; or the identity."""
+    """The principal for people: the subject, with the client where that is another; or the identity."""
     parts = _parts(principal)
     if len(parts) < 3:
         return parts[-1] or ""

@@ -3,9 +3,14 @@
 Each table maps a state and a step to the state that follows. A step that is not in the table cannot happen: `advance`
 raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
 
-**Stream.** A stream accepts events with or without a reader (R3): readers only move it between LIVE and DETACHED. The
-last owed response seals it; a sealed stream can be read until retention removes it. The standalone stream owes no
-response, so it is never sealed; it ends with its session.
+**Content.** A stream accepts events while it is OPEN, with or without a reader (R3). The last owed response seals it; a
+sealed stream can be read until retention removes it. The standalone stream owes no response, so it is never sealed; a
+stream that is OPEN when its session ends has EXPIRED.
+
+**Writing.** Says who writes a stream, as one node sees it. A node is FOLLOWING what another node writes, or is WRITING
+after a claim. A call that another node claims is LOST here; its reader is ended, and the next one follows. The home of
+a session may move, so a standalone stream is followed at once. When the store has forgotten a session that ended
+elsewhere, what its calls still send goes UNLOGGED to the reader that is there.
 
 **Reader.** One response on a stream. It is STARTING until its response has begun, PUMPING while it writes, and RESTING
 when there is nothing to write: then it costs no task. A reader that is ended while others still read is CLOSING until
@@ -28,20 +33,30 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 
-class StreamState(enum.Enum):
-    LIVE = "live"
-    DETACHED = "detached"
+class ContentState(enum.Enum):
+    OPEN = "open"
     SEALED = "sealed"
     EXPIRED = "expired"
 
 
-class StreamStep(enum.Enum):
-    READER_ATTACHED = "reader attached"
-    READER_REPLACED = "reader replaced"
-    READER_LOST = "reader lost"
+class ContentStep(enum.Enum):
     LAST_RESPONSE = "last response"
-    RETENTION_PASSED = "retention passed"
     SESSION_ENDED = "session ended"
+
+
+class WritingState(enum.Enum):
+    FOLLOWING = "following"
+    WRITING = "writing"
+    LOST = "lost"
+    UNLOGGED = "unlogged"
+
+
+class WritingStep(enum.Enum):
+    CLAIM = "claim"
+    LOSE_CALL = "lose call"
+    LOSE_HOME = "lose home"
+    FOLLOW = "follow"
+    FORGET = "forget"
 
 
 class ReaderState(enum.Enum):
@@ -103,26 +118,28 @@ class LogStep(enum.Enum):
     STORE_CAUGHT_UP = "store caught up"
 
 
-STREAM: Mapping[StreamState, Mapping[StreamStep, StreamState]] = {
-    StreamState.LIVE: {
-        StreamStep.READER_REPLACED: StreamState.LIVE,
-        StreamStep.READER_LOST: StreamState.DETACHED,
-        StreamStep.LAST_RESPONSE: StreamState.SEALED,
-        StreamStep.SESSION_ENDED: StreamState.EXPIRED,
+CONTENT: Mapping[ContentState, Mapping[ContentStep, ContentState]] = {
+    ContentState.OPEN: {
+        ContentStep.LAST_RESPONSE: ContentState.SEALED,
+        ContentStep.SESSION_ENDED: ContentState.EXPIRED,
     },
-    StreamState.DETACHED: {
-        StreamStep.READER_ATTACHED: StreamState.LIVE,
-        StreamStep.LAST_RESPONSE: StreamState.SEALED,
-        StreamStep.SESSION_ENDED: StreamState.EXPIRED,
+    ContentState.SEALED: {},
+    ContentState.EXPIRED: {},
+}
+
+WRITING: Mapping[WritingState, Mapping[WritingStep, WritingState]] = {
+    WritingState.FOLLOWING: {WritingStep.CLAIM: WritingState.WRITING},
+    WritingState.WRITING: {
+        WritingStep.CLAIM: WritingState.WRITING,
+        WritingStep.LOSE_CALL: WritingState.LOST,
+        WritingStep.LOSE_HOME: WritingState.FOLLOWING,
+        WritingStep.FORGET: WritingState.UNLOGGED,
     },
-    StreamState.SEALED: {
-        StreamStep.READER_ATTACHED: StreamState.SEALED,
-        StreamStep.READER_REPLACED: StreamState.SEALED,
-        StreamStep.READER_LOST: StreamState.SEALED,
-        StreamStep.RETENTION_PASSED: StreamState.EXPIRED,
-        StreamStep.SESSION_ENDED: StreamState.EXPIRED,
+    WritingState.LOST: {
+        WritingStep.CLAIM: WritingState.WRITING,
+        WritingStep.FOLLOW: WritingState.FOLLOWING,
     },
-    StreamState.EXPIRED: {},
+    WritingState.UNLOGGED: {},
 }
 
 READER: Mapping[ReaderState, Mapping[ReaderStep, ReaderState]] = {

@@ -43,7 +43,7 @@ def subscriptions(sticky: tuple[bytes, ...]) -> tuple[bytes, ...]:
     return tuple(request for request in sticky if _SUBSCRIBE in request)
 
 
-def news(before: tuple[bytes, ...], now: tuple[bytes, ...]) -> bytes | None:
+def changed_log_level(before: tuple[bytes, ...], now: tuple[bytes, ...]) -> bytes | None:
     """The log level, if it has changed: unlike a subscription it concerns every runtime."""
     levels = [request for request in now if _SUBSCRIBE not in request and request not in before]
     return levels[0] if levels else None

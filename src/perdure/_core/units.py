@@ -1,6 +1,6 @@
-"""Durations and sizes as people write them: `1h`, `500ms`, `4 MiB`.
+"""Formats and parses durations and sizes as people write them: `1h`, `500ms`, `4 MiB`.
 
-What `say_…` writes, `read_…` reads back to the same value.
+What `format_…` writes, `parse_…` reads back to the same value.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-#: Largest first, so that a value is said in the largest unit that divides it.
+#: Largest first, so that a value is written in the largest unit that divides it.
 _SECONDS = {"d": Decimal(86_400), "h": Decimal(3_600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 _BYTES = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 
@@ -18,27 +18,27 @@ _SIZE = re.compile(r"([0-9]{1,18}) ?(GiB|MiB|KiB|B)?")
 _COUNT = re.compile(r"[0-9]{1,18}")
 
 
-def read_duration(text: str) -> float:
-    """Seconds; a bare number is seconds already."""
+def parse_duration(text: str) -> float:
+    """Seconds; a number without a unit is seconds."""
     if not (found := _DURATION.fullmatch(text)):
         raise ValueError(f"{text!r} is not a duration such as 90, 500ms, 30s, 5m, 1h or 7d")
     return float(Decimal(found[1]) * _SECONDS[found[2] or "s"])
 
 
-def read_size(text: str) -> int:
-    """Bytes; a bare number is bytes already."""
+def parse_size(text: str) -> int:
+    """Bytes; a number without a unit is bytes."""
     if not (found := _SIZE.fullmatch(text)):
         raise ValueError(f"{text!r} is not a size such as 65536, 64KiB or 4MiB")
     return int(found[1]) * _BYTES.get(found[2], 1)
 
 
-def read_count(text: str) -> int:
+def parse_count(text: str) -> int:
     if not _COUNT.fullmatch(text):
         raise ValueError(f"{text!r} is not a whole number")
     return int(text)
 
 
-def say_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     value = Decimal(repr(seconds))
     for unit, worth in _SECONDS.items():
         if value >= worth and value % worth == 0:
@@ -46,7 +46,7 @@ def say_duration(seconds: float) -> str:
     return f"{value:f}s"
 
 
-def say_size(size: int) -> str:
+def format_size(size: int) -> str:
     for unit, worth in _BYTES.items():
         if size >= worth and size % worth == 0:
             return f"{size // worth} {unit}"

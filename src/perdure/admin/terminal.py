@@ -1,4 +1,4 @@
-"""Text for a terminal: what a peer wrote does no harm there, lines end at its edge, columns stand in line."""
+"""Formats text for a terminal: lines end at its edge, and columns stand in line."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from perdure._core.printable import printable as clean
+from perdure._core.printable import printable
 
-__all__ = ["clean", "clock", "cut", "moment", "span", "table", "width"]
-
-_GAP = "  "
-_DAY = 86_400
-#: The smallest is said in its own unit; a larger one as soon as there are two of it.
-_UNITS = ((_DAY, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 
 
 def width(text: str) -> int:
     """The columns that a text takes: two for wide characters, none for those that join the one before."""
     return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def cut(text: str, columns: int | None) -> str:
@@ -35,18 +36,21 @@ def cut(text: str, columns: int | None) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> list[str]:
-    """Lines with columns as wide as what stands in them."""
-    lines = [head, *rows]
+    """Lines with columns as wide as their widest cell. Cells may hold what a peer wrote."""
+    lines = [head, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(width, column)) for column in zip(*lines, strict=True)]
-    return [indent + _GAP.join(map(_filled, line, widths)).rstrip() for line in lines]
+    return [
+        indent + "  ".join(cell + " " * (wide - width(cell)) for cell, wide in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def span(seconds: float) -> str:
-    """A span of time in one unit, for people: 90s, 5m, 3h, 2d."""
+    """A span of time in one unit: 90s, 5m, 3h, 2d. A larger unit is used from two of it on."""
     for worth, unit in _UNITS:
-        if seconds >= 2 * worth or worth == 1:
-            return f"{max(int(seconds // worth), 0)}{unit}"
-    raise AssertionError("the last unit takes everything")
+        if seconds >= 2 * worth:
+            return f"{int(seconds // worth)}{unit}"
+    return f"{max(int(seconds), 0)}s"
 
 
 def moment(time: float) -> str:
@@ -56,13 +60,3 @@ def moment(time: float) -> str:
 def clock(time: float) -> str:
     """The time of day in milliseconds."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")[11:23]
-
-
-def _filled(text: str, columns: int) -> str:
-    return text + " " * (columns - width(text))
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,17 +1,16 @@
-"""What an operator is shown of sessions: lines for people."""
+"""Formats the objects of `as_json` as lines for people. What a peer wrote cannot act on the terminal."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
-from perdure._core.ids import NodeId
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import readable
-from perdure.admin.as_json import KINDS
-from perdure.admin.queries import UNENDED, Overview, Picture
-from perdure.admin.summaries import call_title, members, request, short
-from perdure.admin.terminal import clean, cut, moment, span, table, width
-from perdure.store.base import StreamRecord
+from perdure._core.printable import printable
+from perdure.admin.queries import UNENDED
+from perdure.admin.terminal import clock, cut, moment, span, table, width
 
 SEALED_SHOWN = 20
 """Sealed streams that `show` lists, the newest: a session may keep ten thousand, and JSON has them all."""
@@ -21,143 +20,182 @@ OWNER = 16
 
 NONE = "-"
 
-_HEAD = ("OWNER", "STATE", "VERSION", "AGE", "SEEN", "CALLS", "STREAMS", "HOME")
+_SHORT = 8
+"""Characters of a stream's or node's id that tell it from others on a screen."""
+
+_PROGRESS = "notifications/progress"
+
+
+def _short(name: str | None) -> str:
+    return (name or NONE)[:_SHORT]
 
 
 # --- The list ---------------------------------------------------------------------------------------------------------
 
 
-def list_lines(sessions: Sequence[Overview], *, now: float, columns: int | None) -> list[str]:
+def list_lines(sessions: Sequence[JsonObject], *, now: float, columns: int | None) -> list[str]:
     """A line for each session; two where the terminal is too narrow for the whole id beside the rest."""
     if not sessions:
         return []
-    facts = [_facts(session, now) for session in sessions]
-    ids = [clean(session.id) for session in sessions]
-    wide = table(("SESSION", *_HEAD), [(name, *cells) for name, cells in zip(ids, facts, strict=True)])
+    facts = [
+        (
+            cut(printable(readable(session["owner"])), OWNER) or NONE,
+            session["state"],
+            session["version"] or NONE,
+            span(now - session["created"]),
+            span(now - session["active"]),
+            str(session["calls"]),
+            str(session["streams"]),
+            _short(session["home"]),
+        )
+        for session in sessions
+    ]
+    heads = ("OWNER", "STATE", "VERSION", "AGE", "SEEN", "CALLS", "STREAMS", "HOME")
+    ids = [printable(session["id"]) for session in sessions]
+    wide = table(("SESSION", *heads), [(name, *cells) for name, cells in zip(ids, facts, strict=True)])
     if columns is None or max(map(width, wide)) <= columns:
         return wide
-    head, *below = table(_HEAD, facts, indent="  ")
+    head, *below = table(heads, facts, indent="  ")
     pairs = [("SESSION", head), *zip(ids, below, strict=True)]
     return [cut(line, columns) for pair in pairs for line in pair]
-
-
-def _facts(session: Overview, now: float) -> tuple[str, ...]:
-    return (
-        cut(clean(readable(session.owner)), OWNER) or NONE,
-        session.state.value,
-        clean(session.version) or NONE,
-        span(now - session.created),
-        span(now - session.active),
-        str(session.calls),
-        str(session.streams),
-        short(session.home),
-    )
 
 
 # --- One session ------------------------------------------------------------------------------------------------------
 
 
-def show_lines(seen: Picture, *, now: float, columns: int | None) -> list[str]:
-    """Everything about a session, in chapters."""
+def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, columns: int | None) -> list[str]:
+    """Everything about a session, in chapters. `nodes` have joined the store."""
+    calls = [
+        (
+            json.dumps(call["request_id"], ensure_ascii=False),
+            call["state"],
+            str(call["attempt"]),
+            _short(call["node"]),
+            _short(call["stream"]),
+            _title(call),
+        )
+        for call in session["calls"]
+        if call["state"] in {state.value for state in UNENDED}
+    ]
+    asks = [
+        (ask["id"], _short(ask["node"]), _short(ask["stream"]), _request(ask["request"])) for ask in session["asks"]
+    ]
     lines = [
-        *_about(seen, now),
-        *_chapter("running calls", ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"), _calls(seen)),
-        *_chapter("open asks", ("ASK", "NODE", "STREAM", "METHOD"), _asks(seen)),
-        *_streams(seen, now),
+        *(f"{name:<12}  {printable(fact)}" for name, fact in _about(session, nodes, now)),
+        *_chapter("running calls", ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"), calls),
+        *_chapter("open asks", ("ASK", "NODE", "STREAM", "METHOD"), asks),
+        *_streams(session["streams"], now),
     ]
     return [cut(line, columns) for line in lines]
 
 
-def _about(seen: Picture, now: float) -> Iterator[str]:
-    record = seen.record
-    facts = [
-        ("session", record.id),
-        ("owner", readable(record.owner) or NONE),
-        ("state", f"{record.state.value}: {record.ended}" if record.ended else record.state.value),
-        ("version", record.version or NONE),
-        ("incarnation", str(record.incarnation)),
-        ("client", _client(record.client_params)),
-        ("initialized", "yes" if record.initialized else "no"),
-        ("created", f"{moment(record.created)} ({span(now - record.created)} ago)"),
-        ("last active", f"{moment(record.active)} ({span(now - record.active)} ago)"),
-        ("home", _node(seen, seen.home)),
-        ("resume token", "yes" if seen.resumable else "no"),
-        *(("sticky", request(sent)) for sent in record.sticky),
-        ("retained", _retained(seen)),
-    ]
-    for name, fact in facts:
-        yield f"{name:<12}  {clean(fact)}"
+def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[tuple[str, str]]:
+    client, home = session["client"].get("clientInfo"), session["home"]
+    named = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
+    kept = [stream for stream in session["streams"] if stream["events"] is not None]
+    events, answers = (sum(stream[what] for stream in kept) for what in ("events", "answers"))
+    yield "session", session["id"]
+    yield "owner", readable(session["owner"]) or NONE
+    yield "state", f"{session['state']}: {session['ended']}" if session["ended"] else session["state"]
+    yield "version", session["version"] or NONE
+    yield "incarnation", str(session["incarnation"])
+    yield "client", " ".join(named) or NONE
+    yield "initialized", "yes" if session["initialized"] else "no"
+    yield "created", f"{moment(session['created'])} ({span(now - session['created'])} ago)"
+    yield "last active", f"{moment(session['active'])} ({span(now - session['active'])} ago)"
+    yield "home", f"{home} (gone)" if home and home not in nodes else home or NONE
+    yield "resume token", "yes" if session["resume_token"] else "no"
+    yield from (("sticky", _request(request)) for request in session["sticky"])
+    of = _counted(len(kept), "sealed stream")
+    yield "retained", f"{_counted(events, 'event')} and {_counted(answers, 'answer')} of {of}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _chapter(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["", f"{title}: {len(rows)}", *table(head, rows, indent="  ")] if rows else ["", f"{title}: none"]
 
 
-def _calls(seen: Picture) -> list[tuple[str, ...]]:
-    writers = {stream.id: stream.node for stream in seen.streams}
-    return [
+def _streams(streams: Sequence[JsonObject], now: float) -> list[str]:
+    sealed = [stream for stream in streams if stream["sealed"]]
+    shown = [stream for stream in streams if not stream["sealed"]] + sealed[::-1][:SEALED_SHOWN]
+    rows = [
         (
-            clean(json.dumps(call.request_id, ensure_ascii=False)),
-            call.state.value,
-            str(call.attempt),
-            short(writers.get(call.stream, NodeId(""))),
-            short(call.stream),
-            clean(call_title(call)),
+            _short(stream["id"]),
+            stream["kind"],
+            str(stream["last"]),
+            "sealed" if stream["sealed"] else "open",
+            span(now - stream["opened"]),
+            str(stream["generation"]),
+            _short(stream["node"]),
+            f"{_short(stream['reader']['node'])} at {stream['reader']['seq']}" if stream["reader"] else NONE,
+            f"{stream['events']}+{stream['answers']}" if stream["events"] is not None else NONE,
         )
-        for call in seen.calls
-        if call.state in UNENDED
+        for stream in shown
     ]
-
-
-def _asks(seen: Picture) -> list[tuple[str, ...]]:
-    return [(clean(ask.id), short(ask.node), short(ask.stream), clean(request(ask.request))) for ask in seen.asks]
-
-
-def _streams(seen: Picture, now: float) -> list[str]:
-    sealed = [stream for stream in seen.streams if stream.sealed]
-    shown = [stream for stream in seen.streams if not stream.sealed] + sealed[::-1][:SEALED_SHOWN]
-    head = ("STREAM", "KIND", "LAST", "STATE", "AGE", "GEN", "NODE", "READER", "KEPT")
-    lines = _chapter("streams", head, [_stream(seen, stream, now) for stream in shown])
-    if (hidden := len(seen.streams) - len(shown)) > 0:
-        lines[1] = f"streams: {len(seen.streams)}"
+    lines = _chapter("streams", ("STREAM", "KIND", "LAST", "STATE", "AGE", "GEN", "NODE", "READER", "KEPT"), rows)
+    if (hidden := len(streams) - len(shown)) > 0:
+        lines[1] = f"streams: {len(streams)}"
         lines.append(f"  … and {hidden} older ones that are sealed; --json has them all")
     return lines
 
 
-def _stream(seen: Picture, stream: StreamRecord, now: float) -> tuple[str, ...]:
-    reader, kept = seen.readers.get(stream.id), seen.kept.get(stream.id)
-    return (
-        short(stream.id),
-        KINDS[stream.kind],
-        str(stream.last),
-        "sealed" if stream.sealed else "open",
-        span(now - stream.opened),
-        str(stream.generation),
-        short(stream.node),
-        f"{short(reader.node)} at {reader.seq}" if reader else NONE,
-        f"{kept.events}+{kept.answers}" if kept else NONE,
-    )
+# --- What is followed -------------------------------------------------------------------------------------------------
 
 
-def _client(params: bytes) -> str:
-    info = members(params).get("clientInfo")
-    if not isinstance(info, dict):
-        return NONE
-    return " ".join(str(info[name]) for name in ("name", "version") if name in info) or NONE
+def tail_line(seen: JsonObject, *, columns: int | None) -> str:
+    if seen["what"] == "ended":
+        return cut(printable(f"session {seen['session']} has ended: {seen['reason']}"), columns)
+    match seen:
+        case {"what": "opened", "calls": calls}:
+            asked = ", ".join(f"{_title(call)} (request {json.dumps(call['request_id'])})" for call in calls)
+            says = f"opened: {asked}" if asked else "opened"
+        case {"what": "event", "message": message}:
+            says = summary(message)
+        case _:
+            first, last = seen["first"], seen["last"]
+            says = f"gap: {f'{first} is' if first == last else f'{first} to {last} are'} no longer there"
+    time = clock(seen["time"]) if "time" in seen else ""
+    line = f"{time:<12}  {seen['kind']:<10}  {_short(seen['stream'])}  {seen.get('seq', ''):<6}  {says}"
+    return cut(printable(line), columns)
 
 
-def _node(seen: Picture, node: NodeId) -> str:
-    if not node:
-        return NONE
-    return node if node in seen.nodes else f"{node} (gone)"
+def summary(message: Any) -> str:
+    """A message in few words: whether it asks, tells or answers, and then the rest as JSON."""
+    match message:
+        case {"method": str(method), "id": id_}:
+            return f"ask {_json(id_)} {_request(message)}"
+        case {"method": str(method)} if method == _PROGRESS:
+            params = _params(message)
+            of = f"/{_json(params['total'])}" if params.get("total") is not None else ""
+            token = f"(token {_json(params.get('progressToken'))})"
+            done = _json(params.get("progress")) + of
+            return " ".join(filter(None, (_PROGRESS, done, str(params.get("message") or ""), token)))
+        case {"method": str()}:
+            return _request(message)
+        case {"error": {"code": code, "message": sentence}}:
+            return f"error {_json(message.get('id'))}: {sentence} ({code})"
+        case {"result": result}:
+            return f"answer {_json(message.get('id'))}: {_json(result)}"
+    return message if isinstance(message, str) else json.dumps(message, ensure_ascii=False)
 
 
-def _retained(seen: Picture) -> str:
-    events, answers = (sum(getattr(kept, name) for kept in seen.kept.values()) for name in ("events", "answers"))
-    return (
-        f"{_counted(events, 'event')} and {_counted(answers, 'answer')} of {_counted(len(seen.kept), 'sealed stream')}"
-    )
+def _title(call: JsonObject) -> str:
+    return " ".join(filter(None, (call["method"], call["name"])))
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _request(message: JsonObject) -> str:
+    """A request or notification without its id and `_meta`."""
+    params = {name: value for name, value in _params(message).items() if name != "_meta"}
+    return f"{message.get('method', '?')} {_json(params) if params else ''}".rstrip()
+
+
+def _params(message: JsonObject) -> JsonObject:
+    params = message.get("params")
+    return params if isinstance(params, dict) else {}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

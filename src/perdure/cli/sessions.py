@@ -11,17 +11,16 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import SessionState
-from perdure.admin import queries as operator
-from perdure.admin.as_json import list_object, show_object
-from perdure.admin.tail import Over, Seen, Tail
-from perdure.admin.tail_text import tail_line, tail_object
-from perdure.admin.text import list_lines, show_lines
+from perdure.admin.queries import end_session, find, list_sessions, show_session
+from perdure.admin.tail import Tail
+from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.errors import Misuse
 from perdure.store import Store, existing_store
 
@@ -33,7 +32,7 @@ LOOK = 0.1
 """Seconds between two looks at a store that `tail` follows. Where nothing was written, a look is one short question."""
 
 REST = 4
-"""How many times longer than a look took it waits for the next one, so that a large session costs others little."""
+"""A pause is at least so many times as long as the last look, so that following a large session costs others little."""
 
 _STORE: dict[str, Any] = {"metavar": "STORE", "help": "where the log is kept: sqlite:PATH"}
 _HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
@@ -41,8 +40,8 @@ _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
 _STATES = [state.value for state in SessionState]
 
 
-class OfOne(click.Command):
-    """A command about one session. Its id may begin with a dash, as one in 64 does, and is no option even so."""
+class SessionCommand(click.Command):
+    """A command about one session. An id that begins with a dash, as one in 64 does, is not taken for an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
@@ -54,8 +53,8 @@ class OfOne(click.Command):
         return super().parse_args(ctx, [*options, "--", *ids] if ids and "--" not in args else args)
 
 
-def _reading(work: Callable[[Store], Awaitable[T]], store: str, *, writes: bool = False) -> T:
-    """Open the store that is there, do the work, close it."""
+def _with_store(work: Callable[[Store], Awaitable[T]], store: str, *, writes: bool = False) -> T:
+    """Open a store that exists, do the work, close it."""
 
     async def run() -> T:
         async with existing_store(store, writes=writes) as opened:
@@ -65,19 +64,19 @@ def _reading(work: Callable[[Store], Awaitable[T]], store: str, *, writes: bool 
 
 
 def _columns() -> int | None:
-    """How wide the lines may be: no limit where no terminal shows them."""
+    """The width of the terminal; `None`, no limit, if the output goes elsewhere."""
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():
         return None
     return shutil.get_terminal_size().columns
 
 
-def _say_objects(objects: Sequence[Mapping[str, Any]]) -> None:
-    for value in objects:
-        click.echo(json.dumps(value))
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
-def _endable(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Whoever reads our output may have had enough (`| head`): that is a good end."""
+def _until_closed(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    """End with status 0 when the reader of the output closes it (`| head`)."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> int | None:
@@ -97,79 +96,80 @@ def _endable(command: Callable[..., int | None]) -> Callable[..., int | None]:
 @click.option("--state", type=click.Choice(_STATES), help="only sessions in this state")
 @click.option("--owner", metavar="NAME", help="only sessions of this principal: its subject, client id or identity")
 @click.pass_context
-@_endable
+@_until_closed
 def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, owner: str | None) -> None:
     """List the sessions in a store, the last active one first.
 
-    A whole id is a secret where nobody authenticates: whoever has it has the session.
+    Without authentication a session's id is a secret: a caller that has it can use the session.
     """
     if ctx.invoked_subcommand is not None:
         return
     wanted = SessionState(state) if state else None
-    found = _reading(lambda opened: operator.overviews(opened, state=wanted, owner=owner), store)
+    found = _with_store(lambda opened: list_sessions(opened, state=wanted, owner=owner), store)
     if as_json:
-        _say_objects([list_object(session) for session in found])
-    for line in [] if as_json else list_lines(found, now=time.time(), columns=_columns()) or ["no sessions"]:
-        click.echo(line)
+        _print(map(json.dumps, found))
+    else:
+        _print(list_lines(found, now=time.time(), columns=_columns()) or ["no sessions"])
 
 
-@sessions.command(cls=OfOne, short_help="Show everything about a session.")
+@sessions.command(cls=SessionCommand, short_help="Show everything about a session.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_STORE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
 @click.pass_context
-@_endable
+@_until_closed
 def show(ctx: click.Context, id_: str, store: str | None, as_json: bool) -> None:
     """Show everything about the session with this ID, or whose id begins with it (8 characters at least)."""
 
-    async def work(opened: Store) -> operator.Picture:
-        return await operator.picture(opened, await operator.find(opened, id_))
+    async def work(opened: Store) -> tuple[JsonObject, frozenset[str]]:
+        return await show_session(opened, await find(opened, id_))
 
-    seen = _reading(work, _store(ctx, store))
+    session, nodes = _with_store(work, _store(ctx, store))
     if as_json:
-        _say_objects([show_object(seen)])
-    for line in [] if as_json else show_lines(seen, now=time.time(), columns=_columns()):
-        click.echo(line)
+        _print([json.dumps(session)])
+    else:
+        _print(show_lines(session, nodes=nodes, now=time.time(), columns=_columns()))
 
 
-@sessions.command(cls=OfOne, short_help="End a session.")
+@sessions.command(cls=SessionCommand, short_help="End a session.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_STORE)
 @click.pass_context
-@_endable
+@_until_closed
 def end(ctx: click.Context, id_: str, store: str | None) -> None:
-    """End the session with this ID (8 characters of it at least): its log goes, and its client must begin anew."""
+    """End the session with this ID (8 characters of it at least). Its log is deleted, and its client must begin a new
+    session."""
 
     async def work(opened: Store) -> str:
-        ended = await operator.end(opened, await operator.find(opened, id_), now=time.time())
+        ended = await end_session(opened, await find(opened, id_), now=time.time())
         return f"session {ended.id} has ended: {ended.ended}"
 
-    click.echo(_reading(work, _store(ctx, store), writes=True))
+    click.echo(_with_store(work, _store(ctx, store), writes=True))
 
 
 def _store(ctx: click.Context, given: str | None) -> str:
-    """The store is named behind `sessions` or behind the command; the environment is asked last."""
+    """The store named after the command, else the one named after `sessions`, else that of the environment."""
     return given or str(ctx.parent.params["store"] if ctx.parent else DEFAULT_STORE)
 
 
-@click.command(cls=OfOne, short_help="Follow the events of a session.")
+@click.command(cls=SessionCommand, short_help="Follow the events of a session.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_HERE)
 @click.option("--from-start", is_flag=True, help="begin with what is retained, not with what comes next")
 @click.option("--stream", metavar="STREAM", help="only the stream with this id, or whose id begins with it")
 @click.option("--json", "as_json", is_flag=True, help="whole messages, as JSON")
-@_endable
+@_until_closed
 def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bool) -> None:
-    """Follow the events of the session with this ID as they are written, by whatever process.
+    """Follow the events of the session with this ID as the servers write them.
 
     Ends with the session, or with Ctrl-C. It only reads: servers do not notice it.
     """
 
-    def say(seen: Seen) -> None:
-        click.echo(json.dumps(tail_object(seen)) if as_json else tail_line(seen, columns=_columns()))
+    def say(seen: JsonObject) -> None:
+        click.echo(json.dumps(seen) if as_json else tail_line(seen, columns=_columns()))
 
     async def work(opened: Store) -> None:
-        record = await operator.find(opened, id_)
+        record = await find(opened, id_)
         if stream is not None and not any(s.id.startswith(stream) for s in await opened.streams(record.id)):
             raise Misuse(f"session {record.id} has no stream {stream!r}")
         following = Tail(opened, record.id, only=lambda name: name.startswith(stream or ""))
@@ -177,23 +177,23 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
             await following.skip()
         await _follow(opened, following, say)
 
-    _reading(work, store)
+    _with_store(work, store)
 
 
-async def _follow(store: Store, tail: Tail, say: Callable[[Seen], None]) -> None:
+async def _follow(store: Store, tail: Tail, say: Callable[[JsonObject], None]) -> None:
     stamp: object = None
-    while not _nobody_reads():
+    while not _is_output_closed():
         before, stamp, began = stamp, store.stamp(), time.monotonic()
         if stamp != before:
             async for seen in tail.look():
                 say(seen)
-                if isinstance(seen, Over):
+                if seen["what"] == "ended":
                     return
         await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
 
 
-def _nobody_reads() -> bool:
-    """Whether our output goes into a pipe whose other end is closed; without this it would show with the next line."""
+def _is_output_closed() -> bool:
+    """Our output goes into a pipe whose other end is closed. Without this only the next line would tell."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -20,7 +20,7 @@ from perdure.http.refusals import RECOVERY, Refusal, Refused, refusal_of
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import Event
 from perdure.telemetry import tracing as spans
@@ -31,7 +31,7 @@ Headers = dict[bytes, bytes]
 class SessionAccess:
     """The endpoint's view of the house."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, settler: Settler, bodies: Bodies) -> None:
         self.context = context
         self.bodies = bodies
         self.sessions = sessions
@@ -109,7 +109,7 @@ class SessionAccess:
         if session.state is SessionState.ENDED:
             raise self.gone()
         preamble, retry = told, b""
-        if session.revision.primes:
+        if session.keeper.revision.primes:
             retry = sse.encode_retry(self._retry_ms)
             name = stream.position(cursor).priming(self.context.random)
             preamble = sse.encode_priming(name.encode(), self._retry_ms) + told

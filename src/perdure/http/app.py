@@ -21,10 +21,10 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure._core.principals import NOBODY, token_principal, user_principal
+from perdure._core.principals import ANONYMOUS, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.assembly import ServerProcess, living
+from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, StoreLost
 from perdure.http.body import Bodies, ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
@@ -35,14 +35,15 @@ from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, ResumeTokenEndpoint, resume_paths
 from perdure.http.sessionless import SessionlessHandler
-from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
+from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.broker import Broker
 from perdure.sessions.info import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store
 from perdure.telemetry import tracing as spans
-from perdure.telemetry.events import Counters, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import log_event
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that passed the endpoint's authentication."""
@@ -67,7 +68,7 @@ class App:
         if settings.metrics:
             self._side_doors[METRICS] = SCRAPE, METRICS
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
-        self._hosted = host(server, path=self.path)
+        self._hosted = host(server, settings, path=self.path)
         self._host_and_origin = HostAndOrigin(settings)
         self._shell = Starlette(lifespan=self.lifespan)
         self._process: ServerProcess | None = None
@@ -120,12 +121,11 @@ class App:
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
-            server, state = await stack.enter_async_context(self._hosted.start())
+            started = await stack.enter_async_context(self._hosted.start())
             settings = self._settings
             process = await stack.enter_async_context(
-                living(
-                    server,
-                    state,
+                running(
+                    started.runtimes,
                     store=self._store,
                     settings=settings,
                     counters=self.counters,
@@ -133,8 +133,6 @@ class App:
                     lost=self._lose,
                 )
             )
-            manager = sessionless(server, state, json_response=settings.json_response, max_body=settings.max_body)
-            await stack.enter_async_context(manager.run())
             if self._hosted.web is not None:
                 own = endpoint_of(self._hosted.web)
                 # FastMCP looks at its own manager once more when it stops.
@@ -143,7 +141,9 @@ class App:
             bodies = Bodies(settings)
             self._process = process
             self._endpoint = Endpoint(process.context, process.sessions, process.settler, bodies)
-            self._sessionless = SessionlessHandler(manager, process.context, bodies)
+            if started.sessionless is not None:
+                await stack.enter_async_context(started.sessionless.run())
+                self._sessionless = SessionlessHandler(started.sessionless, process.context, bodies)
             broker = Broker(process.context, process.sessions)
             self._resume = ResumeTokenEndpoint(broker, bodies, monotonic=process.context.hub.monotonic)
             try:
@@ -280,16 +280,20 @@ class App:
             self._started()
             if self._draining:
                 raise Refused(Refusal.STOPPING)
-            if not self._told_sessionless:
-                # Once: the clients that most profit from a session may never ask for one.
-                self._told_sessionless = True
-                log_event(
-                    logging.WARNING,
-                    "era.sessionless",
-                    "a client speaks 2026-07-28: this client has no session; serve with --eras session to give it one",
-                )
-            return True
+            if self._sessionless is not None:
+                self._tell_sessionless()
+                return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
+
+    def _tell_sessionless(self) -> None:
+        if not self._told_sessionless:
+            # Once: the clients that most profit from a session may never ask for one.
+            self._told_sessionless = True
+            log_event(
+                logging.WARNING,
+                "era.sessionless",
+                "a client speaks 2026-07-28: this client has no session; serve with --eras session to give it one",
+            )
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
@@ -317,7 +321,7 @@ class App:
 
     def other_nodes(self) -> list[str]:
         """List the nodes that share the store with this one, as far as it knows."""
-        return [] if self._process is None else list(self._process.context.neighbours.others)
+        return [] if self._process is None else list(self._process.context.nodes.others)
 
 
 class _EndpointInPlace:
@@ -353,7 +357,7 @@ def principal_of(scope: Scope) -> str:
     if isinstance(user, AuthenticatedUser):
         return token_principal(*principal_components(user.access_token))
     if not getattr(user, "is_authenticated", False):
-        return NOBODY
+        return ANONYMOUS
     try:
         identity = user.identity
     except (AttributeError, NotImplementedError):  # Starlette's BaseUser leaves it to its subclasses

@@ -13,7 +13,7 @@ from perdure.http.get import GetHandler
 from perdure.http.post import PostHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 
 ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 
@@ -21,7 +21,7 @@ ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 class Endpoint:
     """Answers requests; raises `Refused` for every one that it does not take."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, settler: Settler, bodies: Bodies) -> None:
         self._desk = SessionAccess(context, sessions, settler, bodies)
         self._post = PostHandler(self._desk)
         self._get = GetHandler(self._desk)

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from perdure._core.states import ReaderState
 from perdure.log.reader import Reader
 from perdure.sessions.session import Session
-from perdure.telemetry.events import Histogram
+from perdure.telemetry.counters import Histogram
 from perdure.telemetry.tracing import Request
 
 BREAK_OFF = "perdure.break_off"

@@ -26,7 +26,7 @@ from perdure.errors import SessionEnded, StoreError, TooManySessions
 from perdure.http.caller import caller_of
 from perdure.http.refusals import Refusal, Refused
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Caller, Sessions
+from perdure.sessions.registry import Caller, SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import SessionRecord
 from perdure.telemetry.events import log_event
@@ -64,7 +64,7 @@ V = TypeVar("V")
 class Recovery:
     """Answers for a session that is gone, and may give another one."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, *, monotonic: Callable[[], float]) -> None:
         self._context = context
         self._sessions = sessions
         self._reissues = context.settings.recover == "reissue"
@@ -175,7 +175,7 @@ class Recovery:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
         if session.state is not SessionState.ACTIVE:
             return None
-        session.exchange.notify(Notification(method="notifications/initialized", params=None, raw={}), http)
+        session.exchange.pass_on(Notification(method="notifications/initialized", params=None, raw={}), http)
         return session
 
 

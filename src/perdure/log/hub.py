@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from perdure._core.ids import Kind, RandomBytes
-from perdure._core.states import StreamStep
 from perdure.log.chores import Chores
 from perdure.log.frames import gap_frames
 from perdure.log.read_marks import ReadMarks
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.settings import Settings
-from perdure.telemetry.events import Counters, PeerLog
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import PeerLog
 
 
 class Registry(Protocol):
@@ -29,6 +28,18 @@ class Registry(Protocol):
 
     def left(self, reader: Reader) -> None: ...
 
+    def grown(self, stream: Stream) -> None:
+        """A stream that this node writes has grown, and its reader sits at another node."""
+        ...
+
+    async def look_who_reads(self, stream: Stream) -> None:
+        """Learn from the store which reader is on a stream, at whatever node."""
+        ...
+
+    def now_written_here(self, stream: Stream) -> None:
+        """This node has claimed a stream that another one wrote."""
+        ...
+
 
 class Hub:
     """All readers of this process."""
@@ -39,7 +50,9 @@ class Hub:
         counters: Counters,
         peers: PeerLog,
         marks: ReadMarks,
+        registry: Registry,
         *,
+        arrivals: Iterator[int],
         clock: Callable[[], float],
         monotonic: Callable[[], float],
         random: RandomBytes,
@@ -55,8 +68,8 @@ class Hub:
         self._most = settings.max_readers
         self.readers: set[Reader] = set()
         self._sessionless = 0
-        self.registry: Registry = _NoRegistry()
-        self._arrivals = itertools.count(1)
+        self.registry = registry
+        self._arrivals = arrivals
         self._chores = Chores()
 
     def arrive(self) -> int:
@@ -87,14 +100,13 @@ class Hub:
         if before is not None and before.arrival > reader.arrival:
             reader.end()
             return
-        was_read = stream.is_read
-        stream.reader = reader
+        was_read = stream.readers.present
+        stream.readers.reader = reader
         if was_read:
             self.counters.take_overs += 1
         if before is not None:
             before.end()
-        stream.advance(StreamStep.READER_REPLACED if was_read else StreamStep.READER_ATTACHED)
-        if not stream.over and (not stream.writes or stream.foreign is not None):
+        if not stream.is_over and (stream.writer is None or stream.readers.remote is not None):
             self.registry.attached(reader)
         stream.moved()
 
@@ -102,23 +114,11 @@ class Hub:
         self.readers.discard(reader)
         stream = reader.stream
         if stream.reader is reader:
-            stream.reader = None
-            stream.lost_at = self.arrive()
+            stream.readers.reader = None
+            stream.readers.lost_at = self.arrive()
             self.marks.left(stream)
-            if not (stream.over or stream.foreign is not None):
-                stream.advance(StreamStep.READER_LOST)
-            if reader.registered is not None:
-                self.registry.left(reader)
-            stream.unread()
-
-    def move(self, reader: Reader, stream: Stream) -> None:
-        """A reader's stream is known by another object from now on: the one through which this node writes it."""
-        step = StreamStep.READER_REPLACED if stream.is_read else StreamStep.READER_ATTACHED
-        reader.stream.reader = None
-        reader.stream, stream.reader = stream, reader
-        stream.advance(step)
-        stream.moved()
-        reader.wake()
+            self.registry.left(reader)
+            stream.moved()
 
     def tell_gap(
         self, stream: Stream, first: int, last: int, *, reason: str, by_log: bool, behind: int | None = None
@@ -150,24 +150,11 @@ class Hub:
         """End every reader that does not wait for a call that runs here; its client comes back elsewhere."""
         for reader in list(self.readers):
             stream = reader.stream
-            if stream.kind is Kind.STANDALONE or not (stream.writes or stream.over):
+            if stream.kind is Kind.STANDALONE or (stream.writer is None and not stream.is_over):
                 reader.close_with_retry()
 
     def end_all(self) -> None:
         """End every reader whose stream is not about to end by itself."""
         for reader in list(self.readers):
-            if not reader.stream.sealed:
+            if not reader.stream.is_sealed:
                 reader.end()
-
-
-class _NoRegistry:
-    """There is no other node."""
-
-    def attached(self, reader: Reader) -> None:
-        pass
-
-    def progressed(self, reader: Reader) -> None:
-        pass
-
-    def left(self, reader: Reader) -> None:
-        pass

@@ -26,7 +26,8 @@ from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreEr
 from perdure.settings import Settings
 from perdure.store.base import Append, Event, Forward, OpenStream, PutSession, Refusals, SendMail, Step, Store
 from perdure.store.cost import weigh
-from perdure.telemetry.events import Counters, log_event
+from perdure.telemetry.counters import Counters
+from perdure.telemetry.events import log_event
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class Journal:
         self.has_room = True
         """No more events are held than memory should carry."""
         self._store = store
+        self.clock = store.clock
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
         self._claims_hold = holds
@@ -119,8 +121,7 @@ class Journal:
         """New work is refused at the moment: the store fails, and the setting says so or too much is held."""
         return self.state is LogState.DEGRADED and (not self._holds or not self.has_room)
 
-    async def room(self) -> None:
-        """Wait until there is room."""
+    async def wait_for_room(self) -> None:
         await self._room.wait()
 
     def put(self, source: Source) -> None:

@@ -93,9 +93,7 @@ class Reader:
         "cursor",
         "failure",
         "last_write",
-        "listed",
         "live_from",
-        "registered",
         "since",
         "state",
         "stream",
@@ -117,7 +115,7 @@ class Reader:
         self.stream = stream
         self.cursor = cursor
         self.arrival = arrival
-        self.live_from = stream.visible
+        self.live_from = stream.tail.visible
         self.failure: Exception | None = None
         self.since = hub.clock()
         self.last_write = hub.monotonic()
@@ -127,10 +125,6 @@ class Reader:
         self._preamble = preamble
         self._retry = retry
         self._replay: Replay | None = None
-        self.registered: int | None = None
-        """How far it had got when the store was last told, of one on a stream that another node writes."""
-        self.listed = False
-        """The store knows of it: from then on its row tells who reads."""
         self._connection: Connection | None = None
         self._pump: asyncio.Task[None] | None = None
         self._woken = False
@@ -157,7 +151,7 @@ class Reader:
             await self._send(preamble, last=False)
         if self.state is ReaderState.STARTING:
             self._advance(ReaderStep.BEGIN)
-            if self._woken or self.stream.visible > self.cursor or self.stream.over:
+            if self._woken or self.stream.tail.visible > self.cursor or self.stream.is_over:
                 self.wake()
 
     @property
@@ -188,7 +182,7 @@ class Reader:
 
     def stop_here(self) -> None:
         """Close the connection once everything appended so far is written; the stream goes on (P7)."""
-        self._stop_at = self.stream.last
+        self._stop_at = self.stream.tail.last
         self.wake()
 
     def close_with_retry(self) -> None:
@@ -246,7 +240,7 @@ class Reader:
     async def _deliver(self) -> bool:
         """Write what is there; tells whether there was anything."""
         stream = self.stream
-        target = stream.durable
+        target = stream.tail.durable
         events = self._ahead or await stream.read(after=self.cursor, limit=BATCH)
         self._ahead = ()
         skipped: set[int] = set()
@@ -260,8 +254,8 @@ class Reader:
             cursor = target
         moved = cursor > self.cursor
         stops = self._stop_at is not None and cursor >= self._stop_at
-        last = stops or (stream.over and cursor >= stream.visible)
-        if last and stream.over and self._gapped and stream.kind is Kind.CALL:
+        last = stops or (stream.is_over and cursor >= stream.tail.visible)
+        if last and stream.is_over and self._gapped and stream.kind is Kind.CALL:
             name = stream.position(cursor)
             answers = await self._history.lost_answers(stream)
             frames += [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
@@ -299,9 +293,9 @@ class Reader:
             hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
             self._replay = self._replay.at(cursor, end=self.live_from)
         self.cursor = cursor
-        stream.delivered = max(stream.delivered, cursor)
+        stream.readers.advance(cursor)
         hub.marks.moved(stream)
-        if not stream.writes:
+        if stream.writer is None:
             hub.registry.progressed(self)
         stream.moved()
 

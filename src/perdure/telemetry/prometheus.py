@@ -1,22 +1,25 @@
-"""The numbers of all nodes, for Prometheus: text exposition format 0.0.4.
+"""Shows the numbers of all nodes to Prometheus: text exposition format 0.0.4.
 
-Several processes share one listening socket, so a scrape reaches any one of them. Each node therefore tells the store
-its numbers with its heartbeat (`facts`), and whichever is scraped shows those of all, each sample with the label
+Several processes share one listening socket, so a scrape reaches any one of them. Each node therefore sends the store
+its numbers with its heartbeat (`facts`), and the node that is scraped shows those of all, each sample with the label
 `node`: its own as they are at this moment, the others' as of their last beat. No label says who a client is or what it
 calls.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Any, Literal
 
 from perdure._core.ids import NodeId
 from perdure._core.states import SessionState
 from perdure.store.base import NodeRecord
-from perdure.telemetry.events import Counters
-from perdure.telemetry.families import FAMILIES, LEASE_AGE, STORED, Metric, Snapshot, escaped
+from perdure.telemetry.counters import BUCKETS, HELP, OUTCOMES, Counters
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,6 +27,26 @@ _VERSION = version("perdure")
 
 _NODE_CHARS = 8
 """Of a node's id: enough to tell nodes apart."""
+
+
+# --- The numbers of a node ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The numbers of one node at one moment. An older release may lack some of them."""
+
+    node: NodeId
+    version: str = ""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    sessions: Mapping[str, int] = field(default_factory=dict)
+    """By state, of those in this node's memory."""
+    streams: Mapping[str, int] = field(default_factory=dict)
+    """By kind, of those in this node's memory."""
+    readers: int | None = None
+    degraded: bool | None = None
+    seconds: Mapping[str, tuple[Sequence[int], float]] = field(default_factory=dict)
+    """Latencies: how many within each bound, and their sum."""
 
 
 def snapshot(
@@ -49,9 +72,9 @@ def snapshot(
 
 
 def facts(own: Snapshot) -> bytes:
-    """What a node tells of itself with each beat."""
-    told = {name: value for name, value in vars(own).items() if name != "node"}
-    return json.dumps(told, separators=(",", ":")).encode()
+    """What a node sends the store of itself with each beat."""
+    sent = {name: value for name, value in vars(own).items() if name != "node"}
+    return json.dumps(sent, separators=(",", ":")).encode()
 
 
 LEFT = b'{"left":true}'
@@ -64,13 +87,167 @@ def has_left(record: NodeRecord) -> bool:
 
 
 def read_facts(record: NodeRecord) -> Snapshot:
-    """What another node told, as far as it can be understood: it may be older or newer, or not have told anything."""
+    """What another node sent, as far as it can be understood: it may be older or newer, or have sent nothing yet."""
     try:
-        told = json.loads(record.facts or b"{}")
-        known = {name: told[name] for name in Snapshot.__dataclass_fields__ if name != "node" and name in told}
+        sent = json.loads(record.facts or b"{}")
+        known = {name: sent[name] for name in Snapshot.__dataclass_fields__ if name != "node" and name in sent}
         return Snapshot(node=record.id, **known)
     except (ValueError, TypeError):
         return Snapshot(node=record.id)
+
+
+# --- The table ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that a scrape shows."""
+
+    nodes: Sequence[Snapshot]
+    ages: Mapping[NodeId, float]
+    stored: Mapping[SessionState, int] | None
+    """Sessions in the store, where it could be asked."""
+
+
+Sample = tuple[str, dict[str, str], Any]
+"""What is added to the metric's name, the labels, the number."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    samples: Callable[[Page], Iterable[Sample]]
+    labels: tuple[str, ...]
+
+    def lines(self, page: Page) -> list[str]:
+        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.kind}"]
+        for suffix, labels, number in self.samples(page):
+            escaped = (value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"") for value in labels.values())
+            shown = ",".join(f'{name}="{value}"' for name, value in zip(labels, escaped, strict=True))
+            lines.append(f"{self.name}{suffix}{{{shown}}} {number!r}")
+        return lines
+
+
+def _of_node(
+    name: str,
+    kind: Literal["counter", "gauge", "histogram"],
+    says: str,
+    values: Callable[[Snapshot], Iterable[tuple[str, str, Any]]],
+    label: str = "",
+) -> Metric:
+    """A metric that each node has. `values` are what is added to the name, the label's value, and the number, which is
+    `None` where the node has none."""
+
+    def samples(page: Page) -> Iterator[Sample]:
+        for node in page.nodes:
+            labels = {"node": node.node[:_NODE_CHARS]}
+            # Another release's numbers may be of any kind: those that are not understood are left out.
+            with contextlib.suppress(TypeError, ValueError, AttributeError):
+                for suffix, value, number in list(values(node)):
+                    if isinstance(number, int | float) and isinstance(value, str):
+                        own = {label: value} if value else {}
+                        yield suffix, labels | own, int(number) if isinstance(number, int) else number
+
+    return Metric(name, kind, says, samples, ("node", label) if label else ("node",))
+
+
+def _counter(name: str) -> Metric:
+    return _of_node(f"perdure_{name}_total", "counter", HELP[name], lambda node: [("", "", node.counters.get(name))])
+
+
+def _by_outcome(name: str, says: str, *counters: str) -> Metric:
+    def values(node: Snapshot) -> Iterable[tuple[str, str, Any]]:
+        return (("", OUTCOMES[counter], node.counters.get(counter)) for counter in counters)
+
+    return _of_node(name, "counter", says, values, "outcome")
+
+
+def _histogram(name: str) -> Metric:
+    def values(node: Snapshot) -> Iterator[tuple[str, str, Any]]:
+        counts, total = node.seconds.get(name, ((), 0.0))
+        if len(counts) != len(BUCKETS) + 1:
+            return  # another release's bounds
+        within = list(itertools.accumulate(counts))
+        yield from (("_bucket", str(bound), count) for bound, count in zip((*BUCKETS, "+Inf"), within, strict=True))
+        yield "_sum", "", total
+        yield "_count", "", within[-1]
+
+    return _of_node(f"perdure_{name}_seconds", "histogram", HELP[f"{name}_seconds"], values, "le")
+
+
+def _lease_ages(page: Page) -> Iterable[Sample]:
+    return (("", {"node": node[:_NODE_CHARS]}, round(age, 3)) for node, age in sorted(page.ages.items()))
+
+
+def _stored_sessions(page: Page) -> Iterable[Sample]:
+    stored = page.stored
+    return () if stored is None else (("", {"state": state.value}, stored.get(state, 0)) for state in SessionState)
+
+
+METRICS = (
+    _of_node(
+        "perdure_build_info",
+        "gauge",
+        "The release that a node runs.",
+        lambda node: [("", node.version, 1)] if node.version else [],
+        "version",
+    ),
+    _of_node(
+        "perdure_sessions",
+        "gauge",
+        "Sessions in the memory of a node, by state. Several nodes may hold the same one.",
+        lambda node: (("", state, count) for state, count in node.sessions.items()),
+        "state",
+    ),
+    _of_node(
+        "perdure_streams",
+        "gauge",
+        "Streams in the memory of a node, by kind.",
+        lambda node: (("", kind, count) for kind, count in node.streams.items()),
+        "kind",
+    ),
+    _of_node(
+        "perdure_readers",
+        "gauge",
+        "Event streams that clients are reading.",
+        lambda node: [("", "", node.readers)],
+    ),
+    _of_node(
+        "perdure_store_degraded",
+        "gauge",
+        "1 while the store fails and the node goes on from memory, or refuses.",
+        lambda node: [("", "", node.degraded)],
+    ),
+    *(_counter(name) for name in Counters().snapshot() if name not in OUTCOMES),
+    _by_outcome(
+        "perdure_settles_total",
+        "Calls settled for a runtime or a node that died, by outcome.",
+        *("calls_rerun", "calls_settled", "settles_cancelled"),
+    ),
+    _by_outcome(
+        "perdure_recoveries_total",
+        "Sessions issued again for clients whose session was gone, by outcome.",
+        *("recoveries_tried", "recoveries_succeeded", "recoveries_failed", "recoveries_refused"),
+    ),
+    _histogram("append"),
+    _histogram("replay"),
+    Metric(
+        "perdure_node_lease_age_seconds",
+        "gauge",
+        "Seconds since a node was last known to be alive, seen by this one.",
+        _lease_ages,
+        ("node",),
+    ),
+    Metric(
+        "perdure_store_sessions",
+        "gauge",
+        "Sessions in the store, by state; those that have ended are kept for a while.",
+        _stored_sessions,
+        ("state",),
+    ),
+)
 
 
 def render(
@@ -80,34 +257,7 @@ def render(
     *,
     stored: Mapping[SessionState, int] | None = None,
 ) -> str:
-    """The page: this node first, then the others by name. `stored`: sessions in the store, where it could be asked."""
+    """The text: this node first, then the others by name."""
     rest = sorted((read_facts(record) for record in others if record.id != own.node), key=lambda node: node.node)
-    lines: list[str] = []
-    for family in FAMILIES:
-        lines += _head(family.name, family.kind, family.help)
-        for node in (own, *rest):
-            lines += _samples(family, node)
-    lines += _head(LEASE_AGE[0], "gauge", LEASE_AGE[1])
-    lines += [f'{LEASE_AGE[0]}{{node="{_short(node)}"}} {age:.3f}' for node, age in sorted(ages.items())]
-    lines += _head(STORED[0], "gauge", STORED[1])
-    if stored is not None:
-        lines += [f'{STORED[0]}{{state="{state.value}"}} {stored.get(state, 0)}' for state in SessionState]
-    return "\n".join(lines) + "\n"
-
-
-def _head(name: str, kind: str, said: str) -> list[str]:
-    return [f"# HELP {name} {said}", f"# TYPE {name} {kind}"]
-
-
-def _samples(family: Metric, node: Snapshot) -> list[str]:
-    """Nothing where another node's numbers are not what this release understands."""
-    label = _short(node.node)
-    try:
-        samples = list(family.samples(node))
-    except (TypeError, ValueError, AttributeError):
-        return []
-    return [f'{family.name}{suffix}{{node="{label}"{labels}}} {value}' for suffix, labels, value in samples]
-
-
-def _short(node: NodeId) -> str:
-    return escaped(node[:_NODE_CHARS])
+    page = Page(nodes=(own, *rest), ages=ages, stored=stored)
+    return "\n".join(line for metric in METRICS for line in metric.lines(page)) + "\n"

@@ -1,12 +1,12 @@
-"""What happened to a request, for tracing: OpenTelemetry spans with stable names.
+"""Traces requests: OpenTelemetry spans with stable names.
 
 Only OpenTelemetry's API is needed. Without its SDK a request costs a few microseconds more and an event nothing: no
 span and no attribute belongs to a single event.
 
 A request's span is current while the request is handled, and the runtime gets its messages in that context, so the
-spans that the MCP SDK makes for handlers are its children. Its own parent is the span of whatever instruments the
-application around us, else the one that the request's headers name (`traceparent`, or what the configured propagators
-read).
+spans that the MCP SDK makes for handlers are its children. The parent of a request's span is the span of the
+application around us if that is instrumented, else the one that the request's headers name (`traceparent`, or what the
+configured propagators read).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opentelemetry.trace import set_span_in_context as within
 from perdure._core.printable import printable
 
 if TYPE_CHECKING:
-    from perdure.telemetry.events import Histogram
+    from perdure.telemetry.counters import Histogram
 
 Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI gives them: names in lower case."""
@@ -61,7 +61,7 @@ class TracedStream(Protocol):
 
 
 class TracedReader(Protocol):
-    """A reader of a stream, as far as the span of its request knows it."""
+    """What the span of a request needs of its reader."""
 
     @property
     def stream(self) -> TracedStream: ...
@@ -93,12 +93,14 @@ class Request:
         if self._reader is not None:
             error = error or self._reader.failure
         if isinstance(error, Exception):  # a cancelled request is a client that left, or the end of the process
-            _failed(self._span, error)
+            self._span.record_exception(error)
+            self._span.set_attribute(ERROR, type(error).__qualname__)
+            self._span.set_status(Status(StatusCode.ERROR, str(error)))
         contexts.detach(self._token)
         self._span.end()
 
     def refused(self, name: str, status: int, sentence: str) -> None:
-        """The endpoint said no. The end of a stream that was read to its end is no error."""
+        """The endpoint refused. `nothing_more` is not an error: the stream was read to its end."""
         span = self._span
         span.set_attributes({ERROR: name, STATUS: status})
         if name != "nothing_more":
@@ -116,12 +118,12 @@ class Request:
             self._reader, self._replay = reader, replay
             self._span.set_attributes(_reading(session, stream, missed))
             if resumes and (named := next((value for name, value in headers if name == b"last-event-id"), b"")):
-                self._span.set_attribute(LAST_EVENT_ID, _shown(named))
+                self._span.set_attribute(LAST_EVENT_ID, printable(named[:_MOST_CHARS].decode("latin-1")))
         return replay
 
 
 class Replay:
-    """From the coming of a reader until it has caught up with what was there at that moment."""
+    """The span and the duration of a replay: from the coming of a reader until it has caught up with what was there."""
 
     __slots__ = ("_began", "_span", "_timed")
 
@@ -131,7 +133,7 @@ class Replay:
         self._span = _tracer.start_span(REPLAY, attributes=_reading(session, stream, missed))
 
     def at(self, cursor: int, *, end: int) -> Replay | None:
-        """The reader has got that far; gives what is left of the replay."""
+        """The reader has got that far. Returns this replay, or `None` once it is complete."""
         if cursor < end:
             return self
         self._timed.observe(time.perf_counter() - self._began)
@@ -146,7 +148,8 @@ class Replay:
 
 
 class _Untraced(Request):
-    """Nobody traces, and no trace passes through: one for all, so that a stream at rest keeps nothing for it."""
+    """Stands for every request while no tracer records and no trace passes through, so that a stream at rest keeps
+    nothing for it."""
 
     __slots__ = ()
 
@@ -167,7 +170,7 @@ class _AsgiHeaders(Getter[dict[bytes, bytes]]):
 
 
 def _by_name(headers: Headers) -> dict[bytes, bytes]:
-    """Lines of one name are one list (RFC 9110, 5.3); of a header that is none, that makes something invalid."""
+    """Lines of one name are one list (RFC 9110, 5.3); joining them makes a header invalid that may stand only once."""
     named = dict(headers)
     if len(named) != len(headers):
         named = {}
@@ -181,7 +184,7 @@ _UNTRACED = _Untraced()
 
 
 def request(method: str, headers: Headers) -> Request:
-    """Begin the span of a request; use it with `with`, around everything that is done for the request."""
+    """Begin the span of a request. Use it with `with`, around all work for the request."""
     current = contexts.get_current()
     inside = get_current_span(current).get_span_context().is_valid
     context = current if inside else extract(_by_name(headers), context=current, getter=_HEADERS)
@@ -193,31 +196,21 @@ def request(method: str, headers: Headers) -> Request:
 
 
 def tell(**attributes: str) -> None:
-    """Add to the span of the request at hand: `session` (never its whole id), `stream`."""
+    """Add attributes to the current request's span: `session` (never its whole id), `stream`."""
     span = get_current_span()
     if span.is_recording():
         span.set_attributes({f"perdure.{name}": value for name, value in attributes.items()})
 
 
 def load(session: str) -> AbstractContextManager[Span]:
-    """Around the loading of a session from its record."""
+    """The span of loading a session from its record."""
     return _tracer.start_as_current_span(LOAD, attributes={SESSION: session})
 
 
 def settle(session: str, stream: str, *, outcome: str) -> AbstractContextManager[Span]:
-    """Around the settling of a call. Outcomes: `rerun`, `unknown`, `cancelled`."""
+    """The span of settling a call. Outcomes: `rerun`, `unknown`, `cancelled`."""
     return _tracer.start_as_current_span(SETTLE, attributes={SESSION: session, STREAM: stream, OUTCOME: outcome})
 
 
 def _reading(session: str, stream: str, missed: int) -> dict[str, str | int]:
     return {SESSION: session, STREAM: stream, REPLAYS: "active" if missed else "none", MISSED: missed}
-
-
-def _failed(span: Span, error: Exception) -> None:
-    span.record_exception(error)
-    span.set_attribute(ERROR, type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, str(error)))
-
-
-def _shown(header: bytes) -> str:
-    return printable(header[:_MOST_CHARS].decode("latin-1"))

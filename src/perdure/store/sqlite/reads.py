@@ -1,4 +1,4 @@
-"""What a SQLite store is asked without writing anything."""
+"""Reads records and events from a SQLite file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from perdure._core.chains import Chain
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.states import SessionState
+from perdure.store import rows
 from perdure.store.base import (
     FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
@@ -27,7 +28,7 @@ from perdure.store.base import (
     SessionRecord,
     StreamRecord,
 )
-from perdure.store.sqlite import rows
+from perdure.store.codec import Payloads
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.read_pool import ReaderPool
 
@@ -42,7 +43,10 @@ Beyond that each single row would wait for its turn: 10,000 took 0.9 s beside a 
 
 
 class Reads:
+    """Answers what a store is asked without writing. All payloads are decoded here, at the edge."""
+
     _readers: ReaderPool
+    _payloads: Payloads
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         found: list[Event] = []
@@ -50,7 +54,9 @@ class Reads:
         while True:
             page = min(limit - len(found), MAX_READ)
             last = found[-1].seq if found else after
-            more, room = await self._readers.run(partial(_events, stream=stream, after=last, limit=page, room=room))
+            more, room = await self._readers.run(
+                partial(_events, self._payloads, stream=stream, after=last, limit=page, room=room)
+            )
             found += more
             if len(more) < page or len(found) >= limit or room <= 0:
                 return found
@@ -73,7 +79,7 @@ class Reads:
         return await self._all("unread_streams", rows.stream_record, session)
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
-        return await self._all("kept_of_session", rows.kept_record, session)
+        return await self._all("kept_of_session", rows.kept_record, session=session, overhead=self._payloads.overhead)
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         return await self._all("generations_of_stream", rows.generation, stream)
@@ -135,25 +141,27 @@ class Reads:
         found = await self._all(query, record, *values)
         return found[0] if found else None
 
-    async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> list[T]:
-        return await self._readers.run(
-            lambda connection: [record(row) for row in connection.execute(_SQL[query], values)]
-        )
+    async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any, **named: Any) -> Sequence[T]:
+        def read(connection: sqlite3.Connection) -> Sequence[T]:
+            return self._payloads.decode_all([record(row) for row in connection.execute(_SQL[query], named or values)])
+
+        return await self._readers.run(read)
 
 
 def _events(
-    connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
-) -> tuple[list[Event], int]:
-    """Events, and how many bytes there is room for behind them."""
+    payloads: Payloads, connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
+) -> tuple[Sequence[Event], int]:
+    """Give events, and how many bytes there is room for behind them."""
     events: list[Event] = []
+    overhead = payloads.overhead
     # Closed at its end: a query that is left in the middle would keep the file's log from being reused.
     with contextlib.closing(connection.execute(_SQL["read_events"], (stream, after, limit))) as found:
         for seq, time, payload, final in found:
             events.append(Event(seq, time, payload, final == 1))
-            room -= len(payload)
+            room -= len(payload) - overhead if payload else 0
             if room <= 0:
                 break
-    return events, room
+    return payloads.decode_all(events), room
 
 
 def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, StreamRecord]:

@@ -25,8 +25,8 @@ UPDATE session SET record = ?, sticky = ? WHERE id = ?;
 -- next_incarnation: a client begins anew in a session that has not ended
 UPDATE session SET incarnation = incarnation + 1 WHERE id = ? AND state <> 'ended';
 
--- params_of: how large a session's client params are, if it has not ended
-SELECT length(client_params) FROM session WHERE id = ? AND state <> 'ended';
+-- params_of: how large a session's client params are, less what the codec added, if it has not ended
+SELECT max(0, length(client_params) - ?) FROM session WHERE id = ? AND state <> 'ended';
 
 -- end_session: mark a session's record as ended, and keep little more than why; the first reason stays
 UPDATE session SET
@@ -158,12 +158,12 @@ ORDER BY key;
 UPDATE stream SET listed = 1 WHERE key = :stream AND NOT EXISTS (
     SELECT 1 FROM call WHERE stream = :stream AND state IN ('running', 'waiting'));
 
--- kept_of_session: what is retained of a session's sealed streams, the oldest first
+-- kept_of_session: what is retained of a session's sealed streams, the oldest first; sizes less what the codec added
 SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END),
-       coalesce(sum(CASE e.final WHEN 0 THEN length(e.payload) END), 0),
-       coalesce(sum(CASE e.final WHEN 1 THEN length(e.payload) END), 0)
+       coalesce(sum(CASE e.final WHEN 0 THEN max(0, length(e.payload) - :overhead) END), 0),
+       coalesce(sum(CASE e.final WHEN 1 THEN max(0, length(e.payload) - :overhead) END), 0)
 FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
-WHERE s.session = ? AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
+WHERE s.session = :session AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
 -- generations_of_stream: the ended generations of a stream, the oldest first
 SELECT g.generation, g."end"
@@ -327,8 +327,8 @@ DELETE FROM sender WHERE node = ?;
 -- forward: a message for the writer of a stream
 INSERT INTO forward (stream, payload) VALUES (?, ?);
 
--- count_forwarded: how many messages wait for a stream, and their bytes
-SELECT count(*), coalesce(sum(length(payload)), 0) FROM forward WHERE stream = ?;
+-- count_forwarded: how many messages wait for a stream, and their bytes, less what the codec added
+SELECT count(*), coalesce(sum(max(0, length(payload) - ?)), 0) FROM forward WHERE stream = ?;
 
 -- read_forwarded: some of the messages that wait for a stream after a key, the oldest first
 SELECT f.key, f.payload FROM stream AS s JOIN forward AS f ON f.stream = s.key

@@ -1,0 +1,99 @@
+"""Counters and latencies of one process: plain numbers in one object.
+
+`prometheus` exports them, and so may the program around Perdure. The help of each counter stands beside it and nowhere
+else: the metrics and the documentation are made from this table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any
+
+BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Upper bounds in seconds: from a commit into memory to more than a store may take (`store_timeout`)."""
+
+
+class Histogram:
+    """Counts how long something took, each time."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        """For each bound, and for beyond the last."""
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
+
+
+def _counter(says: str, *, outcome: str = "") -> Any:
+    """A counter and its help. `outcome`: it is part of a metric with that label (`METRICS` names both)."""
+    return field(default=0, metadata={"help": says, "outcome": outcome})
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts what happened since the start of this process (P9)."""
+
+    sessions_opened: int = _counter("Sessions opened by initialize.")
+    sessions_loaded: int = _counter("Sessions loaded from their records.")
+    reattaches: int = _counter("Clients that came back to their session with initialize.")
+    sessions_ended: int = _counter("Sessions ended: deleted by their client, expired, or without a handshake.")
+    sessions_not_found: int = _counter("Requests answered 404 because there is no such session for the caller.")
+    call_streams: int = _counter("Streams opened by POST.")
+    standalone_readers: int = _counter("GETs attached to a standalone stream.")
+    resumes: int = _counter("GETs that named a position.")
+    events_appended: int = _counter("Events appended to streams.")
+    events_replayed: int = _counter("Events that a reader got from further back than the moment it came.")
+    gaps: int = _counter("Gaps told to readers: events that are no longer there.")
+    orphans_told: int = _counter("Times that a client was told of a call whose position it had lost.")
+    positions_lost: int = _counter("Positions that could not be honoured.")
+    take_overs: int = _counter("Readers ended because a newer one took their stream.")
+    slow_readers_ended: int = _counter("Readers ended because they took nothing for stream_timeout.")
+    calls_accepted: int = _counter("Requests written into the ledger.")
+    calls_answered: int = _counter("Requests answered by the server behind.")
+    calls_cancelled: int = _counter("Requests cancelled by their client.")
+    calls_settled: int = _counter("Calls answered with: interrupted, outcome unknown.", outcome="unknown")
+    calls_rerun: int = _counter("Calls of a dead node that were run again here.", outcome="rerun")
+    settles_cancelled: int = _counter(
+        "Calls of a dead node that their client cancelled while they waited to be settled.", outcome="cancelled"
+    )
+    nodes_settled: int = _counter("Dead nodes whose calls this one has settled.")
+    recoveries_tried: int = _counter('New sessions begun in place of lost ones (`recover="reissue"`).', outcome="tried")
+    recoveries_succeeded: int = _counter("New sessions that were ready in place of lost ones.", outcome="succeeded")
+    recoveries_failed: int = _counter("New sessions whose handshake failed.", outcome="failed")
+    recoveries_refused: int = _counter(
+        "Callers that had lost too many sessions to be given another one.", outcome="refused"
+    )
+    resume_chains_opened: int = _counter("Chains of resume tokens that the broker opened.")
+    resume_tokens_accepted: int = _counter("Resume tokens that led back to their session.")
+    resume_tokens_rejected: int = _counter("Resume tokens that the broker rejected, for whatever reason.")
+    #: A security event: the token had been voided or retired.
+    resume_chains_revoked: int = _counter("Chains of resume tokens revoked because a retired token was used again.")
+    requests_refused: int = _counter("Requests that the endpoint answered with 400 and above.")
+    outages: int = _counter("Times that the store began to fail.")
+    events_held: int = _counter("Events that went on live from memory while the store failed.")
+
+    append_seconds: Histogram = field(
+        default_factory=Histogram,
+        metadata={"help": "From the first thing put into a group until the group is written."},
+    )
+    replay_seconds: Histogram = field(
+        default_factory=Histogram,
+        metadata={"help": "From the coming of a reader until it has caught up with what was there."},
+    )
+
+    def snapshot(self) -> dict[str, int]:
+        """The counters; the latencies are read one by one."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, int)}
+
+
+HELP: dict[str, str] = {field.name: field.metadata["help"] for field in dataclasses.fields(Counters)}
+OUTCOMES: dict[str, str] = {
+    field.name: field.metadata["outcome"] for field in dataclasses.fields(Counters) if field.metadata.get("outcome")
+}
