@@ -62,6 +62,8 @@ class Response:
     def retry_after(self) -> float | None:
         """Seconds until the server wants us again, where it says so: in seconds, or as a date by its own clock."""
         value = self._response.headers.get("retry-after", "").strip()
+        if not value:
+            return None
         if value.isascii() and value.isdigit():
             return float(value[:9])
         until, now = _date(value), _date(self._response.headers.get("date", "")) or datetime.now(UTC)
