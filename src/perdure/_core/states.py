@@ -16,11 +16,11 @@ elsewhere, what its calls still send goes UNLOGGED to the reader that is there.
 when there is nothing to write: then it costs no task. One that is ended while others still read is CLOSING until its
 connection is closed. FINISHED says that it writes nothing more, and its response may return.
 
-**Session.** OPENING lasts while `initialize` runs. A session that nobody uses turns DORMANT (its runtime goes, record
-and answers stay) and comes back ACTIVE with its client's next message.
+**Session.** OPENING lasts while `initialize` runs. A session that no client uses turns DORMANT (its runtime goes,
+record and answers stay) and comes back ACTIVE with its client's next message.
 
 **Call.** One row of the ledger. Exactly one of the three ends is reached, once (promise 3): a late answer to a
-cancelled call finds no way in the table, and is dropped. A call whose node died is WAITING until somebody runs it again
+cancelled call finds no way in the table, and is dropped. A call whose node died is WAITING until a node runs it again
 or settles it.
 
 **Log.** What `/healthz` shows of the store: HEALTHY, or DEGRADED while it fails (promise 7).
