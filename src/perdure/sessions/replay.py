@@ -96,10 +96,10 @@ async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
     if not asked:
         return set()
     context, still = session.context, set(session.exchange.asks.open)
-    for ask in await context.store.asks(session.id):
-        if ask.node in (context.node, *context.nodes.others) or not await context.nodes.is_dead(ask.node):
-            still.add(ask.id)
-    return {seq for seq, name in asked.items() if name not in still}
+    for waiting in await context.store.asks(session.id):
+        if waiting.node in (context.node, *context.nodes.others) or not await context.nodes.is_dead(waiting.node):
+            still.add(waiting.id)
+    return {seq for seq, ask in asked.items() if ask not in still}
 
 
 def _ask_id(payload: bytes) -> str | None:
