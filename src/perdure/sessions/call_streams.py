@@ -42,4 +42,4 @@ class CallStreams:
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         if (session := self._held.get(stream.session)) is not None:
-            session.written(step)
+            session.keeper.on_written(step)
