@@ -159,9 +159,6 @@ class MemoryNodes:
         row = self._nodes.get(node)
         return row is not None and not row.left
 
-    def _is_alone(self, node: NodeId) -> bool:
-        return len(self._nodes) == 1 and node in self._nodes
-
     def _beat(self, node: NodeId, facts: bytes) -> None:
         self._writes += 1
         row = self._nodes[node]
@@ -194,7 +191,7 @@ class MemoryLiveness:
         now = self._monotonic()
         if not self._store._has(self._node):
             self._leases.lapse()
-        elif self._store._is_alone(self._node):
+        elif len(self._store._nodes) == 1:  # it is alone
             self._leases.alone(now=now)
         return self._leases.holds(now=now)
 

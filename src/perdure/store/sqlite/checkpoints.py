@@ -57,20 +57,17 @@ class Checkpoints:
 
     def _run(self) -> None:
         try:
-            self._checkpoint()
+            if self._connection is None:
+                self._connection = open_checkpointer(self._path, check=self._identity.check)
+            if _copy(self._connection) > MAX_LOG:
+                # Once more what came in meanwhile, so that the rest is short.
+                _copy(self._connection)
+                self._log_full()
         except (*NAMED, StoreReplaced) as error:
             # Put off, not lost; the commits themselves tell if the file is in trouble.
             _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "store.checkpoint"})
         finally:
             self._running = False
-
-    def _checkpoint(self) -> None:
-        if self._connection is None:
-            self._connection = open_checkpointer(self._path, check=self._identity.check)
-        if _copy(self._connection) > MAX_LOG:
-            # Once more what came in meanwhile, so that the rest is short.
-            _copy(self._connection)
-            self._log_full()
 
 
 def _copy(connection: sqlite3.Connection) -> int:

@@ -137,7 +137,9 @@ class Hints:
                 message = ear.socket.recv(MAX_DATAGRAM) if ear.socket is not None else b""
             except OSError:
                 break
-            hinted = _merged(hinted, _decode(message))
+            # What cannot be read is a hint all the same.
+            streams = {StreamId(stream) for stream in message.decode(errors="replace").split("\n")}
+            hinted = _merged(hinted, streams if message else None)
         if hinted is None or hinted:
             ear.tell(hinted)
 
@@ -194,7 +196,8 @@ class Hints:
                 self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._out.setblocking(False)
             with _reachable(self._path(node)) as address:
-                self._out.sendto(_encode(hinted), address)
+                message = b"\n".join(stream.encode() for stream in hinted or ())
+                self._out.sendto(message if len(message) <= MAX_DATAGRAM else b"", address)
         except BlockingIOError:
             return False
         except (OSError, AttributeError):
@@ -220,13 +223,3 @@ def _reachable(path: str) -> Iterator[str]:
 
 def _merged(one: Hinted, other: Hinted) -> Hinted:
     return None if one is None or other is None else one | other
-
-
-def _encode(hinted: Hinted) -> bytes:
-    message = b"\n".join(stream.encode() for stream in hinted or ())
-    return message if len(message) <= MAX_DATAGRAM else b""
-
-
-def _decode(message: bytes) -> Hinted:
-    """What cannot be read is a hint all the same."""
-    return {StreamId(stream) for stream in message.decode(errors="replace").split("\n")} if message else None
