@@ -16,7 +16,7 @@ from perdure.store.base import (
     CallRecord,
     Event,
     Forwarded,
-    Listener,
+    HintListener,
     Mail,
     NodeRecord,
     ReaderRecord,
@@ -55,7 +55,7 @@ class MemoryNodes:
         self._offset = wall() - time.monotonic()
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
-        self._subscriptions: dict[object, tuple[NodeId, Listener, asyncio.AbstractEventLoop]] = {}
+        self._subscriptions: dict[object, tuple[NodeId, HintListener, asyncio.AbstractEventLoop]] = {}
         self._fence = 0
         self._mail_key = 0
         self._writes = 0
@@ -130,7 +130,7 @@ class MemoryNodes:
 
     # Wake-ups
 
-    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         key = object()
         self._subscriptions[key] = (node, listener, asyncio.get_running_loop())
         return lambda: self._subscriptions.pop(key, None) and None

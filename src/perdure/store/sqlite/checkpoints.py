@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from perdure.errors import StoreReplaced
 from perdure.store.sqlite.file import NAMED, open_checkpointer
-from perdure.store.sqlite.identity import Identity
+from perdure.store.sqlite.identity import FileIdentity
 
 STEP = 4 << 20
 """Bytes written between two checkpoints: SQLite's own default."""
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """Counts what is written, and makes checkpoints. Called under the writer's lock, but for `close`."""
 
-    def __init__(self, path: str, identity: Identity, *, log_full: Callable[[], None]) -> None:
+    def __init__(self, path: str, identity: FileIdentity, *, log_full: Callable[[], None]) -> None:
         self._path = path
         self._identity = identity
         self._log_full = log_full

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from perdure.errors import StoreUnavailable
 from perdure.store.sqlite.file import NAMED, STUCK, failure, open_reader, refuse_newer
-from perdure.store.sqlite.identity import Identity
+from perdure.store.sqlite.identity import FileIdentity
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ THREADS = 2
 class ReaderPool:
     """`check` raises once the file is not to be read any more; `identity` tells it from another one of its name."""
 
-    def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None], identity: Identity) -> None:
+    def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None], identity: FileIdentity) -> None:
         self._path = path
         self._check = check
         self._identity = identity

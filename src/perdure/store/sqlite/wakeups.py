@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.store.base import Listener
+from perdure.store.base import HintListener
 from perdure.store.sqlite.locks import Locks
 
 POLL = 0.1
@@ -48,7 +48,7 @@ Hinted = set[StreamId] | None
 class _Ear:
     """Where a node listens."""
 
-    listeners: list[Listener] = field(default_factory=list)
+    listeners: list[HintListener] = field(default_factory=list)
     socket: socket.socket | None = None
 
     def tell(self, hinted: Hinted) -> None:
@@ -74,7 +74,7 @@ class Hints:
 
     # Listening
 
-    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
         ear = self._ears.get(node)
         if ear is None:
