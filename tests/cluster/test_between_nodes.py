@@ -268,9 +268,9 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
         await store.reached.wait()
         session = life_of(site).sessions.held(SessionId(peer.session))
         assert session is not None
-        written = session.changes
-        session.update(initialized=False)
-        await until(lambda: session.changes > written)
+        written = session.keeper.changes
+        session.keeper.update(initialized=False)
+        await until(lambda: session.keeper.changes > written)
         store.go.set()
         await (await ping).rest()
         assert not session.record.initialized

@@ -17,8 +17,8 @@ def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = Fal
 
 #: Met while calls run. The name says where the process dies.
 POINTS = {
-    "before the row of a call": at("perdure.sessions.session", "Session.accept", "enter"),
-    "before the row of the second call": at("perdure.sessions.session", "Session.accept", "enter", 2),
+    "before the row of a call": at("perdure.sessions.ledger", "Intake.accept", "enter"),
+    "before the row of the second call": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
     "in the transaction of the row": at(STREAM_STEPS, "StreamSteps.open_stream", "leave"),
     "between the row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
     "between the second row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),

@@ -12,7 +12,7 @@ from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.settling import Occasion
 from perdure._core.states import CallState
-from perdure.cluster.abandoned_call import Origin, SettleRequest, abandoned_call
+from perdure.cluster.abandoned_call import SettleRequest, abandoned_call
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
@@ -48,7 +48,7 @@ class WaitingCalls:
         """Calls of a session wait, here or elsewhere, for its principal."""
         self._until[session_id] = self._monotonic() + self._context.settings.session_grace
         if (session := self._sessions.held(session_id)) is not None:
-            session.waits = True
+            session.mark_waiting(True)
             self.send_back()
 
     def send_back(self) -> None:
@@ -62,16 +62,16 @@ class WaitingCalls:
                     if stream.reader is not None and not stream.is_over and stream.id not in running:
                         stream.reader.close_with_retry()
 
-    async def resume(self, session: Session, origin: Origin) -> None:
+    async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
-        session.waits = False
+        session.mark_waiting(False)
         tools = ToolHints(self._sessions)
         by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=tools, origin=origin)
         try:
             for record in await self._waiting_streams(session.id):
                 await self._settle(record, by)
         except StoreError:
-            session.waits = True
+            session.mark_waiting(True)
             raise
         if not session.waits:  # or more of its calls have begun to wait meanwhile
             self._until.pop(session.id, None)
@@ -86,7 +86,7 @@ class WaitingCalls:
                     if record.node == self._context.node:
                         await self._settle(record, by)
                 if (session := self._sessions.held(session_id)) is not None:
-                    session.waits = False
+                    session.mark_waiting(False)
                 self._until.pop(session_id, None)
 
     async def cancel(self, cancelled: mail.Cancelled) -> None:

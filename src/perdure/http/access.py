@@ -109,7 +109,7 @@ class SessionAccess:
         if session.state is SessionState.ENDED:
             raise self.gone()
         preamble, retry = told, b""
-        if session.revision.primes:
+        if session.keeper.revision.primes:
             retry = sse.encode_retry(self._retry_ms)
             name = stream.position(cursor).priming(self.context.random)
             preamble = sse.encode_priming(name.encode(), self._retry_ms) + told

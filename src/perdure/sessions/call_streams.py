@@ -33,7 +33,7 @@ class CallStreams:
             session.on_call_settled(stream)
 
     def on_grown(self, stream: Stream) -> None:
-        self._context.hub.registry.grown(stream)
+        self._context.hub.registry.on_grown(stream)
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
@@ -42,4 +42,4 @@ class CallStreams:
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         if (session := self._held.get(stream.session)) is not None:
-            session.written(step)
+            session.keeper.on_written(step)

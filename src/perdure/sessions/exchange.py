@@ -61,7 +61,7 @@ class Exchange:
         if notification.method == "notifications/initialized":
             if self.session.record.initialized:
                 return  # of a reattach: the server has seen it
-            self.session.update(initialized=True)
+            self.session.keeper.update(initialized=True)
         self.runtime.send(notification, origin=origin, size=size)
 
     def cancel(self, request_id: int | str, *, incarnation: int, params: dict[str, Any]) -> bool:
@@ -97,7 +97,7 @@ class Exchange:
         session = self.session
         return (
             bool(session.record.version)
-            and session.revision.closes_early
+            and session.keeper.revision.closes_early
             and not session.context.settings.json_response
         )
 

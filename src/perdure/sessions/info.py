@@ -53,7 +53,7 @@ def session_info(session: Session) -> SessionInfo:
         state=record.state.value,
         version=record.version,
         created=record.created,
-        active=session.active,
+        active=session.keeper.active,
         loaded=session.exchange.runtime.loaded,
         running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
         streams=tuple(

@@ -1,4 +1,4 @@
-"""One session: its record, its streams, and what it keeps of them.
+"""A session that this process serves: its record, its streams, its runtime, and what it keeps of them.
 
 Several processes may hold the same session. What they share is in the store; the record here is what was read, with
 this process's own changes on top until they are written.
@@ -10,14 +10,13 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from perdure._core import mail, sticky
-from perdure._core.ids import Kind, StreamId, new_stream_id
-from perdure._core.jsonrpc import Request
+from perdure._core.ids import SessionId, StreamId
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SESSION, SessionState, SessionStep, advance
-from perdure.errors import PerdureError, SessionEnded, StoreError
+from perdure.errors import PerdureError, StoreError
+from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.log.streams import Streams
 from perdure.sessions import replay as replayed
@@ -25,16 +24,15 @@ from perdure.sessions.context import ServerContext
 from perdure.sessions.exchange import Exchange
 from perdure.sessions.home import Home
 from perdure.sessions.kept_streams import KeptStreams, usage_of
-from perdure.sessions.ledger import Call, rows
+from perdure.sessions.ledger import Call
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.reattach import begin_incarnation
 from perdure.sessions.record import RecordKeeper
 from perdure.store.base import (
     ChangeSession,
-    DropStream,
     EndSession,
     Event,
-    OpenStream,
+    KeptRecord,
     Release,
     SendMail,
     SessionRecord,
@@ -45,41 +43,76 @@ from perdure.store.base import (
 from perdure.telemetry.events import log_event
 
 
-class Session(RecordKeeper):
-    """A session that this process serves."""
+class Session:
+    """One session, as this process has it."""
 
     __slots__ = (
         "_call_streams",
-        "_tells_by_log",
         "_users",
+        "context",
         "exchange",
         "home",
+        "keeper",
         "orphans",
         "retained",
         "seen",
         "standalone",
+        "tells_by_log",
         "waits",
     )
 
     def __init__(
-        self, context: ServerContext, record: SessionRecord, standalone: StreamRecord, call_streams: Streams
+        self,
+        context: ServerContext,
+        record: SessionRecord,
+        standalone: StreamRecord,
+        call_streams: Streams,
+        *,
+        stamp: object,
+        waits: bool = False,
+        kept: Sequence[KeptRecord] = (),
     ) -> None:
-        super().__init__(context, record)
-        self.seen = record.active
+        self.context = context
+        self.keeper = RecordKeeper(context, record, stamp)
+        self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
+        """When its client was last here."""
         self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
         self.standalone = self.home.standalone
         self._call_streams = call_streams
         self.retained = KeptStreams(context.limits)
+        self.retained.load(kept)
         self.exchange = Exchange(self)
         self.orphans = Orphans(self)
-        self.waits = False
+        self.waits = waits
         """Calls of it wait for their principal to come back."""
-        self._tells_by_log = _declares_logging(record.result)
+        self.tells_by_log = _declares_logging(record.result)
+        """The server declared logging, so a log message may tell of a gap."""
         self._users = 0
+
+    @property
+    def record(self) -> SessionRecord:
+        return self.keeper.record
+
+    @property
+    def id(self) -> SessionId:
+        return self.keeper.record.id
+
+    @property
+    def name(self) -> str:
+        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
+        return self.keeper.record.id[:8]
+
+    @property
+    def state(self) -> SessionState:
+        return self.keeper.record.state
+
+    def put(self, *steps: Step) -> None:
+        """Write steps for which no caller waits."""
+        self.context.journal.put(Steps(steps))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the session in memory: a request, or a chore, has it in hand and has yet to do something with it."""
+        """Keep the session in memory: a request, or a chore, has yet to do something with it."""
         self._users += 1
         try:
             yield
@@ -92,24 +125,24 @@ class Session(RecordKeeper):
         return self._call_streams.of(self.record.id)
 
     @property
-    def tells_by_log(self) -> bool:
-        """The server declared logging, so a log message may tell of a gap."""
-        return self._tells_by_log
-
-    @property
     def connected(self) -> bool:
         return self.standalone.readers.present or any(s.readers.present for s in self.streams.values())
 
     @property
     def busy(self) -> bool:
-        """It must stay in memory: something is under way that only this object knows of."""
+        """Whether it must stay in memory: something is under way that only this object knows of."""
         return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.connected
 
     def touch(self) -> None:
         """The client is here."""
-        self.seen = self.active = self.context.clock()
+        self.keeper.touch()
+        self.seen = self.keeper.active
         if self.state is SessionState.DORMANT:
-            self.update(state=advance(SESSION, self.state, SessionStep.CLIENT_CAME_BACK))
+            self.keeper.update(state=advance(SESSION, self.state, SessionStep.CLIENT_CAME_BACK))
+
+    def mark_waiting(self, waits: bool) -> None:
+        """Calls of it wait for their principal to come back, or do so no longer."""
+        self.waits = waits
 
     async def come_back(self) -> None:
         """The client is here; if it was away for so long that its home went, this node is the home now."""
@@ -118,43 +151,11 @@ class Session(RecordKeeper):
         if rested:
             await self.home.claim()
 
-    # Accepting requests
+    # The streams of its calls
 
-    async def accept(
-        self,
-        requests: Sequence[Request],
-        bodies: Sequence[bytes],
-        *steps: Step,
-        incarnation: int,
-        most_calls: int | None = None,
-    ) -> list[Call]:
-        """Write the ledger rows and the stream that will carry the answers; their ids are reserved already, in that
-        incarnation (the session may have come further since).
-
-        Only then may the runtime see them.
-        """
-        context, calls = self.context, self.exchange.calls
-        record = StreamRecord(
-            id=new_stream_id(context.random),
-            session=self.record.id,
-            kind=Kind.CALL,
-            node=context.node,
-            fence=context.fence,
-            opened=context.clock(),
-        )
-        try:
-            ledger = rows(requests, bodies, session=self.record, incarnation=incarnation, stream=record.id)
-            await context.journal.write(*steps, OpenStream(record=record, calls=ledger, most_calls=most_calls))
-            if self.state is SessionState.ENDED:
-                raise SessionEnded
-        except BaseException:
-            calls.release(requests, incarnation=incarnation)
-            self.put(DropStream(stream=record.id))  # it may have been written all the same
-            raise
-        stream = self._call_streams.write(record, owed=len(requests))
-        context.counters.call_streams += 1
-        context.counters.calls_accepted += len(requests)
-        return calls.open(requests, incarnation=incarnation, stream=stream)
+    def write(self, record: StreamRecord, *, owed: int) -> Stream:
+        """A call's stream that this node writes from now on."""
+        return self._call_streams.write(record, owed=owed)
 
     def follow(self, record: StreamRecord) -> Stream:
         """A call's stream of it that a reader needs, and that has come this far."""
@@ -168,30 +169,27 @@ class Session(RecordKeeper):
         """What a successful answer changes in the record, to be written together with it."""
         method = call.request.method
         if method == "initialize" and self.state is SessionState.OPENING:
-            return self._handshake_done(result)
+            version = json.loads(result).get("protocolVersion")
+            if version not in REVISIONS:
+                return None  # a middleware answered in place of the SDK; the session does not open
+            state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
+            self.tells_by_log = _declares_logging(result)
+            return self.keeper.change(ChangeSession(session=self.id, state=state, version=version, result=result))
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
             self.exchange.runtime.on_sticky_accepted(request)
-            return self.change(Stick(session=self.id, request=request))
+            return self.keeper.change(Stick(session=self.id, request=request))
         return None
-
-    def _handshake_done(self, result: bytes) -> Step | None:
-        version = json.loads(result).get("protocolVersion")
-        if version not in REVISIONS:
-            return None  # somebody's middleware answered in place of the SDK; the session does not open
-        state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-        self._tells_by_log = _declares_logging(result)
-        return self.change(ChangeSession(session=self.id, state=state, version=version, result=result))
 
     # The record, and what follows from it
 
     def refresh(self, stored: SessionRecord, stamp: object, *, reattached: bool = False) -> None:
-        """Take over what other processes have changed; or that the client has begun anew, here and now."""
+        """Take over what other processes have changed; or that the client has reattached, here and now."""
         before = self.record
-        self.stamp = stamp
+        self.keeper.stamp = stamp
         if before.state is SessionState.OPENING or stored.incarnation < before.incarnation:
-            return  # still this node's alone; or read before the client began anew
-        self.take_in(stored)
+            return  # still this node's alone; or read before the client reattached
+        self.keeper.take_in(stored)
         stored = self.record
         if level := sticky.changed_log_level(before.sticky, stored.sticky):
             self.exchange.runtime.repeat(level)
@@ -211,18 +209,18 @@ class Session(RecordKeeper):
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
                 state = advance(SESSION, self.state, SessionStep.GRACE_PASSED)
-                steps.insert(0, ChangeSession(session=self.id, active=self.active, state=state))
+                steps.insert(0, ChangeSession(session=self.id, active=self.keeper.active, state=state))
             try:
                 await self.context.journal.write(*steps)
-            except PerdureError as failure:  # another node is the home; or nobody will know that this one is not
+            except PerdureError as failure:  # another node is the home; or no node will know that this one is not
                 log_event(logging.INFO, "session.rest", f"a home could not be let go of: {failure}", session=self.name)
 
     async def end(self, step: SessionStep, reason: str) -> None:
         """End the session: running calls get their answer, readers their end, and everything stored goes."""
         if self.state is SessionState.ENDED:
             return
-        state = advance(SESSION, self.state, step)
-        self.record = replace(self.record, state=state, ended=step.value)
+        advance(SESSION, self.state, step)
+        self.keeper.end(step.value)
         await self._close(reason)
         self.context.counters.sessions_ended += 1
         told = mail.encode(mail.Ended(session=self.id, reason=step.value))
@@ -236,7 +234,7 @@ class Session(RecordKeeper):
     async def was_ended(self, reason: str) -> None:
         """It was ended by another process: let go of it."""
         if self.state is not SessionState.ENDED:
-            self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
+            self.keeper.end(reason)
             for stream in list(self.streams.values()):
                 stream.unlog()
             await self._close("The session has ended")
@@ -264,7 +262,7 @@ class Session(RecordKeeper):
         return await replayed.lost_answers(self, stream)
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
-        """Of replayed events, those that are asks which nobody waits for any more."""
+        """Of replayed events, those that are asks which wait for no answer any more."""
         return await replayed.closed_asks(self, events)
 
     def enforce_limits(self) -> None:
