@@ -21,6 +21,7 @@ from typing import Any
 
 from log_actions import records
 from perdure._core import codes as error_codes
+from perdure._core import delivery as rules
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
 from perdure._core.units import format_duration, format_size
@@ -37,40 +38,50 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _MADE = re.compile(r"(<!-- made: (\w+) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
-#: Where the codes are met that are neither a refusal's own nor a response's in an event stream.
+#: Where a client meets the codes that belong neither to a refusal nor to a response in an event stream.
 ELSEWHERE = {
     "PARSE_ERROR": "400",
     "CLIENT_AWAY": "in the tool that asked",
     "UNREACHABLE": "in programs that use `perdure.connect`, and from `perdure stdio`",
     "INVALID_PARAMS": "from `perdure stdio`",
-    "INTERNAL_ERROR": "from `perdure stdio`",
-    "NO_SERVER": "from `perdure stdio`",
+    "INTERNAL_ERROR": "in programs that use `perdure.connect`, and from `perdure stdio`",
+    "NO_SERVER": "in programs that use `perdure.connect`, and from `perdure stdio`",
     "TOO_MANY_AT_ONCE": "from `perdure stdio`",
 }
 
-#: Limits that are no settings: where the constant stands, what it bounds, what happens beyond.
+#: Limits that are not settings: the constant's module and name, what it bounds, what happens beyond it.
 FIXED = [
     ("perdure._core.jsonrpc", "MAX_DEPTH", "levels of nesting in a body", "400, -32700"),
     ("perdure._core.jsonrpc", "MAX_BATCH", "messages in a batch (2025-03-26)", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_ID_CHARS", "characters of a request id", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
     ("perdure._core.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
-    ("perdure._core.retention", "MAX_ENDED", "records of ended sessions", "the oldest go"),
-    ("perdure._core.retention", "MAX_ENDED_OF_CALLER", "records of one caller's ended sessions", "the oldest go"),
+    ("perdure._core.retention", "MAX_ENDED", "records of ended sessions", "the oldest are removed"),
+    (
+        "perdure._core.retention",
+        "MAX_ENDED_OF_CALLER",
+        "records of one caller's ended sessions",
+        "the oldest are removed",
+    ),
     ("perdure._core.retention", "MAX_ENDED_PARAMS", "bytes of an expired session's client params", "they are not kept"),
     ("perdure.http.post", "MAX_HANDSHAKE", "bytes of an `initialize` request", "413, -31004"),
     ("perdure.http.post", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
-    ("perdure.http.body", "PACE_BYTES", "bytes that a body brings in 20 seconds on its way, at least", "408, -31004"),
+    ("perdure.http.body", "PACE_BYTES", "bytes that a body must bring in 20 seconds", "408, -31004"),
     (
         "perdure.telemetry.events",
         "PEER_RECORDS",
         "log records of one action that peers cause in a minute",
         "they are counted",
     ),
-    ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "what is for it is refused"),
+    ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "further messages for it are refused"),
     ("perdure.store.base", "MAX_FORWARDED", "messages that wait for the writer of one stream", "their tools wait"),
     ("perdure.store.base", "MAX_FORWARDED_BYTES", "bytes of these messages", "their tools wait"),
-    ("perdure.store.base", "KEPT_GENERATIONS", "ends of generations kept of one stream", "older positions are lost"),
+    (
+        "perdure.store.base",
+        "KEPT_GENERATIONS",
+        "ends of generations that are kept for one stream",
+        "older positions are lost",
+    ),
     ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a row", "404 without a new one"),
     ("perdure.http.resume_tokens", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
     (
@@ -85,7 +96,7 @@ FIXED = [
         "seconds that connections get to end when the server stops",
         "they are cut",
     ),
-    ("perdure.log.stream", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    ("perdure.log.readership", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
     (
         "perdure.serve.token_file",
         "MIN_TOKEN",
@@ -96,7 +107,9 @@ FIXED = [
 ]
 
 MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
-    ("Stream", states.STREAM, states.StreamState.DETACHED),
+    ("Content", states.CONTENT, states.ContentState.OPEN),
+    ("Writing", states.WRITING, states.WritingState.FOLLOWING),
+    ("Reader", states.READER, states.ReaderState.STARTING),
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
     ("Log", states.LOG, states.LogState.HEALTHY),
@@ -226,24 +239,19 @@ def actions(_: str) -> str:
     return table(("action", "level", "sentence", "facts"), rows)
 
 
-# Modules, states and revisions
+# Rooms, states and revisions
 
 
-def modules(_: str) -> str:
-    """Each module's first sentence; private ones belong to their neighbours, except the core."""
+def rooms(_: str) -> str:
+    """Each package's first sentence: what the room is for, and which rooms it may use."""
     package = ROOT / "src" / "perdure"
     rows = []
-    for source in sorted(package.rglob("*.py"), key=lambda path: (path.parent != package, path)):
-        name = str(source.relative_to(package))
-        sentence = _first_sentence(source)
-        if sentence and not re.search(r"(^|/)_(?!core/)", name):
-            rows.append([f"[`{name}`](../src/perdure/{name})", sentence])
-    return table(("module", "what it is"), rows)
-
-
-def _first_sentence(source: Path) -> str:
-    text = " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split())
-    return re.split(r"(?<=[.]) ", text)[0].rstrip(".")
+    for source in sorted(package.glob("*/__init__.py")):
+        text = " ".join((ast.get_docstring(ast.parse(source.read_text())) or "").split())
+        purpose, uses = re.split(r"(?<=[.]) ", text)[0].rstrip(".").split("; uses ")
+        room = source.parent.name
+        rows.append([f"[`{room}`](../src/perdure/{room})", purpose, uses])
+    return table(("room", "what it does", "uses"), rows)
 
 
 def diagrams(_: str) -> str:
@@ -280,6 +288,31 @@ def revisions(_: str) -> str:
     return table(("revision", "batches", "priming event and `retry`", "a tool may close its connection early"), rows)
 
 
+def delivery(_: str) -> str:
+    """What a client does with a response or a failure: a row for each, a column for each kind of thing that it sent."""
+    by_post, by_get = list(rules.Column)[:5], list(rules.Column)[5:]
+    return "\n".join(
+        (
+            "**By POST.**\n",
+            _meanings(rules.POST, by_post),
+            "**By GET.** A call with a position, and the standalone stream.\n",
+            _meanings(rules.GET, by_get),
+            "**No response, or one that broke off.**\n",
+            _meanings(rules.FAILED, list(rules.Column)),
+            "| | what the client does next |\n| --- | --- |",
+            "".join(f"| {meaning.name.lower()} | {meaning.value} |\n" for meaning in rules.Meaning),
+        )
+    )
+
+
+def _meanings(rows: Mapping[Any, Mapping[rules.Column, rules.Meaning]], columns: list[rules.Column]) -> str:
+    cells = (
+        [*row.value[:1], *(cell[c].name.lower() if c in cell else "" for c in columns), *row.value[1:]]
+        for row, cell in rows.items()
+    )
+    return table(("what came", *(column.value for column in columns), "because"), cells)
+
+
 MAKERS: dict[str, Callable[[str], str]] = {
     maker.__name__: maker
     for maker in (
@@ -290,9 +323,10 @@ MAKERS: dict[str, Callable[[str], str]] = {
         counters,
         metrics,
         actions,
-        modules,
+        rooms,
         diagrams,
         revisions,
+        delivery,
         checklist,
         promises,
         requirements,

@@ -5,8 +5,8 @@ import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 import { bundle, common, here } from './bundle.mjs';
 
-/** What the package may weigh on the wire. */
-const MOST = 6000;
+/** What the package may weigh on the wire. The table that it shares with the Python clients is 300 of it. */
+const MOST = 6400;
 
 process.chdir(here);
 await bundle('dist');

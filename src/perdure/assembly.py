@@ -1,4 +1,4 @@
-"""One life of the serving process: its parts put together, its chores, and its end."""
+"""Builds a serving process from its parts, runs its chores, and takes it apart."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
-
-from mcp.server.lowlevel.server import Server
 
 from perdure._core.ids import NodeId, new_node_id
 from perdure._core.memory_budget import Work
 from perdure._core.retention import Limits
 from perdure.cluster.mail_handler import MailHandler
 from perdure.cluster.node import Node
-from perdure.cluster.peers import Neighbours
+from perdure.cluster.peers import Peers
+from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
+from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import keep_going
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
 from perdure.log.read_marks import ReadMarks
+from perdure.runtime.base import Runtimes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
-from perdure.sessions.registry import Sessions
-from perdure.sessions.shutdown import Handover
+from perdure.sessions.registry import SessionRegistry
+from perdure.sessions.shutdown import end_calls, learn_tools
+from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
 from perdure.store.within_time import within_time
@@ -52,9 +53,10 @@ class ServerProcess:
     """The parts of a process that serves."""
 
     context: ServerContext
-    sessions: Sessions
+    sessions: SessionRegistry
     settler: Settler
-    handover: Handover
+    tools: ToolHints
+    """Which tools may run again, as far as a stop has learnt."""
     liveness: Liveness
     loop: asyncio.AbstractEventLoop
 
@@ -75,20 +77,19 @@ class ServerProcess:
     async def _learn_tools(self) -> None:
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
-                await self.handover.learn_tools()
+                await learn_tools(self.sessions, self.tools)
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
     def end(self) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer."""
-        self.handover("the server is stopping")
+        end_calls(self.sessions, self.tools, "the server is stopping", outlived=self.context.store.shared)
         self.context.hub.end_all()
 
 
 @asynccontextmanager
-async def living(
-    server: Server[Any],
-    state: object,
+async def running(
+    runtimes: Runtimes,
     *,
     store: Store,
     settings: Settings,
@@ -100,32 +101,34 @@ async def living(
     any more, `lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         store = within_time(store, settings.store_timeout)
-        context, neighbours, liveness = await _furnish(server, state, store, settings, counters)
+        context, peers, readers, liveness = await _build(runtimes, store, settings, counters)
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
-        sessions = Sessions(context)
+        sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions, monotonic=time.monotonic)
-        stack.push_async_callback(neighbours.aclose)
-        stack.callback(neighbours.begin(MailHandler(context, sessions, settler, neighbours)))
+        watcher = Watcher(context, sessions, readers, MailHandler(context, sessions, settler, readers))
+        stack.push_async_callback(readers.aclose)
+        stack.push_async_callback(watcher.aclose)
+        stack.callback(watcher.subscribe())
         life = ServerProcess(
             context=context,
             sessions=sessions,
             settler=settler,
-            handover=Handover(sessions, outlived=store.shared),
+            tools=ToolHints(sessions),
             liveness=liveness,
             loop=asyncio.get_running_loop(),
         )
         node = Node(
             liveness=liveness,
-            neighbours=neighbours,
+            peers=peers,
             settler=settler,
+            watcher=watcher,
             lease=settings.lease,
             facts=lambda: metrics.facts(sessions.numbers()),
             lapsed=lapsed,
             lost=lost,
-            monotonic=time.monotonic,
         )
         tending = Housekeeping(context, sessions)
         chores = (context.hub.watch, tending.tend, tending.sweep, node.run)
@@ -133,22 +136,32 @@ async def living(
         yield life
 
 
-async def _furnish(
-    server: Server[Any], state: object, store: Store, settings: Settings, counters: Counters
-) -> tuple[ServerContext, Neighbours, Liveness]:
-    """Everything that the sessions share."""
+async def _build(
+    runtimes: Runtimes, store: Store, settings: Settings, counters: Counters
+) -> tuple[ServerContext, Peers, RemoteReaders, Liveness]:
+    """Join the store, and build what the sessions share."""
     random = secrets.token_bytes
     node: NodeId = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
-    peers, marks = PeerLog(), ReadMarks(journal)
-    hub = Hub(settings, counters, peers, marks, clock=store.clock, monotonic=time.monotonic, random=random)
-    lag = settings.max_stream_events
-    neighbours = Neighbours(node=node, store=store, journal=journal, hub=hub, liveness=liveness, lag=lag)
+    nodes = Peers(node=node, store=store, liveness=liveness)
+    arrivals, lag = itertools.count(1), settings.max_stream_events
+    readers = RemoteReaders(node=node, store=store, journal=journal, peers=nodes, arrivals=arrivals, lag=lag)
+    peers = PeerLog()
+    hub = Hub(
+        settings,
+        counters,
+        peers,
+        ReadMarks(journal),
+        readers,
+        arrivals=arrivals,
+        clock=store.clock,
+        monotonic=time.monotonic,
+        random=random,
+    )
     context = ServerContext(
-        server=server,
-        lifespan_state=state,
+        runtimes=runtimes,
         store=store,
         journal=journal,
         hub=hub,
@@ -156,7 +169,7 @@ async def _furnish(
         counters=counters,
         node=node,
         fence=fence,
-        neighbours=neighbours,
+        nodes=nodes,
         clock=store.clock,
         random=random,
         ask_ids=itertools.count(1),
@@ -170,7 +183,7 @@ async def _furnish(
         work=Work(settings.max_work),
         peers=peers,
     )
-    return context, neighbours, liveness
+    return context, nodes, readers, liveness
 
 
 async def _leave(context: ServerContext, liveness: Liveness) -> None:

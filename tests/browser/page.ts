@@ -131,6 +131,8 @@ const lab = {
   async ask(name: string, args: Record<string, unknown> = {}): Promise<string> {
     return text(await client.callTool({ name, arguments: args }));
   },
+  /** A read: how many there are. */
+  tools: async (): Promise<number> => (await client.listTools()).tools.length,
   close: () => client.close(),
   end: () => transport.terminateSession(),
 };

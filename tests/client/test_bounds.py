@@ -20,10 +20,9 @@ from starlette.responses import Response, StreamingResponse
 import perdure
 from perdure._core.reconnect import FREE_POLLS, MOST_ASKED, Course, Patience, delay
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.client import callback_limit as pace
-from perdure.client import session
+from perdure.client import callback_limit
 from perdure.client.incoming import MAX_ASK_BYTES, MAX_ASKS
-from perdure.remote.endpoint import retry_after
+from perdure.remote.endpoint import Response as RemoteResponse
 from tests.client.conftest import text
 from tests.client.odd import Odd, event, events, flow, good, odd_client
 from tests.support.site import Site, under_uvicorn, until
@@ -71,7 +70,7 @@ async def test_comments_without_end_do_not_pile_up_and_the_answer_is_found_behin
 
 async def test_a_handshake_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However lively the server is."""
-    monkeypatch.setattr(session, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr("perdure.client.connect.HANDSHAKE_SECONDS", 0.3)
     odd = Odd()
 
     def lively(key: object) -> Response:
@@ -135,7 +134,7 @@ async def test_questions_have_a_limit_and_its_answer_is_an_error(size: int, reme
 
 async def test_slow_callbacks_slow_the_server_down(shop: Workshop, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not pile up: the stream is not read, the call that feeds it waits, and nothing is lost."""
-    monkeypatch.setattr(pace, "ROOM", 50)
+    monkeypatch.setattr(callback_limit, "ROOM", 50)
     release, running, most, seen = asyncio.Event(), 0, 0, 0
 
     async def slow(progress: float, total: float | None, message: str | None) -> None:
@@ -211,6 +210,10 @@ def test_what_a_server_asks_for_has_a_limit() -> None:
         assert delay(course, Patience(), now=0.0, chance=0.0) == MOST_ASKED
 
 
+def retry_after(headers: list[tuple[bytes, bytes]]) -> float | None:
+    return RemoteResponse(httpx2.Response(503, headers=headers)).retry_after
+
+
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
@@ -225,11 +228,11 @@ def test_what_a_server_asks_for_has_a_limit() -> None:
     ],
 )
 def test_retry_after_in_seconds_or_as_a_date_that_has_passed(value: str, seconds: float | None) -> None:
-    assert retry_after(httpx2.Response(503, headers=[(b"retry-after", value.encode())])) == seconds
+    assert retry_after([(b"retry-after", value.encode())]) == seconds
 
 
 def test_a_date_is_read_by_the_servers_own_clock_or_else_by_ours() -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
-    assert 30 < (retry_after(httpx2.Response(503, headers={"retry-after": later})) or 0) <= 90
-    headers = {"date": "Mon, 01 Jan 2001 00:00:00 GMT", "retry-after": "Mon, 01 Jan 2001 00:02:00 GMT"}
-    assert retry_after(httpx2.Response(503, headers=headers)) == 120.0
+    assert 30 < (retry_after([(b"retry-after", later.encode())]) or 0) <= 90
+    headers = [(b"date", b"Mon, 01 Jan 2001 00:00:00 GMT"), (b"retry-after", b"Mon, 01 Jan 2001 00:02:00 GMT")]
+    assert retry_after(headers) == 120.0

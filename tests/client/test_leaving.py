@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.responses import Response
 
 import perdure
-from perdure.client.link import FAREWELL_SECONDS
+from perdure.client.transport import LEAVING_SECONDS
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, event, flow, good
 from tests.support.cutting_proxy import CuttingProxy
@@ -113,7 +113,7 @@ async def test_leaving_while_the_server_is_away_takes_no_time(shop: Workshop, pr
         accepted = proxy.accepted
         await until(lambda: proxy.accepted >= accepted + 3)
         left = clock()
-    assert clock() - left < FAREWELL_SECONDS
+    assert clock() - left < LEAVING_SECONDS
     ends = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(ends[0], asyncio.CancelledError)
     assert [str(end) for end in ends[1:]] == ["Connection closed"] * 2

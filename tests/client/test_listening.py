@@ -75,7 +75,7 @@ async def test_an_answer_that_comes_there_is_reported_and_the_stream_goes_on() -
     odd.get = get
     async with odd_client(odd, message_handler=inbox):
         await until(lambda: inbox.notices == ["notice://1"])
-    assert [str(error) for error in inbox.errors] == ["an answer that nobody here waits for: 1"]
+    assert [str(error) for error in inbox.errors] == ["an answer that no request here waits for: 1"]
 
 
 async def test_a_position_that_the_server_refuses_is_a_gap_and_the_stream_goes_on() -> None:

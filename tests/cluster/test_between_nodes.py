@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sqlite3
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure.log.stream import RUN_AHEAD
+from perdure.log.readership import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
-from perdure.store.base import Append, Event, SessionRecord, StreamRecord
+from perdure.store.base import Append, Event, SessionRecord, StreamRecord, stream_by_id
 from tests.cluster.conftest import Pair
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of
@@ -41,7 +42,7 @@ async def test_events_of_a_generation_that_is_not_known_yet_are_not_shown(pair: 
     held = life_of(pair.a.site).sessions.held(record.id)
     assert held is not None
     await at_a.result("announce", n=2)
-    stream = await pair.b.site.store.stream(record.standalone)
+    stream = await stream_by_id(pair.b.site.store, record.standalone)
     assert stream is not None
     claimed = await pair.b.site.store.claim(stream.id, node=NodeId("other"), held=stream.fence)
     assert claimed is not None
@@ -90,13 +91,13 @@ class Late(SqliteStore):
         super().__init__(path)
         self.hold, self.reached, self.go = False, asyncio.Event(), asyncio.Event()
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
-        record = await super().stream(stream)
-        if self.hold and record is not None and record.kind is Kind.CALL:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        found = await super().streams_by_id(streams)
+        if self.hold and any(record.kind is Kind.CALL for record in found.values()):
             self.hold = False
             self.reached.set()
             await self.go.wait()
-        return record
+        return found
 
 
 async def test_a_reader_that_knows_its_stream_from_before_it_was_settled_gets_the_answer(tmp_path: Path) -> None:
@@ -267,9 +268,9 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
         await store.reached.wait()
         session = life_of(site).sessions.held(SessionId(peer.session))
         assert session is not None
-        written = session.changes
-        session.update(initialized=False)
-        await until(lambda: session.changes > written)
+        written = session.keeper.changes
+        session.keeper.update(initialized=False)
+        await until(lambda: session.keeper.changes > written)
         store.go.set()
         await (await ping).rest()
         assert not session.record.initialized
@@ -278,14 +279,14 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
 
 async def test_ends_of_generations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 6: a home that moves to and fro leaves a row each time; the oldest go."""
-    monkeypatch.setattr("perdure.store.sqlite.steps.KEPT_GENERATIONS", 3)
+    monkeypatch.setattr("perdure.store.sqlite.stream_steps.KEPT_GENERATIONS", 3)
     path = tmp_path / "log.db"
     async with serve(Workshop().server, store=SqliteStore(str(path))) as site:
         peer = await site.join()
         record = await site.store.session(SessionId(peer.session))
         assert record is not None
         for _ in range(8):
-            stream = await site.store.stream(record.standalone)
+            stream = await stream_by_id(site.store, record.standalone)
             assert stream is not None
             assert await site.store.claim(stream.id, node=NodeId("other"), held=stream.fence)
         assert [end.generation for end in await site.store.generations(record.standalone)] == [6, 7, 8]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import SessionId
-from perdure.store.base import Store
+from perdure.store.base import Store, stream_by_id
 from tests.cluster.conftest import Pair, Start
 from tests.support.cluster import cluster
 from tests.support.site import serve, until
@@ -21,7 +21,7 @@ async def told(store: Store, peer: Peer) -> int:
     """How far the readers of a session's standalone stream have got, as the store has it."""
     record = await store.session(SessionId(peer.session))
     assert record is not None
-    stream = await store.stream(record.standalone)
+    stream = await stream_by_id(store, record.standalone)
     assert stream is not None
     return stream.delivered
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -13,19 +12,13 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
-from perdure.cluster.peers import Neighbours
+from perdure.cluster.peers import Peers
 from perdure.errors import StoreUnavailable
-from perdure.log.hub import Hub
-from perdure.log.journal import Journal
-from perdure.log.read_marks import ReadMarks
-from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import PutReader, ReaderRecord
-from perdure.telemetry.counters import Counters
-from perdure.telemetry.events import PeerLog
 from tests.cluster.conftest import Pair, Start
 from tests.support.faulty_store import Fault, FaultyStore
-from tests.support.ghost import Ghost, Library, life_of, neighbours_of
+from tests.support.ghost import Ghost, Library, life_of, remote_readers_of
 from tests.support.serving import TOOLBOX, serving
 from tests.support.site import serve, until
 from tests.support.wire import Web, notices_of, progress_of, text_of
@@ -82,9 +75,9 @@ async def test_what_is_read_elsewhere_is_forgotten_when_it_is_over(pair: Pair) -
         pair.a.shop.open("g/1")
         await reader.rest()
     for node in (pair.a, pair.b):
-        neighbours = neighbours_of(node.site)
-        neighbours._hinted(())
-        await until(lambda it=neighbours: not it._lent and not it._followed and not it._tasks)  # type: ignore[misc]
+        readers, context = remote_readers_of(node.site), life_of(node.site).context
+        context.store.hint(context.node, [])  # so that it looks at everything
+        await until(lambda it=readers: it.is_idle)  # type: ignore[misc]
 
 
 async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_path: Path) -> None:
@@ -100,7 +93,7 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     await ghost.store.commit([PutReader(record=row)])
     session = life_of(pair.a.site).sessions.held(SessionId(at_a.session))
     assert session is not None
-    await neighbours_of(pair.a.site).look_who_reads(session.streams[position.stream])
+    await remote_readers_of(pair.a.site).look_who_reads(session.streams[position.stream])
     assert await wire.rest() == []  # overtaken
     pair.a.shop.open("g")
     await until(lambda: pair.a.shop.sent >= 50)
@@ -152,7 +145,8 @@ async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_
         async with store:
 
             async def ended() -> bool:
-                return all(record.sealed or record.generation == 2 for record in await store.ends(streams))
+                found = await store.streams_by_id(streams)
+                return all(record.sealed or record.generation == 2 for record in found.values())
 
             await until(ended)
             await until(lambda: _count_finals(store, streams[:20]))
@@ -173,21 +167,10 @@ async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
     await store.join(NodeId("here"))
     await store.join(NodeId("left"))
     await store.leave(NodeId("left"))
-    settings, counters = Settings(), Counters()
-    journal = Journal(store, settings, counters)
-    peers, marks = PeerLog(), ReadMarks(journal)
-    hub = Hub(settings, counters, peers, marks, clock=time.time, monotonic=time.monotonic, random=os.urandom)
-    neighbours = Neighbours(
-        node=NodeId("here"),
-        store=store,
-        journal=journal,
-        hub=hub,
-        liveness=store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic),
-        lag=100,
-    )
-    assert await neighbours.is_dead(NodeId("left"))
+    liveness = store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic)
+    peers = Peers(node=NodeId("here"), store=store, liveness=liveness)
+    assert await peers.is_dead(NodeId("left"))
     store.reads = Fault.RAISES
-    assert await neighbours.is_dead(NodeId("left"))
+    assert await peers.is_dead(NodeId("left"))
     with pytest.raises(StoreUnavailable):
-        await neighbours.is_dead(NodeId("unknown"))
-    await neighbours.aclose()
+        await peers.is_dead(NodeId("unknown"))

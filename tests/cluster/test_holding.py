@@ -15,7 +15,7 @@ import pytest
 
 from perdure._core.ids import parse_position
 from perdure.store import SqliteStore
-from perdure.store.base import Release
+from perdure.store.base import Release, stream_by_id
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost
 from tests.support.outages import Locked
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 HELD_ELSEWHERE = {
     "code": -31005,
-    "message": "Another process of this server holds what the log does not take at the moment",
+    "message": "Another process of this server holds events that the log cannot take at the moment",
 }
 
 
@@ -329,7 +329,7 @@ async def become_home_and_release(ghost: Ghost, standalone: str) -> None:
     """Another node has taken the standalone stream, and has gone on to rest."""
     position = parse_position(standalone)
     assert position is not None
-    record = await ghost.store.stream(position.stream)
+    record = await stream_by_id(ghost.store, position.stream)
     assert record is not None
     claimed = await ghost.store.claim(record.id, node=ghost.node, held=record.fence)
     assert claimed is not None

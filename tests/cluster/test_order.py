@@ -14,9 +14,9 @@ import pytest
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import LogState
-from perdure.log.stream import RUN_AHEAD
+from perdure.log.readership import RUN_AHEAD
 from perdure.store import SqliteStore
-from perdure.store.base import MAX_FORWARDED, Forward, Forwarded
+from perdure.store.base import MAX_FORWARDED, Forward, Forwarded, stream_by_id
 from tests.cluster.conftest import Pair, Start
 from tests.support.cluster import Cluster, cluster
 from tests.support.faulty_store import Fault, FaultyStore
@@ -193,7 +193,7 @@ async def test_a_call_that_runs_again_begins_behind_what_its_dead_node_had_forwa
         await ghost.die()
 
         async def is_claimed() -> bool:
-            stream = await store.stream(left.stream)
+            stream = await stream_by_id(store, left.stream)
             return stream is not None and stream.node != ghost.node
 
         await until(is_claimed)

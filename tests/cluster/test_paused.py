@@ -11,7 +11,7 @@ import pytest
 
 from perdure._core.ids import parse_position
 from perdure._core.states import CallState
-from perdure.store.base import Append, CallEnd, Event
+from perdure.store.base import Append, CallEnd, Event, stream_by_id
 from tests.support.ghost import Ghost
 from tests.support.serving import TOOLBOX, Served, serving
 from tests.support.wire import Peer, Web, progress_of, text_of
@@ -95,7 +95,7 @@ async def test_a_call_that_was_claimed_meanwhile_is_the_claimers(tmp_path: Path)
 
 async def _answer(ghost: Ghost, stream: object) -> None:
     """Claim a stream, and give its one call an answer."""
-    record = await ghost.store.stream(stream)  # type: ignore[arg-type]
+    record = await stream_by_id(ghost.store, stream)  # type: ignore[arg-type]
     assert record is not None
     claimed = await ghost.store.claim(record.id, node=ghost.node, held=record.fence)
     assert claimed is not None

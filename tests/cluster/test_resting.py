@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -61,9 +61,9 @@ class _Gated(MemoryStore):
         await self._pass("reading")
         return record
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         await self._pass("looking")
-        return await super().stream(stream)
+        return await super().streams_by_id(streams)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals:
         if self.resting and any(isinstance(step, Release) for step in steps):

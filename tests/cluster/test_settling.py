@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id, new_stream_id, parse_position
 from perdure._core.states import CallState
 from perdure.errors import StoreError
@@ -32,6 +33,7 @@ from perdure.store.base import (
     SendMail,
     Step,
     StreamRecord,
+    stream_by_id,
 )
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
@@ -198,7 +200,7 @@ async def test_a_batch_is_settled_call_by_call_and_sealed_once(house: House) -> 
     assert text_of(answers[2]) == "put k"
     assert answers[3]["result"] == {}
     assert sorted(answer["id"] for answer in await finals(site, left)) == [1, 2, 3]
-    record = await site.store.stream(left.stream)
+    record = await stream_by_id(site.store, left.stream)
     assert record is not None
     assert record.sealed
     assert shop.seen == ["put k"]
@@ -253,15 +255,32 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     lefts += [await ghost.take(peer.session, peer.tool("wait", gate="g")) for _ in range(30)]
     await ghost.die()
     # Both settle, whoever has the lock of the dead one: that is the case where only leases tell.
-    await asyncio.gather(*(life_of(site).settler.settle(ghost.node) for site in (one, other)))
+    await asyncio.gather(*(life_of(site).settler.settle_node(ghost.node) for site in (one, other)))
 
     async def all_sealed() -> bool:
-        return all(record.sealed for record in await one.store.ends([left.stream for left in lefts]))
+        found = await one.store.streams_by_id([left.stream for left in lefts])
+        return all(record.sealed for record in found.values())
 
     await until(all_sealed)
     for left in lefts:
         assert len(await finals(one, left)) == 1
     assert sorted(shop.seen + other_shop.seen) == sorted(f"put {number}" for number in range(30))
+
+
+async def test_other_nodes_get_one_message_for_each_session_whose_calls_lost_their_readers(house: House) -> None:
+    """Promise 6: a node with many calls may die, and the mailboxes of the others have a limit."""
+    site, _ = await house.node()
+    peers, doomed, living = [await site.join(), await site.join()], await house.ghost(), await house.ghost()
+    lefts = [await doomed.take(peer.session, peer.tool("wait", gate="g")) for _ in range(3) for peer in peers]
+    await until(lambda: living.node in site.app.other_nodes())
+    await doomed.die()
+    for left in lefts:
+        await until(lambda left=left: finals(site, left))  # type: ignore[misc]
+    await until(lambda: site.app.counters.nodes_settled)
+    messages = [mail.decode(raw) for _, raw in await site.store.mail(living.node)]
+    lost = [message.session for message in messages if isinstance(message, mail.Lost)]
+    assert sorted(lost) == sorted(peer.session for peer in peers)
+    await living.die()
 
 
 # With authentication
@@ -395,7 +414,7 @@ async def test_a_call_that_waits_at_a_node_that_holds_is_not_taken_from_it(house
     refused = await twin.try_get(left.position())
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["error"]["message"].startswith("Another process of this server holds")
-    record = await other.store.stream(left.stream)
+    record = await stream_by_id(other.store, left.stream)
     assert record is not None
     assert (record.node, record.generation) == (ghost.node, 1)
     alive.hold(False)
@@ -472,7 +491,8 @@ async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fa
     await ghost.die()
 
     async def is_over() -> bool:
-        return all(record.sealed for record in await site.store.ends([left.stream for left in lefts]))
+        found = await site.store.streams_by_id([left.stream for left in lefts])
+        return all(record.sealed for record in found.values())
 
     await until(is_over)
     assert store.tripped
@@ -487,8 +507,8 @@ async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fa
 
 async def test_mail_that_cannot_be_dealt_with_does_not_stop_following(house: House) -> None:
     """A message that makes its reader fail, a newer release's and one that is no message at all."""
-    site, _ = await house.node(complaint="mail could not be dealt with")
-    other, _ = await house.node(complaint="mail could not be dealt with")
+    site, _ = await house.node(complaint="mail could not be handled")
+    other, _ = await house.node(complaint="mail could not be handled")
     peer = await site.join()
     await until(lambda: other.app.other_nodes())
     [node] = other.app.other_nodes()
@@ -505,7 +525,7 @@ async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(ho
     peer, ghost = await site.join(), await house.ghost()
     record = await site.store.session(SessionId(peer.session))
     assert record is not None
-    standalone = await site.store.stream(record.standalone)
+    standalone = await stream_by_id(site.store, record.standalone)
     assert standalone is not None
     assert await ghost.store.claim(standalone.id, node=ghost.node, held=standalone.fence) is not None
     notices = [f"notice://{number}" for number in (1, 2)]
@@ -521,7 +541,7 @@ async def test_what_was_forwarded_to_a_dead_home_is_appended_once_by_the_next(ho
     await until(lambda: site.app.counters.nodes_settled)
     assert await peer.result("announce", n=1, start=3) == "announced 1"
     assert (await reader.message())["params"]["uri"] == "notice://3"
-    record_now = await site.store.stream(record.standalone)
+    record_now = await stream_by_id(site.store, record.standalone)
     assert record_now is not None
     assert record_now.last == 3
 
@@ -533,7 +553,7 @@ async def test_many_sessions_of_a_dead_home_are_let_go_of_without_standing_in_th
     streams = await _homes(ghost, SessionId(peer.session), 1_200)
     await ghost.die()
     await until(lambda: site.app.counters.nodes_settled)
-    assert {record.node for record in await site.store.ends(streams)} == {""}
+    assert {record.node for record in (await site.store.streams_by_id(streams)).values()} == {""}
 
 
 async def _homes(ghost: Ghost, pattern: SessionId, count: int) -> list[StreamId]:

@@ -1,4 +1,4 @@
-"""What becomes of a call whose node died, as a table (promise 3)."""
+"""The table that decides what becomes of a call whose node died (promise 3)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,61 @@ from typing import Any
 
 import pytest
 
-from perdure._core.settling import MOST_ATTEMPTS, READS, Verdict, as_progress, may_run_again, progress_in, verdict
+from perdure._core.settling import (
+    MOST_ATTEMPTS,
+    READS,
+    VERDICTS,
+    Occasion,
+    Rerun,
+    Verdict,
+    as_progress,
+    may_run_again,
+    progress_in,
+    rerun,
+)
 from perdure._core.sticky import METHODS as STICKY
 
 
 @pytest.mark.parametrize("method", sorted(READS | STICKY))
 def test_a_read_and_a_sticky_request_run_again_once(method: str) -> None:
-    assert [verdict(method, attempt=attempt) for attempt in (1, 2, 3)] == [
-        Verdict.RERUN,
-        Verdict.UNKNOWN,
-        Verdict.UNKNOWN,
-    ]
+    assert [rerun(method, attempt=attempt) for attempt in (1, 2, 3)] == [Rerun.YES, Rerun.NO, Rerun.NO]
 
 
 def test_a_tool_is_for_the_server_to_judge_and_not_a_second_time() -> None:
-    assert verdict("tools/call", attempt=1) is Verdict.ASK
-    assert verdict("tools/call", attempt=MOST_ATTEMPTS) is Verdict.UNKNOWN
+    assert rerun("tools/call", attempt=1) is Rerun.ASK
+    assert rerun("tools/call", attempt=MOST_ATTEMPTS) is Rerun.NO
 
 
 @pytest.mark.parametrize("method", ["initialize", "tasks/cancel", "x/y", "", "TOOLS/LIST", "resources/delete"])
 def test_whatever_nobody_calls_a_read_is_not_run_again(method: str) -> None:
-    assert verdict(method, attempt=1) is Verdict.UNKNOWN
+    assert rerun(method, attempt=1) is Rerun.NO
+
+
+def test_every_occasion_has_a_verdict_for_every_call() -> None:
+    assert VERDICTS.keys() == set(Occasion)
+    assert all(row.keys() == set(Rerun) for row in VERDICTS.values())
+
+
+@pytest.mark.parametrize("occasion", Occasion)
+def test_the_server_is_asked_at_most_once(occasion: Occasion) -> None:
+    answers = {VERDICTS[occasion][answer] for answer in Rerun if answer is not Rerun.ASK}
+    assert Verdict.ASK not in answers
+
+
+def test_a_call_waits_for_its_principal_only_while_that_may_help() -> None:
+    """It needs the credentials to run again, or to see its tool; a call that may not run again is answered at once."""
+    waits = {(occasion, may) for occasion in Occasion for may in Rerun if VERDICTS[occasion][may] is Verdict.WAIT}
+    assert waits == {(Occasion.PRINCIPAL_AWAY, Rerun.YES), (Occasion.PRINCIPAL_AWAY, Rerun.HIDDEN)}
+
+
+def test_a_call_runs_again_only_with_its_credentials_and_if_it_may() -> None:
+    runs = {(occasion, may) for occasion in Occasion for may in Rerun if VERDICTS[occasion][may] is Verdict.RERUN}
+    assert runs == {(Occasion.NODE_DIED, Rerun.YES), (Occasion.PRINCIPAL_BACK, Rerun.YES)}
+
+
+def test_a_principal_that_stays_away_ends_the_wait_and_a_cancelled_call_leaves_those_beside_it_alone() -> None:
+    assert set(VERDICTS[Occasion.GRACE_PASSED].values()) == {Verdict.UNKNOWN}
+    assert set(VERDICTS[Occasion.CALL_CANCELLED].values()) == {Verdict.KEEP}
 
 
 @pytest.mark.parametrize(

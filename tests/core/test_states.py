@@ -8,23 +8,31 @@ import pytest
 
 from perdure._core.states import (
     CALL,
+    CONTENT,
     LOG,
+    READER,
     SESSION,
-    STREAM,
+    WRITING,
     CallState,
     CallStep,
+    ContentState,
+    ContentStep,
     IllegalStep,
     LogState,
     LogStep,
+    ReaderState,
+    ReaderStep,
     SessionState,
     SessionStep,
-    StreamState,
-    StreamStep,
+    WritingState,
+    WritingStep,
     advance,
 )
 
 TABLES: list[tuple[Mapping[Any, Mapping[Any, Any]], type[enum.Enum], type[enum.Enum], enum.Enum]] = [
-    (STREAM, StreamState, StreamStep, StreamState.DETACHED),
+    (CONTENT, ContentState, ContentStep, ContentState.OPEN),
+    (WRITING, WritingState, WritingStep, WritingState.FOLLOWING),
+    (READER, ReaderState, ReaderStep, ReaderState.STARTING),
     (SESSION, SessionState, SessionStep, SessionState.OPENING),
     (CALL, CallState, CallStep, CallState.RUNNING),
     (LOG, LogState, LogStep, LogState.HEALTHY),
@@ -63,7 +71,17 @@ def test_a_call_has_one_end() -> None:
     assert [state for state in CallState if CALL[state]] == [CallState.RUNNING, CallState.WAITING]
 
 
-def test_losing_its_reader_never_ends_a_stream() -> None:
-    """R3"""
-    after = {STREAM[state][StreamStep.READER_LOST] for state in StreamState if StreamStep.READER_LOST in STREAM[state]}
-    assert after == {StreamState.DETACHED, StreamState.SEALED}
+def test_no_reader_and_no_writer_ends_a_stream() -> None:
+    """R3: only its last response does, or the end of its session."""
+    assert {step for row in CONTENT.values() for step in row} == {ContentStep.LAST_RESPONSE, ContentStep.SESSION_ENDED}
+
+
+def test_a_call_that_another_node_claims_is_lost_and_a_home_that_moves_is_followed() -> None:
+    assert advance(WRITING, WritingState.WRITING, WritingStep.LOSE_CALL) is WritingState.LOST
+    assert advance(WRITING, WritingState.WRITING, WritingStep.LOSE_HOME) is WritingState.FOLLOWING
+    assert advance(WRITING, WritingState.LOST, WritingStep.FOLLOW) is WritingState.FOLLOWING
+
+
+def test_a_reader_that_has_finished_never_writes_again() -> None:
+    assert READER[ReaderState.FINISHED] == {}
+    assert READER[ReaderState.CLOSING] == {ReaderStep.FINISH: ReaderState.FINISHED}

@@ -19,9 +19,9 @@ import pytest
 from starlette.requests import Request as HttpRequest
 
 from perdure.http.event_stream import EventStreamResponse
-from perdure.log.hub import Reader
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
-from perdure.runtime.sdk import Runtime
+from perdure.runtime.sdk import SdkRuntime
 from perdure.serve.connection import Connection
 from perdure.sessions.exchange import Exchange
 from perdure.sessions.ledger import Call
@@ -44,7 +44,7 @@ OURS: tuple[type[Any], ...] = (
     Session,
     Stream,
     Reader,
-    Runtime,
+    SdkRuntime,
     Exchange,
     Call,
     EventStreamResponse,
@@ -190,5 +190,5 @@ async def test_a_session_at_rest_keeps_nothing_of_its_last_request(tmp_path: Pat
         ):
             assert (await peer.ask("POST", body)).status in (200, 202)
             alive = await census.at_rest()
-            assert (alive["Session"], alive["Runtime"]) == (1, 1)
+            assert (alive["Session"], alive["SdkRuntime"]) == (1, 1)
             assert (alive["Call"], alive["Request"], alive["Reader"], alive["Streamed"]) == (0, 0, 0, 0)

@@ -13,7 +13,8 @@ import pytest
 
 from perdure._core.ids import StreamId
 from perdure.store import MemoryStore
-from perdure.store.base import Event, Refusals, Step, Store
+from perdure.store.base import Event, Refusals, Step, Store, stream_by_id
+from perdure.testing._values import count_open
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.outages import recovered
 from tests.support.raw import Peer as RawPeer
@@ -296,7 +297,7 @@ async def test_a_position_is_honoured_by_whoever_has_the_store(shop: Workshop) -
         peer = await site.join()
         wire = await peer.call("count", n=2, token=1)
         await wire.rest()
-    record = await store.stream(StreamId(wire.last_id[1:23]))
+    record = await stream_by_id(store, StreamId(wire.last_id[1:23]))
     assert record is not None
     assert (record.session, record.last, record.sealed) == (peer.session, 3, True)
     kept = await store.read(record.id, after=0, limit=10)
@@ -307,7 +308,7 @@ async def test_sessions_do_not_leak(shop: Workshop) -> None:
     """“10,593 made, 108 deleted” (mcp-proxy #79). Those that nobody deletes end by themselves."""
     async with serve(shop.server, session_grace=0.6, replay_window=0.8, cleanup_interval=0.3) as site:
         await asyncio.gather(*(site.join() for _ in range(30)))
-        assert await site.store.count_sessions() == 30
+        assert await count_open(site.store) == 30
 
         async def all_gone() -> bool:
             return not await site.store.sessions(after=None, limit=1)

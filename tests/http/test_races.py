@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -40,10 +40,10 @@ class Hesitant(MemoryStore):
         await self.writes.wait()
         return super().commit_now(steps)
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         self.asked += 1
         await self.finds.wait()
-        return await super().stream(stream)
+        return await super().streams_by_id(streams)
 
 
 async def test_a_session_deleted_while_a_request_is_being_accepted(shop: Workshop) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from perdure._core.ids import SessionId, StreamId
 from perdure.store import MemoryStore
-from perdure.store.base import Event
+from perdure.store.base import Event, stream_by_id
 from tests.support.site import Site, serve, until
 from tests.support.wire import Peer, Wire, gaps_of, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
@@ -24,7 +24,7 @@ async def keeps(site: Site, wire: Wire, events: int) -> bool:
 
 
 async def forgotten(site: Site, wire: Wire) -> bool:
-    return await site.store.stream(StreamId(wire.last_id[1:23])) is None
+    return await stream_by_id(site.store, StreamId(wire.last_id[1:23])) is None
 
 
 async def detached(shop: Workshop, peer: Peer, n: int, gate: str) -> Wire:

@@ -11,7 +11,7 @@ import pytest
 
 from perdure._core.ids import SessionId
 from perdure._core.states import SessionState
-from perdure.log.hub import Reader
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.session import Session
 from perdure.store import MemoryStore, SqliteStore

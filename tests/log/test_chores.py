@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import StoreUnavailable
 from perdure.log import chores
 from perdure.log.chores import MOST_TOLD, Chores, keep_going
-from perdure.log.hub import Reader
+from perdure.log.reader import Reader
 from tests.support.ghost import life_of
 from tests.support.site import serve, until
 from tests.support.workshop import Workshop
@@ -93,7 +93,7 @@ async def test_a_session_that_cannot_be_looked_after_does_not_keep_others_from_r
 class _Broken(Reader):
     """A reader that cannot be looked at."""
 
-    def look_stuck(self, before: float) -> None:
+    def end_if_stuck(self, before: float) -> None:
         raise ZeroDivisionError
 
 
@@ -101,7 +101,7 @@ async def test_a_reader_that_cannot_be_looked_after_does_not_keep_others_from_th
     async with serve(Workshop().server, keepalive_interval=0.1, complaint="a reader could not") as site:
         peer, life = await site.join(), life_of(site)
         [session] = life.sessions
-        broken = _Broken(life.context.hub, session.standalone, cursor=0, arrival=life.context.hub.arrive())
+        broken = _Broken(life.context.hub, session.standalone, session, cursor=0, arrival=life.context.hub.arrive())
         life.context.hub.readers.add(broken)
         wire = await peer.get()
         await wire.comment("keep-alive")

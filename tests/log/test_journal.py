@@ -16,7 +16,8 @@ import pytest
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import LogState
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.log.journal import _GROUP_BYTES, _GROUP_STEPS, Journal, Steps
+from perdure.log.backlog import GROUP_BYTES, GROUP_STEPS
+from perdure.log.journal import Journal, Steps
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import (
@@ -28,10 +29,11 @@ from perdure.store.base import (
     SessionLimits,
     Step,
     StreamRecord,
+    stream_by_id,
 )
 from perdure.store.within_time import within_time
 from perdure.telemetry.counters import Counters
-from perdure.testing._values import a_call, a_session
+from perdure.testing._values import a_call, a_session, count_open
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.site import until
 
@@ -85,7 +87,7 @@ HELD = 1 << 20
 @pytest.mark.parametrize(("size", "has_room"), [(HELD - 1, True), (HELD, False)])
 async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 6, on both sides of the bound: one event is far from the most that may be held, and its bytes are not."""
-    monkeypatch.setattr("perdure.log.journal._MOST_HELD_BYTES", HELD)
+    monkeypatch.setattr("perdure.log.backlog.MOST_HELD_BYTES", HELD)
     inner = MemoryStore()
     store = FaultyStore(inner)
     journal = Journal(store, Settings(), Counters())
@@ -96,7 +98,7 @@ async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monk
     await journal.write(Append(stream=StreamId("a"), fence=fence, events=(event,)))
     assert (journal.state, journal.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
     store.works()
-    await journal.room()
+    await journal.wait_for_room()
     await journal.aclose()
     assert list(await inner.read(StreamId("a"), after=0, limit=9)) == [event]
 
@@ -108,7 +110,7 @@ async def test_what_is_queued_in_one_turn_is_written_as_one_group_in_order() -> 
     await store.commit([PutSession(record=a_session("s"))])
     for step in (opening("a", fence=fence), message("a", fence=fence, seq=1), message("a", fence=fence, seq=2)):
         journal.put(Steps([step]))
-    assert await store.stream(StreamId("a")) is None
+    assert await stream_by_id(store, StreamId("a")) is None
     await journal.write(message("a", fence=fence, seq=3))
     assert [event.seq for event in await store.read(StreamId("a"), after=0, limit=9)] == [1, 2, 3]
 
@@ -128,7 +130,7 @@ async def test_what_was_accepted_while_the_store_failed_is_not_refused_for_a_lim
     assert journal.state is LogState.DEGRADED
     store.works()
     await until(lambda: journal.state is LogState.HEALTHY)
-    assert await inner.count_sessions() == 2
+    assert await count_open(inner) == 2
     assert len(await inner.calls(SessionId("s"))) == 2
     await journal.aclose()
 
@@ -151,7 +153,7 @@ async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_no
             for name, opened in (("before", 1.0), ("impossible", math.nan), ("after", 1.0)):
                 tasks.start_soon(write, opening(name, fence=fence, opened=opened))
         assert len(failures) == 1
-        assert [await store.stream(StreamId(n)) is not None for n in ("before", "impossible", "after")] == [
+        assert [await stream_by_id(store, StreamId(n)) is not None for n in ("before", "impossible", "after")] == [
             True,
             False,
             True,
@@ -166,12 +168,12 @@ async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_no
 @pytest.mark.parametrize(
     ("size", "count", "groups"),
     [
-        (_GROUP_BYTES // 2, 6, [2, 2, 2]),
-        (_GROUP_BYTES // 2 - 1, 6, [3, 3]),
-        (2 * _GROUP_BYTES, 3, [1, 1, 1]),
+        (GROUP_BYTES // 2, 6, [2, 2, 2]),
+        (GROUP_BYTES // 2 - 1, 6, [3, 3]),
+        (2 * GROUP_BYTES, 3, [1, 1, 1]),
         # A step and its event are two.
-        (2, _GROUP_STEPS // 2, [_GROUP_STEPS // 2]),
-        (2, _GROUP_STEPS // 2 + 1, [_GROUP_STEPS // 2, 1]),
+        (2, GROUP_STEPS // 2, [GROUP_STEPS // 2]),
+        (2, GROUP_STEPS // 2 + 1, [GROUP_STEPS // 2, 1]),
     ],
     ids=["half the bytes each", "a byte less", "twice the bytes each", "all the steps", "one more"],
 )
@@ -233,7 +235,7 @@ async def test_what_is_queued_at_the_end_is_written_however_long_it_takes_as_lon
     journal = Journal(within_time(store, 0.1), Settings(store_timeout=0.1), Counters())
     store.pause = 0.05
     for seq in range(1, 11):
-        journal.put(Steps([message("a", fence=fence, seq=seq, size=_GROUP_BYTES)]))
+        journal.put(Steps([message("a", fence=fence, seq=seq, size=GROUP_BYTES)]))
     await journal.aclose()
     assert await store.numbers() == list(range(1, 11))
     assert store.groups == [1] * 10

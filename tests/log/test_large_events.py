@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from perdure._core.ids import SessionId, StreamId
-from perdure.log.stream import RUN_AHEAD_BYTES
+from perdure.log.writer import RUN_AHEAD_BYTES
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import READ_BYTES, Event, SessionRecord, StreamRecord
 from tests.support.faulty_store import Fault, FaultyStore
@@ -59,9 +59,9 @@ class Queued(FaultyStore):
         await self._queue()
         return await super().read(stream, after=after, limit=limit)
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         await self._queue()
-        return await super().stream(stream)
+        return await super().streams_by_id(streams)
 
     async def session(self, session: SessionId) -> SessionRecord | None:
         await self._queue()

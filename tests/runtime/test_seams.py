@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import inspect
 import itertools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -68,16 +69,37 @@ def test_requests_of_the_dispatcher_can_be_given_their_id() -> None:
 
 
 class Log:
-    """Takes what a dispatcher sends."""
+    """Takes what a dispatcher sends, as the outlet of a runtime."""
+
+    closes_early = False
 
     def __init__(self) -> None:
-        self.sent: list[tuple[Any, Any]] = []
+        self.sent: list[tuple[Any, ...]] = []
+        self._names = itertools.count(7)
 
-    def emit(self, message: Any, related: Any) -> None:
-        self.sent.append((message, related))
+    def notify(self, method: str, params: Any, *, call: int | None) -> None:
+        self.sent.append(("notify", method, params, call))
 
-    def interrupted(self, number: object) -> None:
-        self.sent.append(("interrupted", number))
+    def new_ask_id(self) -> str:
+        return f"ask-node-{next(self._names)}"
+
+    def ask(self, ask_id: str, method: str, params: Any, *, call: int | None) -> None:
+        self.sent.append(("ask", ask_id, method, params, call))
+
+    def answer(self, call: int, body: bytes, *, failed: bool) -> None:
+        self.sent.append(("answer", call, json.loads(body), failed))
+
+    def interrupted(self, call: int) -> None:
+        self.sent.append(("interrupted", call))
+
+    def handled(self, size: int) -> None:
+        self.sent.append(("handled", size))
+
+    def close_reader(self, call: int | None) -> None:
+        self.sent.append(("close", call))
+
+    def failed(self, failure: BaseException | None) -> None:
+        self.sent.append(("failed", failure))
 
 
 async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> None:
@@ -93,7 +115,7 @@ async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> Non
         seen.append(variable.get())
 
     log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(1), "node")  # type: ignore[arg-type]
+    dispatcher = Dispatcher(inbox, Outbox(log), log)
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
         for number in (1, 2):
@@ -104,7 +126,7 @@ async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> Non
             await anyio.lowlevel.checkpoint()
         inbox.close()
     assert sorted(seen) == ["request 1", "request 2"], moved("read stream's last_context", "Inbox")
-    assert sorted(message.id for message, _ in log.sent) == [1, 2]
+    assert sorted(log.sent) == [("answer", 1, {}, False), ("answer", 2, {}, False)]
 
 
 async def test_what_a_handler_sends_names_the_request_that_it_belongs_to() -> None:
@@ -117,22 +139,22 @@ async def test_what_a_handler_sends_names_the_request_that_it_belongs_to() -> No
         pass
 
     log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(7), "node")  # type: ignore[arg-type]
+    dispatcher = Dispatcher(inbox, Outbox(log), log)
     context = contextvars.copy_context()
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
         inbox.feed(context, SessionMessage(mcp_types.JSONRPCRequest(jsonrpc="2.0", id=5, method="x")))
         while len(log.sent) < 2:
             await anyio.lowlevel.checkpoint()
-        (note, note_of), (ask, ask_of) = log.sent
-        assert (note_of, ask_of) == (5, 5), moved("ServerMessageMetadata.related_request_id", "Outbox")
-        assert note.params == {"a": 1}
-        assert ask.id == "ask-node-7", moved("CallOptions.request_id", "Dispatcher")
+        note, ask = log.sent
+        assert (note[-1], ask[-1]) == (5, 5), moved("ServerMessageMetadata.related_request_id", "Outbox")
+        assert note == ("notify", "notifications/x", {"a": 1}, 5)
+        assert ask[1] == "ask-node-7", moved("CallOptions.request_id", "Dispatcher")
         answer = mcp_types.JSONRPCResponse(jsonrpc="2.0", id="ask-node-7", result={"so": "be it"})
         inbox.feed(context, SessionMessage(answer))
         while len(log.sent) < 3:
             await anyio.lowlevel.checkpoint()
-        assert log.sent[2][0].result == {"so": "be it"}
+        assert log.sent[2] == ("answer", 5, {"so": "be it"}, False)
         inbox.close()
 
 
@@ -151,7 +173,7 @@ async def test_a_cancelled_request_is_not_answered_but_told_to_the_transport() -
         unanswered.append(1)
 
     log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(1), "node")  # type: ignore[arg-type]
+    dispatcher = Dispatcher(inbox, Outbox(log), log)
     context = contextvars.copy_context()
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
@@ -179,7 +201,7 @@ async def test_a_closed_way_out_ends_a_runtime_without_a_word() -> None:
 
     log, inbox = Log(), Inbox()
     outbox = Outbox(log)
-    dispatcher = Dispatcher(inbox, outbox, itertools.count(1), "node")  # type: ignore[arg-type]
+    dispatcher = Dispatcher(inbox, outbox, log)
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
         request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=1, method="x")
@@ -201,7 +223,7 @@ async def test_the_sdk_says_connection_closed_in_a_handler_that_it_cancels() -> 
         pass
 
     log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), itertools.count(1), "node")  # type: ignore[arg-type]
+    dispatcher = Dispatcher(inbox, Outbox(log), log)
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
         request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=4, method="x")
@@ -229,14 +251,7 @@ def test_metadata_carries_what_a_transport_tells() -> None:
         "on_request_unanswered",
         "can_send_request",
     }
-    assert wanted <= names, moved(f"ServerMessageMetadata.{wanted - names}", "exchange.py")
-
-
-def test_messages_can_be_changed_in_place() -> None:
-    """We put the client's id into the answer that the SDK made."""
-    message = mcp_types.JSONRPCResponse(jsonrpc="2.0", id=1, result={})
-    message.id = "theirs"
-    assert message.model_dump_json(by_alias=True, exclude_unset=True) == '{"jsonrpc":"2.0","id":"theirs","result":{}}'
+    assert wanted <= names, moved(f"ServerMessageMetadata.{wanted - names}", "runtime/sdk.py")
 
 
 # --- The connection and the server
@@ -283,7 +298,7 @@ def test_a_servers_lifespan_is_an_attribute_that_a_copy_may_replace() -> None:
     server: Server[Any] = Server("x")
     twin = copy.copy(server)
     twin.lifespan = lambda _: None  # type: ignore[assignment, return-value]
-    assert server.lifespan is not twin.lifespan, moved("Server.lifespan", "sessionless()")
+    assert server.lifespan is not twin.lifespan, moved("Server.lifespan", "runtime/server.py")
     assert twin.middleware is server.middleware
 
 
@@ -318,7 +333,7 @@ async def test_the_sdks_endpoint_calls_whatever_stands_in_for_its_session_manage
 def test_the_sessionless_handler_takes_these_options() -> None:
     names = set(parameters(StreamableHTTPSessionManager.__init__))
     wanted = {"app", "stateless", "json_response", "max_request_body_size"}
-    assert wanted <= names, moved("StreamableHTTPSessionManager(…)", "sessionless()")
+    assert wanted <= names, moved("StreamableHTTPSessionManager(…)", "runtime/server.py")
     assert callable(StreamableHTTPSessionManager.handle_request)
     assert callable(StreamableHTTPSessionManager.run)
 

@@ -15,6 +15,7 @@ from perdure._core.states import SessionState
 from perdure.http.caller import caller_of
 from perdure.sessions.registry import Caller
 from perdure.store import MemoryStore
+from perdure.testing._values import count_open
 from tests.http.test_bounds import LIMIT, Names, bearer, refused
 from tests.support.cluster import cluster
 from tests.support.crashbox import open_gate
@@ -33,7 +34,7 @@ async def all_rest(store: MemoryStore) -> None:
     """Wait until every session is dormant."""
 
     async def rest() -> bool:
-        return (await store.count_states())[SessionState.DORMANT] == await store.count_sessions()
+        return (await store.count_states())[SessionState.DORMANT] == await count_open(store)
 
     await until(rest)
 

@@ -25,11 +25,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import perdure
+from perdure.remote.endpoint import Endpoint
 from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import Seen
+from perdure.stdio.host.processes import ProcessInfo
 from perdure.stdio.resuming import ONCE, Resuming
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import KeptSlot, open_slot
+from perdure.stdio.slots import KeptSlot, Target, open_slot
 from tests.support.workshop import Workshop
 
 HOSTS = 2
@@ -111,7 +111,7 @@ class World:
         its_target, due = self.written.get(slot.notes, (target, None))
         assert its_target == target, "a slot of another target"
         assert due is not None or len(waiting) != 1, "the only one that waits is not taken"
-        resuming = Resuming(self.http, TARGETS[0], Deadly(slot, dies), credentials=False)
+        resuming = Resuming(Endpoint(self.http, TARGETS[0], on_401="wants a token"), Deadly(slot, dies))
         session = None
         try:
             known = await resuming.session(ONCE)
@@ -182,8 +182,8 @@ class _NobodyDies:
     boot = "boot"
     space = "space"
 
-    def look(self, pid: int) -> Seen | None:
-        return Seen(pid=pid, parent=1, start=77, name="host", words=("host",))
+    def look(self, pid: int) -> ProcessInfo | None:
+        return ProcessInfo(pid=pid, parent=1, start=77, name="host", words=("host",))
 
     def is_gone(self, pid: int, start: int) -> bool:
         return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.file import Sync
 from perdure.testing import check_store
 
 pytestmark = pytest.mark.anyio
@@ -18,12 +22,17 @@ async def test_the_store_in_memory_keeps_the_promises() -> None:
     await check_store(lambda name: MemoryStore(), durable=False)
 
 
-async def test_the_sqlite_store_keeps_the_promises(tmp_path: Path) -> None:
-    await check_store(lambda name: SqliteStore(str(tmp_path / name)))
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another program writes to the file, and does not come to an end."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
 
 
-async def test_the_sqlite_store_with_full_sync_keeps_the_promises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", ["normal", "full"])
+async def test_the_sqlite_store_keeps_the_promises(tmp_path: Path, sync: Sync) -> None:
     def make(name: str) -> Store:
-        return SqliteStore(str(tmp_path / name), sync="full")
+        return SqliteStore(str(tmp_path / name), sync=sync)
 
-    await check_store(make)
+    await check_store(make, hang=lambda name: locked(tmp_path / name))

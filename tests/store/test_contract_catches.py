@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -28,15 +29,16 @@ from perdure.store.base import (
     PutSession,
     Reached,
     Refusals,
-    Refused,
     Release,
     SendMail,
     Step,
+    StepRefusal,
     StreamRecord,
     Trim,
 )
 from perdure.store.memory import MemoryStore
 from perdure.testing import check_store, store_machine
+from perdure.testing._values import count_open
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +157,7 @@ class FailsTheWholeCommitForOneMessage(MemoryStore):
 class ForgetsWhatItTook(MemoryStore):
     """A message that is forwarded again after it was appended is appended once more."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         refusal = super()._apply(step)
         if isinstance(step, Append) and step.taken:
             self._streams[step.stream].senders.clear()
@@ -163,7 +165,7 @@ class ForgetsWhatItTook(MemoryStore):
 
 
 class TakesMessagesThatDoNotFollow(MemoryStore):
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, Forward) and (row := self._streams.get(step.stream)) is not None:
             sender, last = row.senders.get(step.node, (step.sender, 0))
             row.senders[step.node] = (sender, max(last, step.first - 1))
@@ -173,7 +175,7 @@ class TakesMessagesThatDoNotFollow(MemoryStore):
 class TakesAwayWithoutAppending(MemoryStore):
     """What is forwarded is gone although its events were refused."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, Append) and (row := self._streams.get(step.stream)) is not None:
             row.forwarded = [message for message in row.forwarded if message.key > step.taken]
         return super()._apply(step)
@@ -226,7 +228,7 @@ class NamesHoldersWhoHaveLeft(MemoryStore):
 class ComparesIdsAsTheyAre(MemoryStore):
     """8 and "8" run side by side."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         if isinstance(step, OpenStream) and step.record.id not in self._streams:
             taken = {repr(call.request_id) for row in self._streams.values() for call in row.calls.values()}
             if not taken & {repr(call.request_id) for call in step.calls}:
@@ -237,7 +239,7 @@ class ComparesIdsAsTheyAre(MemoryStore):
 class ForgetsWhoWaits(MemoryStore):
     """A call that waits for another node to run it does not hold its id."""
 
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         refusal = super()._apply(step)
         if isinstance(step, PutCall) and step.state is CallState.WAITING:
             self._open_calls.clear()
@@ -245,7 +247,7 @@ class ForgetsWhoWaits(MemoryStore):
 
 
 class OpensStreamsOfEndedSessions(MemoryStore):
-    def _apply(self, step: Step) -> Refused | None:
+    def _apply(self, step: Step) -> StepRefusal | None:
         record = self._sessions.get(step.record.session) if isinstance(step, OpenStream) else None
         if record is not None:
             self._sessions[record.id] = replace(record, state=SessionState.ACTIVE)
@@ -288,7 +290,7 @@ class CountsBeforehand(MemoryStore):
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         for step in steps:
             if isinstance(step, PutSession) and step.limits is not None:
-                if await self.count_sessions() >= step.limits.total:
+                if await count_open(self) >= step.limits.total:
                     return await super().commit(steps)
                 await asyncio.sleep(0)
         return await super().commit([replace(s, limits=None) if isinstance(s, PutSession) else s for s in steps])
@@ -335,6 +337,31 @@ class FailsNamelessly(MemoryStore):
         return await super().commit(steps)
 
 
+class HangsForEver(MemoryStore):
+    """Says that it keeps its time, and waits as long as its backend does."""
+
+    keeps_time = True
+    hangs = False
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        while self.hangs:  # noqa: ASYNC110 - a backend that is polled
+            await asyncio.sleep(0.01)
+        return await super().commit(steps)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        self.hangs = True
+        yield
+        self.hangs = False
+
+
+class AnswersWhileItHangs(HangsForEver):
+    """Says that it has written what it could not."""
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        return [None for _ in steps] if self.hangs else await super().commit(steps)
+
+
 class TakesReadersBack(MemoryStore):
     """Believes whoever spoke last about how far readers have got."""
 
@@ -374,14 +401,13 @@ class CountsLostEventsAsRead(MemoryStore):
         (TrimsAnswers, "promise 7"),
         (HandsMailOutOnce, "promise 10 mail stays"),
         (InheritsUnderOldKeys, "promise 10 the heir"),
-        (FailsTheWholeCommitForOneMessage, "promise 10 a message for nobody"),
+        (FailsTheWholeCommitForOneMessage, "promise 10 a message for an unknown node"),
         (CountsMailNowAndThen, "promise 10 mail is read a page"),
         (ForgetsWhatItTook, "promise 16 a message is appended and taken away"),
         (TakesMessagesThatDoNotFollow, "promise 16 no message is taken before"),
         (TakesAwayWithoutAppending, "promise 16 a message is appended and taken away"),
         (TakesTheLivingForDead, "promise 11"),
         (TellsOfNobodyWhoHolds, "promise 15 a node that holds"),
-        (HoldsForEver, "promise 15 a node that holds"),
         (NamesHoldersWhoHaveLeft, "promise 15 a node that is gone"),
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
         (ForgetsWhoWaits, "promise 12 an id is free"),
@@ -400,6 +426,35 @@ class CountsLostEventsAsRead(MemoryStore):
 async def test_a_store_that_breaks_a_promise_is_told_by_its_number(broken: type[MemoryStore], promise: str) -> None:
     with pytest.raises(AssertionError, match=f"^{promise}"):
         await check_store(lambda name: broken(), durable=False)
+
+
+async def test_a_store_whose_nodes_hold_for_ever_is_told_by_its_number() -> None:
+    """By waiting, so it is given little time."""
+    with pytest.raises(AssertionError, match=r"^promise 15 a node that holds"):
+        await check_store(lambda name: HoldsForEver(), durable=False, patience=1.0)
+
+
+@pytest.mark.parametrize(
+    ("broken", "seen"),
+    [
+        (HangsForEver, r"a call neither answered nor failed within 1\.0 seconds"),
+        (AnswersWhileItHangs, r"what a commit raises while the store hangs: <class 'list'>"),
+    ],
+)
+async def test_a_store_that_says_it_keeps_its_time_and_does_not_is_told(broken: type[HangsForEver], seen: str) -> None:
+    stores: dict[str, HangsForEver] = {}
+
+    def make(name: str) -> HangsForEver:
+        stores[name] = broken()
+        return stores[name]
+
+    with pytest.raises(AssertionError, match=rf"^promise 20 .*: {seen}"):
+        await check_store(make, durable=False, hang=lambda name: stores[name].hanging(), patience=1.0)
+
+
+async def test_a_store_that_says_it_keeps_its_time_is_checked_with_a_way_to_make_it_hang() -> None:
+    with pytest.raises(AssertionError, match=r"^promise 20 .*: the store says that it keeps its time; give"):
+        await check_store(lambda name: HangsForEver(), durable=False)
 
 
 async def test_a_store_that_claims_to_be_durable_and_is_not_is_told() -> None:

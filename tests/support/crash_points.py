@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.support.nursery import Point
 
 STEPS = "perdure.store.sqlite.steps"
-WRITER = "perdure.store.sqlite.writer"
+STREAM_STEPS = "perdure.store.sqlite.stream_steps"
+WRITER = "perdure.store.sqlite.writing_connection"
 FILE = "perdure.store.sqlite.file"
 NODES = "perdure.store.sqlite.nodes"
 
@@ -16,41 +17,41 @@ def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = Fal
 
 #: Met while calls run. The name says where the process dies.
 POINTS = {
-    "before the row of a call": at("perdure.sessions.session", "Session.accept", "enter"),
-    "before the row of the second call": at("perdure.sessions.session", "Session.accept", "enter", 2),
-    "in the transaction of the row": at(STEPS, "Steps._open_stream", "leave"),
+    "before the row of a call": at("perdure.sessions.ledger", "Intake.accept", "enter"),
+    "before the row of the second call": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
+    "in the transaction of the row": at(STREAM_STEPS, "StreamSteps.open_stream", "leave"),
     "between the row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
     "between the second row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
     "before the first append": at("perdure.log.stream", "Stream.append", "enter"),
-    "in the transaction of the first events": at(STEPS, "Steps._append", "leave"),
+    "in the transaction of the first events": at(STREAM_STEPS, "StreamSteps.append", "leave"),
     "between an append and its send": at("perdure.log.stream", "Stream.accepted", "enter"),
     "between a later append and its send": at("perdure.log.stream", "Stream.accepted", "enter", 4),
-    "before anything is sent": at("perdure.log.hub", "Reader._send", "enter"),
-    "after something was sent": at("perdure.log.hub", "Reader._send", "enter", 4),
+    "before anything is sent": at("perdure.log.reader", "Reader._send", "enter"),
+    "after something was sent": at("perdure.log.reader", "Reader._send", "enter", 4),
     # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
-    "between the answer and the end of its row": at(STEPS, "Steps._append", "within"),
-    "behind the last statement, before the commit": at(STEPS, "Steps.apply", "leave", 5),
+    "between the answer and the end of its row": at(STREAM_STEPS, "StreamSteps.append", "within"),
+    "behind the last statement, before the commit": at(STEPS, "StepWriter.apply", "leave", 5),
 }
 
 #: Met in the thread that groups commits, which does all of them where each waits for the disk (`sync=full`).
 GROUP_POINTS = {
-    "at the beginning of a group": at(WRITER, "Writer._do", "enter"),
-    "in the middle of a group": at(STEPS, "Steps.apply", "leave", 3),
-    "just before a group is committed": at(WRITER, "Writer._do", "within", 3),
-    "when a group is committed and nobody knows": at(WRITER, "Writer._do", "leave", 4),
+    "at the beginning of a group": at(WRITER, "WritingConnection.transact", "enter"),
+    "in the middle of a group": at(STEPS, "StepWriter.apply", "leave", 3),
+    "just before a group is committed": at(WRITER, "WritingConnection.transact", "within", 2),
+    "when a group is committed and nobody knows": at(WRITER, "WritingConnection.transact", "leave", 4),
 }
 
 #: Met by a server that starts on the file of one that was killed while calls ran.
 SECOND_POINTS = {
-    "before a stream is claimed": at("perdure.cluster.settler", "Settler.settle_stream", "enter"),
-    "before the second stream is claimed": at(STEPS, "Steps.claim", "enter", 2),
-    "in the transaction of a claim": at(STEPS, "Steps.claim", "leave"),
-    "before a session is loaded": at("perdure.sessions.registry", "Sessions._build", "enter"),
+    "before a stream is claimed": at("perdure.cluster.settler", "Settler._settle", "enter"),
+    "before the second stream is claimed": at(STREAM_STEPS, "StreamSteps.claim", "enter", 2),
+    "in the transaction of a claim": at(STREAM_STEPS, "StreamSteps.claim", "leave"),
+    "before a session is loaded": at("perdure.sessions.registry", "SessionRegistry._build", "enter"),
     "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeSlot._load", "enter"),
-    "before it is noted that a call runs again": at("perdure.cluster.outcomes", "Outcomes.run_again", "enter"),
+    "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
     "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
-    "before an unknown outcome is told": at("perdure.cluster.outcomes", "Outcomes.unknown", "enter"),
-    "in the transaction of a settled answer": at(STEPS, "Steps._append", "within"),
+    "before an unknown outcome is told": at("perdure.cluster.settler", "Settler._answer_unknown", "enter"),
+    "in the transaction of a settled answer": at(STREAM_STEPS, "StreamSteps.append", "within"),
     "before the dead are buried": at(NODES, "bury", "enter"),
     "in the middle of a burial": at(NODES, "bury", "within", 3),
 }

@@ -112,17 +112,13 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.read(stream, after=after, limit=limit)
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
-        await _fail(self.reads)
-        return await self._inner.stream(stream)
-
     async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         await _fail(self.reads)
         return await self._inner.streams(session)
 
-    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         await _fail(self.reads)
-        return await self._inner.ends(streams)
+        return await self._inner.streams_by_id(streams)
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         await _fail(self.reads)
@@ -155,10 +151,6 @@ class FaultyStore:
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         await _fail(self.reads)
         return await self._inner.sessions(after=after, limit=limit)
-
-    async def count_sessions(self, owner: str | None = None) -> int:
-        await _fail(self.reads)
-        return await self._inner.count_sessions(owner)
 
     async def count_states(self) -> Mapping[SessionState, int]:
         await _fail(self.reads)
@@ -201,14 +193,6 @@ class FaultyStore:
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         await _fail(self.reads)
         return await self._inner.open_call(session, incarnation=incarnation, request_id=request_id)
-
-    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
-        await _fail(self.reads)
-        return await self._inner.requests(stream)
-
-    async def ask(self, session: SessionId, ask: str) -> AskRecord | None:
-        await _fail(self.reads)
-        return await self._inner.ask(session, ask)
 
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         await _fail(self.reads)

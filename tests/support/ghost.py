@@ -17,7 +17,7 @@ from mcp_types import LoggingMessageNotification, LoggingMessageNotificationPara
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, new_node_id, new_stream_id
 from perdure._core.states import CallState
 from perdure.assembly import ServerProcess
-from perdure.cluster.peers import Neighbours
+from perdure.cluster.remote_readers import RemoteReaders
 from perdure.store import SqliteStore
 from perdure.store.base import (
     Append,
@@ -120,15 +120,15 @@ class Left:
 
 def life_of(site: Site) -> ServerProcess:
     """The parts of a running application, for what no client can bring about."""
-    life = site.app._life
+    life = site.app._process
     assert life is not None
     return life
 
 
-def neighbours_of(site: Site) -> Neighbours:
-    neighbours = life_of(site).context.neighbours
-    assert isinstance(neighbours, Neighbours)
-    return neighbours
+def remote_readers_of(site: Site) -> RemoteReaders:
+    readers = life_of(site).context.hub.registry
+    assert isinstance(readers, RemoteReaders)
+    return readers
 
 
 def progress_of_call(token: int | str, number: float) -> Message:

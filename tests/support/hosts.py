@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import Processes, Seen
-from perdure.stdio.target import Target
-from perdure.stdio.tokens import KeptSlot, Slot, open_slot
+from perdure.stdio.host.processes import Processes, ProcessInfo
+from perdure.stdio.slots import KeptSlot, Slot, Target, open_slot
 
 
 def host(*, pid: int = 7, start: int = 70, boot: str = "boot", space: str = "space") -> Identity:
@@ -34,7 +33,7 @@ class Living:
     boot: str = "boot"
     space: str = "space"
 
-    def look(self, pid: int, /) -> Seen | None:
+    def look(self, pid: int, /) -> ProcessInfo | None:
         return None
 
     def is_gone(self, pid: int, start: int, /) -> bool:

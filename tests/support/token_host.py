@@ -14,7 +14,7 @@ import signal
 import sys
 
 from perdure.stdio.host.identity import identify
-from perdure.stdio.tokens import open_slot
+from perdure.stdio.slots import open_slot
 from tests.support.hosts import target
 
 PATIENCE = 0.2

@@ -45,7 +45,7 @@ async def test_bad_positions_are_logged_a_few_times_and_then_summed_up(
         for _ in range(observe.PEER_RECORDS + 7):
             await resume(peer, "no position")
         lines = [sentence for action, sentence in told if action == "position.unreadable"]
-        assert lines[: observe.PEER_RECORDS] == ["a Last-Event-ID is no position"] * observe.PEER_RECORDS
+        assert lines[: observe.PEER_RECORDS] == ["a Last-Event-ID is not a position"] * observe.PEER_RECORDS
         assert served.app.counters.positions_lost == observe.PEER_RECORDS + 7
         await until(lambda: any("more records" in sentence for _, sentence in told))
         lines = [sentence for action, sentence in told if action == "position.unreadable"]

@@ -3,8 +3,12 @@
 import { CallFailed, OutcomeUnknown } from './errors.js';
 import { guard, type Link } from './link.js';
 import type { Line } from './lines.js';
+import type { Asked } from './options.js';
 import type { KeptCall } from './state.js';
 import { message, type Message } from './wire.js';
+
+/** JSON-RPC's code for what has none of its own. */
+const INTERNAL_ERROR = -32603;
 
 /** A notification as it came. */
 export interface Notification {
@@ -16,8 +20,8 @@ export interface Call {
   /** On the wire. */
   readonly id: string;
   readonly kept: KeptCall;
-  /** It was made by a page before this one. */
-  readonly recovered?: RecoveredCall;
+  /** It was made by a page before this one, or by the transport itself. */
+  readonly recovered?: RecoveredCall | undefined;
   readonly onposition?: ((position: string) => void) | undefined;
   line?: Line;
   /** Send it once more. */
@@ -65,21 +69,23 @@ export function answer(link: Link, call: Call, m: Message): void {
 }
 
 /** It ends without the server's answer. */
-export function settle(link: Link, call: Call, reason: string, Unknown = OutcomeUnknown): void {
+export function settle(link: Link, call: Call, error: Partial<OutcomeUnknown> & Error): void {
   const { kept, recovered } = call;
-  const error = new Unknown(kept.method, kept.params, reason);
-  const { code, message: text, data } = error;
+  const { code = INTERNAL_ERROR, message: text, data } = error;
   if (!forget(link, call)) return;
   if (recovered) recovered.settle(error);
   else guard(link, link.hand, message({ id: kept.id, error: { code, message: text, data } }));
 }
 
+export const unknown = ({ method, params }: Asked, reason: string, Unknown = OutcomeUnknown): OutcomeUnknown =>
+  new Unknown(method, params, reason);
+
 /** Its answer had begun, and there is no way back to it. Reading once more does no harm. */
 export function giveUp(link: Link, call: Call, reason: string): void {
   const { again } = call;
   delete call.again;
-  if (again) again().catch((error) => settle(link, call, String(error)));
-  else settle(link, call, reason);
+  if (again) again().catch((error) => settle(link, call, error));
+  else settle(link, call, unknown(call.kept, reason));
 }
 
 /** Whether it was still running. */

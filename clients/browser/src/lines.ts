@@ -4,7 +4,8 @@
  */
 
 import { wait } from './backoff.js';
-import { type Call, giveUp, settle } from './calls.js';
+import { type Call, giveUp, settle, unknown } from './calls.js';
+import { Meaning, ofResponse, Sent } from './delivery.js';
 import type { Refused } from './errors.js';
 import { request, statusOf } from './http.js';
 import { deliver } from './incoming.js';
@@ -18,6 +19,8 @@ export class Line implements Reader {
   over?: boolean;
   /** It has let go of its connection only to make room. */
   parked?: boolean;
+  /** The server has such a stream: it was open once. */
+  proven?: boolean;
   /** When the last byte came. */
   heard!: number;
   retry: number | undefined;
@@ -78,7 +81,12 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
       slots.leave(line);
     }
     if (line.over || line.parked) continue;
-    if (line.call && !line.position) {
+    if (error instanceof RangeError) {
+      // An event that is too large would come again and again.
+      line.end();
+      if (!line.call) link.report(error);
+      else settle(link, line.call, line.call.again ? error : unknown(line.call.kept, String(error)));
+    } else if (line.call && !line.position) {
       line.end();
       giveUp(link, line.call, 'the connection was lost');
     } else {
@@ -94,31 +102,32 @@ function broken(link: Link, line: Line, error: unknown): void {
   trouble(link, line, error);
   if (link.page.leaving) return;
   trace(link, 'broken', line, error);
-  if (statusOf(error) === 401) link.report(error);
+  if (statusOf(error) === 401 || statusOf(error) === 403) link.report(error);
 }
 
-/** GET. Gives nothing, and ends the line, where the status settles the matter. */
+/** GET. Gives nothing, and ends the line, where the response settles the matter. */
 async function open(link: Link, line: Line, what: 'turn' | 'open'): Promise<Response | undefined> {
-  const { position, call, abort } = line;
+  const { position, call, abort, proven } = line;
   await link.page.awake();
   const { session } = link.state;
-  try {
-    const response = await request(link, 'GET', { headers: { 'last-event-id': position }, signal: abort.signal });
+  const [response, error] = await request(link, 'GET', { headers: { 'last-event-id': position }, signal: abort.signal });
+  const { status } = response;
+  const sent = call ? (call.again ? Sent.ReadResumed : Sent.CallResumed) : Sent.Listener;
+  const mayRenew = session && (call || position || proven);
+  const meaning = ofResponse(sent, { status, isStream: !error, mayRenew, hasPosition: position });
+  if (meaning === Meaning.Follow) {
     trace(link, what, line);
     return response;
-  } catch (error) {
-    const status = statusOf(error);
-    if (!status || status === 401 || status === 429 || status >= 500) throw error;
-    line.end();
-    if (status === 404 && session) void link.lost(session).catch(() => {});
-    else if (call) settle(link, call, `no answer (${status})`);
-    else if (status === 400 && position) {
-      // A position that the server cannot use.
-      delete link.state.standalone;
-      void listen(link, new Line());
-    } else if (status !== 405) link.report(error); // 405: there is no such stream here
-    return undefined;
   }
+  if (meaning === Meaning.Again) throw error;
+  line.end();
+  if (meaning === Meaning.Renew) void link.lost(session as string).catch(() => {});
+  else if (call) giveUp(link, call, `no answer (${status})`);
+  else if (meaning === Meaning.Restart) {
+    delete link.state.standalone;
+    void listen(link, new Line());
+  }
+  return undefined;
 }
 
 async function read(link: Link, line: Line, { body }: Response): Promise<void> {
@@ -129,6 +138,7 @@ async function read(link: Link, line: Line, { body }: Response): Promise<void> {
   // A body that is aborted need not say so in every engine.
   signal.addEventListener('abort', stop);
   line.onopen?.();
+  line.proven = true;
   trouble(link, line);
   while (reader && !line.over) {
     const { done, value } = await reader.read();

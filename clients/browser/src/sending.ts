@@ -1,81 +1,100 @@
 /** What the client sends, on its way to the server. */
 
 import { wait } from './backoff.js';
-import { type Call, forget, giveUp } from './calls.js';
-import { OutcomeUnknown, type Refused } from './errors.js';
-import { answerIn, isEventStream, request, type Sending, statusOf } from './http.js';
+import { type Call, forget, type RecoveredCall, unknown } from './calls.js';
+import { LOST, Meaning, NO_CREDENTIALS, ofFailure, ofResponse, Sent, SESSION_REPLACED } from './delivery.js';
+import type { Refused } from './errors.js';
+import { request, type Sending, statusOf } from './http.js';
 import { route } from './incoming.js';
 import { type Link, trouble } from './link.js';
 import { Line, listen } from './lines.js';
 import type { SendOptions } from './options.js';
 import { save } from './state.js';
-import { isKept, isRepeatable, isRequest, type Message, outgoing, type Request, tokenOf } from './wire.js';
+import { tried } from './tried.js';
+import { isKept, isRepeatable, type Message, outgoing, type Request, tokenOf } from './wire.js';
 
-/** Attempts for what may be sent twice; together with the waits between them about a minute. */
-export const ATTEMPTS = 7;
+/** Attempts for what the server has not taken, or may take twice; together with the waits between them about a minute. */
+const ATTEMPTS = 7;
 
-/** POST until there is an answer that counts. Only what may be sent twice gets attempts, or what was not taken. */
-export async function post(link: Link, m: Message, attempts: number, sending?: Sending): Promise<Response> {
+/** An event stream that is still to be read, or a response that settles it, and the message that it is. */
+export type Posted = readonly [response: Response, answer?: Message | undefined];
+
+/** POST until the table (`delivery.ts`) says what came of it, in this session or, unless told otherwise, in the next. */
+export async function post(
+  link: Link,
+  m: Message,
+  sent: Sent,
+  headers?: Sending['headers'],
+  mayRenew = true,
+  attempts = ATTEMPTS,
+): Promise<Posted> {
+  let { id } = m;
   for (let attempt = 0; ; attempt++) {
     await link.page.awake();
     if (link.closed) throw new Error('the transport is closed');
+    const { session } = link.state;
+    let meaning: Meaning;
+    let failure: Partial<Refused> | undefined;
     try {
-      const response = await request(link, 'POST', { ...sending, body: m });
-      trouble(link, m);
-      return response;
-    } catch (error) {
-      const { status, after } = error as Partial<Refused>;
-      // The server, or what stands before it, has not taken the request, and says so.
-      const isNotNow = status === 429 || (status === 503 && after !== undefined);
-      const isUnknown = !status || (status >= 500 && !isNotNow);
-      const last = attempt >= (isNotNow ? attempts || ATTEMPTS : isUnknown ? attempts : 0);
-      trouble(link, m, !last && error);
-      if (!last) await link.page.pause(after || wait(attempt));
-      // Nobody answered, or only that it went wrong: it may have run, which does no harm if it is a read.
-      else throw isUnknown && !(status && attempts) && isRequest(m) ? new OutcomeUnknown(m.method, m.params, (error as Error).message) : error;
+      const [response, error] = await request(link, 'POST', { headers, body: id ? { ...m, id } : m });
+      const { status } = response;
+      const answer = error && tried(() => JSON.parse(error.body) as Message);
+      const saysWhen = error?.after !== undefined;
+      meaning = ofResponse(sent, { status, isStream: !error, answer, id, saysWhen, mayRenew: mayRenew && session });
+      if (meaning === Meaning.Follow || meaning === Meaning.Answer) {
+        trouble(link, m);
+        return [response, answer];
+      }
+      failure = error;
+    } catch (caught) {
+      failure = caught as Error;
+      meaning = ofFailure(sent, statusOf(caught) ? NO_CREDENTIALS : LOST);
     }
-  }
-}
-
-/** POST to this session, or to the next: what was refused because the session is gone has not run. */
-export async function send(link: Link, m: Message, attempts: number, sending?: Sending): Promise<Response> {
-  const { session } = link.state;
-  try {
-    return await post(link, m, attempts, sending);
-  } catch (error) {
-    if (statusOf(error) !== 404 || !session || m.method === 'initialize') throw error;
-    await link.lost(session);
-    return post(link, m, attempts, sending);
+    if (meaning === Meaning.Renew) {
+      mayRenew = false;
+      await link.lost(session as string);
+      meaning = ofFailure(sent, SESSION_REPLACED);
+    }
+    const last = (meaning !== Meaning.Again && meaning !== Meaning.Restart) || attempt >= attempts;
+    trouble(link, m, !last && failure);
+    if (last) throw meaning === Meaning.Unknown ? unknown(m as Request, String(failure)) : failure;
+    // The server may still have the first one.
+    if (meaning === Meaning.Restart) id += '.';
+    await link.page.pause(failure?.after || wait(attempt));
   }
 }
 
 /** A notification, or an answer of the client's. Hearing it twice does no harm there. */
-export const say = (link: Link, m: Message, headers?: Sending['headers']): Promise<Response> =>
-  send(link, m, ATTEMPTS, { headers });
+export const say = (link: Link, m: Message, headers?: Sending['headers']): Promise<Posted> =>
+  post(link, m, m.method ? Sent.Notification : Sent.Reply, headers);
 
-/** A request. `begun` looks at the response before it is read. */
+/** A request. `begun` looks at the response before it is read; `recovered` takes the answer in place of the client. */
 export async function call(
   link: Link,
   m: Request,
   { headers, resumptionToken: position, onresumptiontoken: onposition }: Omit<SendOptions, 'headers'> & Sending,
   begun?: (response: Response) => void,
+  recovered?: RecoveredCall,
 ): Promise<void> {
   const { state, running } = link;
   const { method, params } = m;
   const wire = outgoing(state.life, m);
   const kept = { id: m.id, token: tokenOf(m), method, params, position };
-  const it: Call = { id: wire.id, kept, onposition };
+  const it: Call = { id: wire.id, kept, onposition, recovered };
   running.set(it.id, it);
   if (isKept(method)) state.calls[it.id] = kept;
   save(link);
-  const again = isRepeatable(method);
+  const sent = method === 'initialize' ? Sent.Handshake : isRepeatable(method) ? Sent.Read : Sent.Call;
   const go = async () => {
-    const response = await send(link, wire, again ? ATTEMPTS : 0, { headers });
+    const [response, answer] = await post(link, wire, sent, headers);
     begun?.(response);
-    if (isEventStream(response)) void listen(link, new Line(it), response);
-    else void takeJson(link, it, response);
+    if (!answer) void listen(link, new Line(it), response);
+    else if (!link.page.leaving) {
+      route(link, { ...answer, id: it.id }, it);
+      save(link);
+    }
   };
-  if (again) it.again = go;
+  if (sent) it.again = go;
   try {
     if (position) void listen(link, new Line(it, position));
     else await go();
@@ -84,14 +103,4 @@ export async function call(
     save(link);
     throw error;
   }
-}
-
-async function takeJson(link: Link, it: Call, response: Response): Promise<void> {
-  try {
-    const m = await answerIn(response);
-    if (!link.page.leaving) route(link, m, it);
-  } catch (error) {
-    if (!link.page.leaving) giveUp(link, it, String(error));
-  }
-  save(link);
 }

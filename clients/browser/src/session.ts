@@ -8,15 +8,15 @@
  * another stream.
  */
 
-import { RecoveredCall, settle } from './calls.js';
-import { Refused, SessionLost } from './errors.js';
-import { answerIn, statusOf } from './http.js';
-import { shaken } from './incoming.js';
+import { giveUp, RecoveredCall, settle, unknown } from './calls.js';
+import { Sent } from './delivery.js';
+import { SessionLost } from './errors.js';
+import { statusOf } from './http.js';
 import { guard, type Link, setStatus } from './link.js';
 import { Line, listen } from './lines.js';
 import type { SendOptions } from './options.js';
-import { ATTEMPTS, call, post, say } from './sending.js';
-import { clear, save } from './state.js';
+import { call, post, say } from './sending.js';
+import { clear, type KeptCall, save } from './state.js';
 import { isKept, type Message, message, type Request, wireId } from './wire.js';
 
 /** The client begins. */
@@ -42,8 +42,8 @@ const traits = ({ protocolVersion, capabilities }: Record<string, unknown>): str
 async function isKnown(link: Link): Promise<boolean> {
   const ping = message({ id: wireId(link.state.life, 'ping'), method: 'ping' });
   try {
-    await post(link, ping, Infinity);
-    return true;
+    const [, answer] = await post(link, ping, Sent.Read, undefined, false, Infinity);
+    return !answer?.error;
   } catch (error) {
     if (statusOf(error) === 404) return false;
     throw error;
@@ -101,7 +101,7 @@ export function readRecovered(link: Link): Promise<void>[] {
   for (const it of link.recovered) {
     const { position } = it.kept;
     if (it.recovered?.settled) link.recovered.delete(it);
-    else if (!position) settle(link, it, 'the page went');
+    else if (!position) settle(link, it, unknown(it.kept, 'the page went'));
     else if (!it.line) opened.push(listen(link, new Line(it, position)));
   }
   save(link);
@@ -121,18 +121,13 @@ async function renew(link: Link, session: string): Promise<void> {
   setStatus(link);
   abandon(link, session);
   for (const line of link.lines) line.end();
-  const m = message({ id: wireId(link.state.life, 'renew'), method: 'initialize', params });
-  const shake = async () => {
-    const response = await post(link, m, ATTEMPTS);
-    const { result, error } = await answerIn(response);
-    if (!result) throw new Refused(200, JSON.stringify(error));
-    opened(link, response);
-    shaken(link, params, result);
-  };
+  const m = message({ id: 'renew', method: 'initialize', params }) as Request;
+  const renewal = new RecoveredCall(m as KeptCall, async () => {});
   try {
-    await shake().catch(shake); // its answer may be cut off
+    await call(link, m, {}, (response) => opened(link, response), renewal);
+    await renewal.result;
     save(link);
-    await post(link, message({ method: 'notifications/initialized' }), ATTEMPTS);
+    await post(link, message({ method: 'notifications/initialized' }), Sent.Notification, undefined, false);
     link.ready = true;
     setStatus(link);
     listenStandalone(link);
@@ -149,7 +144,9 @@ function abandon(link: Link, session: string): void {
   clear(link);
   guard(link, link.options.onlost, session);
   for (const it of running) {
-    if (it.recovered || it.line) settle(link, it, 'the session is gone', SessionLost);
+    const again = () => giveUp(link, it, 'the session is gone');
+    if (it.again && it.line) void Promise.resolve().then(() => link.renewing).then(again, again);
+    else if (it.recovered || it.line) settle(link, it, unknown(it.kept, 'the session is gone', SessionLost));
     else if (isKept(it.kept.method)) link.state.calls[it.id] = it.kept; // on its way, and not accepted there
   }
 }

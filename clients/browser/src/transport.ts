@@ -116,7 +116,8 @@ export class PerdureTransport {
   async terminateSession(): Promise<void> {
     const link = this.#link;
     for (const line of link.lines) if (!line.call) line.end();
-    if (link.state.session) await request(link, 'DELETE').catch(link.report);
+    if (link.state.session)
+      await request(link, 'DELETE').then(([{ ok }, error]) => ok || link.report(error), link.report);
     clear(link);
   }
 

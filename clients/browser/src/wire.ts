@@ -15,7 +15,8 @@ export type Request = Message & { id: Id; method: string };
 
 export const isRequest = (m: Message): m is Request => !!m.method && m.id !== undefined;
 
-export const isResponse = (m: Message): m is Message & { id: Id } => !m.method && m.id !== undefined;
+/** An answer without an id is an error, if it is one: the server could not read the request's. */
+export const isResponse = (m: Message): m is Message & { id: Id } => !m.method && (m.id != null || !!m.error);
 
 export const message = (m: Omit<Message, 'jsonrpc'>): Message => ({ jsonrpc: '2.0', ...m });
 

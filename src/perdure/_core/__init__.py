@@ -1,1 +1,1 @@
-"""Pure values, tables and rules. Uses the standard library only."""
+"""Decides with pure values, tables and rules; uses the standard library only."""

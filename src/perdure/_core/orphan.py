@@ -1,16 +1,16 @@
-"""A call whose reader was lost, as a client hears of it that came back without the call's position."""
+"""An orphan is a call whose client came back without its position; this module writes the notification about it."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perdure._core.ids import Position
 
 METHOD = "notifications/perdure/orphan"
 
 MAX_NAME = 200
-"""Characters of a name that are told: enough for a tool's, and a resource's URI may be as long as a request."""
+"""Characters of a name that are sent: enough for a tool's name; a resource's URI may be as long as a request."""
 
 _CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
 """Nine digits: more incarnations than a session can have, and a number that every store can look for."""
@@ -18,16 +18,16 @@ _CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """What the server says of such a call."""
+    """What the server reports about such a call."""
 
     incarnation: int
     request_id: int | str
     method: str
     name: str | None
-    """The tool, the prompt or the resource, where the server still has the request."""
+    """The tool, the prompt or the resource, if the server still has the request."""
     ended: bool
     position: Position
-    """Behind it lies what no reader was sent; of a call that has ended, also the answer."""
+    """After it come the events that no reader was sent and, if the call has ended, the answer."""
     last: int
     """The last event on the call's own stream."""
 
@@ -48,13 +48,48 @@ class Orphan:
 
     @property
     def sentence(self) -> str:
-        """The same for people, in a log message."""
+        """The same as a sentence for people, in a log message."""
         what = self.method if self.name is None else f"{self.method} {self.name[:MAX_NAME]}"
         state = "has ended" if self.ended else f"still runs (cancel it as {self.call!r})"
         if self.position.seq >= self.last:
             return f"call {self.call} ({what}) {state}"
         missed = f"events {self.position.seq + 1} to {self.last}{', its answer among them,' if self.ended else ''}"
         return f"call {self.call} ({what}) {state}; {missed} can be read with Last-Event-ID {self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """When a client came to its session, in arrival numbers of the hub; 0 is never."""
+
+    attached: int = 0
+    """Calls whose reader was lost before this are orphans."""
+    began: int = 0
+    """It last came without a position: what it heard before that, it has forgotten."""
+    due: int = 0
+    """It has had the time to resume calls whose reader was lost before this."""
+
+    def without_positions(self, now: int) -> Visits:
+        """It comes without the positions of its calls."""
+        return replace(self, attached=now, began=now)
+
+    def with_time_passed(self, since: int) -> Visits:
+        """It came at that moment, and has had the time to resume its calls."""
+        return replace(self, attached=max(self.attached, since), due=max(self.due, since))
+
+    def is_orphan(self, lost_at: int) -> bool:
+        """Whether a call is one, whose reader was lost at that moment."""
+        return 0 < lost_at < self.attached
+
+    def is_due(self, lost_at: int) -> bool:
+        """Whether the client may hear of such a call: it could have resumed it, and has not."""
+        return 0 < lost_at < self.due
+
+    def remembers(self, told_at: int) -> bool:
+        """Whether it still knows what it heard at that moment."""
+        return told_at > self.began
+
+
+NO_VISITS = Visits()
 
 
 def read_call(request_id: int | str) -> tuple[int, str] | None:

@@ -1,11 +1,12 @@
-"""What may be forgotten, and in which order (R7).
+"""Rules say what may be forgotten, and in which order (R7).
 
-Rules over plain numbers; the hub and the store apply them. A final answer is the last thing to go.
+They work on plain numbers; streams, sessions and the store apply them. A final answer is the last thing to go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure._core.ids import StreamId
@@ -53,10 +54,81 @@ class StreamUsage:
     """Events that may go: not final answers, and not beyond the position of an attached reader."""
     answers: int
     idle: bool
-    """Sealed, and nobody reads: may go altogether."""
+    """Sealed, and not read: may go altogether."""
     event_bytes: int = 0
     """Of those events."""
     answer_bytes: int = 0
+
+
+class StreamSizes:
+    """Counts what one stream keeps, as far as this process has appended it. What another process has appended is known
+    to the store only."""
+
+    __slots__ = ("_event_bytes", "_final_bytes", "_finals", "_sized_from", "_sizes", "trimmed")
+
+    def __init__(self, last: int, *, finals: tuple[int, ...] = (), final_bytes: int = 0, trimmed: int = 0) -> None:
+        self._finals = finals
+        """Sequence numbers of final answers."""
+        self._final_bytes = final_bytes
+        self.trimmed = trimmed
+        """Events up to this number are forgotten, final answers excepted."""
+        self._event_bytes = 0
+        self._sized_from = last
+        self._sizes: array[int] | None = None
+        """Bytes of each event behind `_sized_from`; 0 for a final answer."""
+
+    def restarted(self, last: int) -> StreamSizes:
+        """What is left of this count when the stream goes on behind that number."""
+        finals = tuple(seq for seq in self._finals if seq <= last)
+        return StreamSizes(last, finals=finals, final_bytes=self._final_bytes, trimmed=self.trimmed)
+
+    def count(self, sizes: Sequence[int], *, finals: Mapping[int, int]) -> None:
+        """Add the next events; `finals` has the numbers of those that are final answers, with their sizes, which are 0
+        in `sizes`."""
+        if finals:
+            self._finals += tuple(finals)
+            self._final_bytes += sum(finals.values())
+        self._event_bytes += sum(sizes)
+        if self._sizes is None:
+            self._sizes = array("Q")
+        self._sizes.extend(sizes)
+
+    def trim(self, through: int) -> None:
+        """Events up to a number are forgotten, final answers excepted."""
+        self.trimmed = through
+        gone = through - self._sized_from
+        if self._sizes is not None and gone > 0:
+            self._event_bytes -= sum(self._sizes[:gone])
+            del self._sizes[:gone]
+            self._sized_from = through
+
+    def overflow(self, last: int, *, limit: int, read: int | None) -> int:
+        """Up to where events must go so that no more than the limit are kept; not past `read`, where a reader is."""
+        events = last - self.trimmed
+        if self._finals:
+            events -= sum(1 for seq in self._finals if seq > self.trimmed)
+        if events <= limit:
+            return self.trimmed
+        through = self.trimmed + events - limit
+        for seq in self._finals:
+            if self.trimmed < seq <= through:
+                through += 1
+        return through if read is None else max(self.trimmed, min(through, read))
+
+    def usage(self, stream: StreamId, *, last: int, floor: int, idle: bool) -> StreamUsage:
+        """What the stream keeps; events may go up to `floor`."""
+        events = floor - self.trimmed - sum(1 for seq in self._finals if self.trimmed < seq <= floor)
+        event_bytes = self._event_bytes
+        if floor < last and self._sizes is not None:
+            event_bytes = sum(self._sizes[: max(0, floor - self._sized_from)])
+        return StreamUsage(
+            stream=stream,
+            events=max(0, events),
+            answers=len(self._finals),
+            idle=idle,
+            event_bytes=event_bytes,
+            answer_bytes=self._final_bytes,
+        )
 
 
 def keeps_params(reason: str, size: int) -> bool:

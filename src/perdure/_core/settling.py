@@ -1,4 +1,9 @@
-"""What becomes of a call whose node died: a table, and a rule for tools."""
+"""Decides what becomes of a call whose node died.
+
+`rerun` says whether a request may run again, as far as its method tells; where only the server knows, its tool list
+does (`may_run_again`). The table then says what follows on which occasion. One thing comes before the table: a call
+that its client has cancelled is answered so (`Verdict.CANCEL`), on any occasion.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from typing import Any
 from perdure._core.sticky import METHODS as STICKY
 
 MOST_ATTEMPTS = 2
-"""A request that has ended its process twice is not given a third."""
+"""A request that was interrupted twice, perhaps because it kills its process, does not get a third attempt."""
 
 READS = frozenset(
     {
@@ -28,24 +33,78 @@ READS = frozenset(
 """Requests that the specification makes reads: they may run again."""
 
 
+class Occasion(enum.Enum):
+    """Why calls that were left behind are settled."""
+
+    NODE_DIED = "node died"
+    """Their node died, and they need no credentials: their session has no principal."""
+    PRINCIPAL_AWAY = "principal away"
+    """Their node died, and the credentials of their principal are not at hand."""
+    PRINCIPAL_BACK = "principal back"
+    """Their principal has sent a request, whose credentials are at hand."""
+    GRACE_PASSED = "grace passed"
+    """Their principal has not come back in time."""
+    CALL_CANCELLED = "call cancelled"
+    """The client has cancelled a call beside them, on the same stream."""
+
+
+class Rerun(enum.Enum):
+    """Whether a call may run again."""
+
+    YES = "yes"
+    NO = "no"
+    ASK = "ask"
+    """The server knows: it says of each tool whether it may."""
+    HIDDEN = "hidden"
+    """The server does not show the tool to the caller that asked."""
+
+
 class Verdict(enum.Enum):
     RERUN = "rerun"
     """It runs again, into the same stream."""
     UNKNOWN = "unknown"
     """It is answered: interrupted, outcome unknown."""
-    ASK = "ask"
-    """Whether it may run again is for the server to say: what does it know of this tool?"""
+    CANCEL = "cancel"
+    """It is answered: cancelled by its client."""
     WAIT = "wait"
-    """It may run again, or whether it may is not known, once its principal is back."""
+    """It waits for its principal."""
+    ASK = "ask"
+    """The server is asked about its tool, and the answer looked up in the same row."""
+    KEEP = "keep"
+    """It stays as it is."""
 
 
-def verdict(method: str, *, attempt: int) -> Verdict:
-    """What becomes of a request that was interrupted in this attempt."""
+VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
+    Occasion.NODE_DIED: {
+        Rerun.YES: Verdict.RERUN,
+        Rerun.NO: Verdict.UNKNOWN,
+        Rerun.ASK: Verdict.ASK,
+        Rerun.HIDDEN: Verdict.UNKNOWN,
+    },
+    Occasion.PRINCIPAL_AWAY: {
+        Rerun.YES: Verdict.WAIT,
+        Rerun.NO: Verdict.UNKNOWN,
+        Rerun.ASK: Verdict.ASK,
+        Rerun.HIDDEN: Verdict.WAIT,
+    },
+    Occasion.PRINCIPAL_BACK: {
+        Rerun.YES: Verdict.RERUN,
+        Rerun.NO: Verdict.UNKNOWN,
+        Rerun.ASK: Verdict.ASK,
+        Rerun.HIDDEN: Verdict.UNKNOWN,
+    },
+    Occasion.GRACE_PASSED: dict.fromkeys(Rerun, Verdict.UNKNOWN),
+    Occasion.CALL_CANCELLED: dict.fromkeys(Rerun, Verdict.KEEP),
+}
+
+
+def rerun(method: str, *, attempt: int) -> Rerun:
+    """Whether a request may run again that was interrupted in this attempt."""
     if attempt >= MOST_ATTEMPTS:
-        return Verdict.UNKNOWN
+        return Rerun.NO
     if method in READS or method in STICKY:
-        return Verdict.RERUN
-    return Verdict.ASK if method == "tools/call" else Verdict.UNKNOWN
+        return Rerun.YES
+    return Rerun.ASK if method == "tools/call" else Rerun.NO
 
 
 def progress_in(payload: bytes, tokens: Collection[int | str]) -> float | None:

@@ -1,1 +1,1 @@
-"""Locks files, and keeps files that are private to one user. Uses `_core` and `errors`."""
+"""Locks files and keeps files private to one user; uses `errors` and `_core`."""

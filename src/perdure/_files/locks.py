@@ -1,13 +1,11 @@
-"""Locks files for as long as a process lives, also where Python has no `fcntl` (Windows).
-
-With `flock` a file for each node says which processes live, so several may share a log. Without it SQLite's own locks
-are there, which the system frees as well when a process dies, but nobody can ask them who lives: one process has a file
-for itself, or nothing.
-"""
+"""Locks files for as long as a process lives (`flock`). Where Python has no `fcntl` (Windows), see `sole_holder`."""
 
 from __future__ import annotations
 
-import sqlite3
+import contextlib
+import os
+import weakref
+from typing import Protocol
 
 try:
     import fcntl
@@ -18,6 +16,11 @@ else:
 
 NO_FLOCK = "this system has no locks that tell which processes live (Python's fcntl)"
 """The reason for what does not work here, to be said wherever it is refused."""
+
+# Windows has none of these, and would change line ends without its own.
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+NO_WAIT: int = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+"""A pipe of that name must not make us wait."""
 
 
 def flock(file: int, *, shared: bool = False) -> bool:
@@ -33,29 +36,58 @@ def unlock(file: int) -> None:
     fcntl.flock(file, fcntl.LOCK_UN)
 
 
-class SoleHolder:
-    """Holds the lock of a path by an SQLite file of that name, in which nothing is ever written."""
+def release(file: int) -> None:
+    """Free a lock and close its file. A child that was forked in this moment may have the file open as well, so closing
+    it would not be enough."""
+    with contextlib.suppress(OSError):
+        unlock(file)
+    os.close(file)
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
 
-    def take(self, *, patience: float) -> bool:
-        """Whether this object has it now. Waits for so many seconds for who had it before. Raises `sqlite3.Error`."""
-        if self._connection is not None:
-            return True
-        connection = sqlite3.connect(self._path, timeout=patience, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            connection.close()
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                return False
-            raise
-        self._connection = connection
-        return True
+def lock_file(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> int | None:
+    """Open the file of this name, made if need be, and lock it. None if another process has it. Raises `OSError`.
 
-    def release(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    A process removes such a file only while it holds the lock, so a lock counts only if the file is still the one of
+    that name.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o600, dir_fd=dir_fd)
+    try:
+        if flock(file) and is_still(path, file, dir_fd=dir_fd):
+            return file
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
+def is_still(path: str | os.PathLike[str], file: int, *, dir_fd: int | None = None) -> bool:
+    """Whether an open file is the one of this name."""
+    try:
+        return os.path.samestat(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), os.fstat(file))
+    except OSError:
+        return False
+
+
+class Holder(Protocol):
+    """Keeps locked files open."""
+
+    def let_go(self) -> None:
+        """Close the files without freeing the locks, which another process has as well."""
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def let_go_in_child(holder: Holder) -> None:
+    """A child that is forked shares its parent's locks. It lets go, or they would stay held when the parent dies."""
+    _holders.add(holder)
+
+
+def _let_go() -> None:
+    for holder in list(_holders):
+        holder.let_go()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_let_go)

@@ -1,18 +1,20 @@
-"""A folder and files that are this user's alone (T8).
+"""Reads and writes files that are this user's alone (T8).
 
-The folder is held open and files are reached through it, so that nobody can put another folder in its place. What is
-a link, belongs to somebody else, or may be read by others is not trusted, whatever it holds.
+`Folder` is held open and its files are reached through it, so that no other folder can be put in its place. What is a
+link, belongs to another user, or may be used by others is not trusted, whatever it holds. `read` and `replace` work on
+paths as well, on Windows too, where numbers of users and modes mean nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from perdure._files.locks import NO_FOLLOW, NO_WAIT, is_still, lock_file, release
 
 EVERYONES_LOCK = "lock"
 """The name of the file that is locked while one process looks through a folder. It stays there, empty."""
@@ -22,17 +24,101 @@ class Untrusted(Exception):
     """A file is there, and it cannot be read or must not be believed."""
 
 
+def read(
+    path: str | os.PathLike[str], *, limit: int | None, dir_fd: int | None = None, may_be_shared: bool = False
+) -> bytes | None:
+    """What a file holds that only this user can change; None if there is none. Raises `Untrusted`.
+
+    `may_be_shared`: others may read it, and it may have a second name.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        is_link = error.errno in {errno.ELOOP, errno.EMLINK}
+        raise Untrusted("it is a link" if is_link else f"it cannot be opened: {error.strerror}") from error
+    try:
+        _check_file(os.fstat(file), may_be_shared=may_be_shared)
+        data = bytearray()
+        while chunk := os.read(file, 1 << 20 if limit is None else limit + 1 - len(data)):
+            data += chunk
+            if limit is not None and len(data) > limit:
+                raise Untrusted(f"it has more than {limit:,} bytes")
+        return bytes(data)
+    except OSError as error:
+        raise Untrusted(f"it cannot be read: {error.strerror}") from error
+    finally:
+        os.close(file)
+
+
+def replace(path: str | os.PathLike[str], data: bytes, *, dir_fd: int | None = None) -> None:
+    """Replace a file, whole or not at all, by one of mode 0600. Raises `OSError`.
+
+    Within an open folder (`dir_fd`) a power cut cannot undo it. Otherwise it survives the death of this process, and a
+    power cut may take the last moments with it.
+    """
+    made = f"{os.fspath(path)}.new"
+    with contextlib.suppress(OSError):
+        os.unlink(made, dir_fd=dir_fd)
+    file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600, dir_fd=dir_fd)
+    try:
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(file, left) :]
+            if dir_fd is not None:
+                os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(made, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(made, dir_fd=dir_fd)
+        raise
+    if dir_fd is not None:
+        os.fsync(dir_fd)
+
+
+def check_folder(about: os.stat_result, path: str | os.PathLike[str]) -> None:
+    """Raise `OSError` unless this is a folder that only this user can use."""
+    if not stat.S_ISDIR(about.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(path))
+    if about.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "it belongs to another user", str(path))
+    if about.st_mode & 0o077:
+        mode = stat.S_IMODE(about.st_mode)
+        raise PermissionError(errno.EACCES, f"others may use it (mode {mode:04o}; chmod 700 it)", str(path))
+
+
+def _check_file(about: os.stat_result, *, may_be_shared: bool) -> None:
+    if not stat.S_ISREG(about.st_mode):
+        raise Untrusted("it is not a plain file")
+    if not hasattr(os, "geteuid"):  # Windows, whose folders say who may read
+        return
+    if about.st_uid != os.geteuid():
+        raise Untrusted("it belongs to another user")
+    mode = stat.S_IMODE(about.st_mode)
+    if mode & (0o022 if may_be_shared else 0o077):
+        raise Untrusted(f"others may {'write' if may_be_shared else 'use'} it (mode {mode:04o})")
+    if about.st_nlink != 1 and not may_be_shared:
+        raise Untrusted("it has a second name")
+
+
 class Folder:
     """A folder of mode 0700. Raises `OSError` if it cannot be made, opened or trusted."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
-        _make(self.path)
+        missing = [folder for folder in (self.path, *self.path.parents) if not os.path.lexists(folder)]
+        for folder in reversed(missing):  # each for this user alone
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
         if self.path.is_symlink():  # said here, since systems differ in how they refuse it below
             raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(self.path))
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            _check_folder(os.fstat(self._fd), self.path)
+            check_folder(os.fstat(self._fd), self.path)
         except BaseException:
             self.close()
             raise
@@ -47,38 +133,11 @@ class Folder:
 
     def read(self, name: str, *, limit: int) -> bytes | None:
         """What a file holds, or None if there is none. Raises `Untrusted`."""
-        try:
-            # A pipe must not make us wait.
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=self._fd)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            link = error.errno in {errno.ELOOP, errno.EMLINK}
-            raise Untrusted("it is a link" if link else f"it cannot be opened: {error.strerror}") from error
-        try:
-            _check_file(os.fstat(file))
-            return _read_all(file, limit)
-        except OSError as error:
-            raise Untrusted(f"it cannot be read: {error.strerror}") from error
-        finally:
-            os.close(file)
+        return read(name, limit=limit, dir_fd=self._fd)
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file, whole or not at all; a power cut cannot undo it. Raises `OSError`."""
-        made = f"{name}.new"
-        self.remove(made)
-        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=self._fd)
-        try:
-            try:
-                _write_all(file, data)
-                os.fsync(file)
-            finally:
-                os.close(file)
-            os.replace(made, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        except BaseException:
-            self.remove(made)
-            raise
-        os.fsync(self._fd)
+        replace(name, data, dir_fd=self._fd)
 
     def remove(self, name: str) -> None:
         """A file that is not there, or that cannot be removed, is left."""
@@ -86,7 +145,7 @@ class Folder:
             os.unlink(name, dir_fd=self._fd)
 
     def is_plain(self, name: str) -> bool:
-        """Whether it is a file of this user's, and no link."""
+        """Whether it is this user's own file, and not a link."""
         about = self._about(name)
         return about is not None and stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
 
@@ -96,95 +155,37 @@ class Folder:
         return 0 if about is None else about.st_mtime_ns
 
     def lock(self, name: str) -> int | None:
-        """The locked file of this name, made if need be; None if somebody has it, or if it is none to be trusted.
+        """The locked file of this name, made if need be; None if another process has it, or if it cannot be trusted.
 
-        Raises `OSError` where no file can be made. Whoever removes such a file holds its lock, so a lock counts only
-        if the file is still the one of that name.
+        Raises `OSError` where no file can be made.
         """
         try:
-            file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self._fd)
+            file = lock_file(name, dir_fd=self._fd)
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO}:
                 return None
             raise
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self.is_plain(name) and self.is_still(name, file):
-                return file
-        except BlockingIOError:
-            pass
-        except BaseException:
+        if file is not None and not self.is_plain(name):
             os.close(file)
-            raise
-        os.close(file)
-        return None
+            return None
+        return file
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether we are the only process that looks through the folder, which is so until the block ends."""
+        """Whether this is the only process that looks through the folder, which is so until the block ends."""
         file = self.lock(EVERYONES_LOCK)
         try:
             yield file is not None
         finally:
             if file is not None:
-                unlock(file)
-                os.close(file)
+                release(file)
 
     def is_still(self, name: str, file: int) -> bool:
         """Whether an open file is the one of this name."""
-        about = self._about(name)
-        return about is not None and os.path.samestat(about, os.fstat(file))
+        return is_still(name, file, dir_fd=self._fd)
 
     def _about(self, name: str) -> os.stat_result | None:
         try:
             return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         except OSError:
             return None
-
-
-def unlock(file: int) -> None:
-    """Free a lock also where a child that was forked in this moment has the file: closing it would not be enough."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _make(path: Path) -> None:
-    """The folder and those above it that are missing, each for this user alone."""
-    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-    for folder in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-
-
-def _check_folder(about: os.stat_result, path: Path) -> None:
-    if about.st_uid != os.geteuid():
-        raise PermissionError(errno.EACCES, "it belongs to another user", str(path))
-    if about.st_mode & 0o077:
-        mode = stat.S_IMODE(about.st_mode)
-        raise PermissionError(errno.EACCES, f"others may use it (mode {mode:04o}; chmod 700 it)", str(path))
-
-
-def _check_file(about: os.stat_result) -> None:
-    if not stat.S_ISREG(about.st_mode):
-        raise Untrusted("it is not a plain file")
-    if about.st_uid != os.geteuid():
-        raise Untrusted("it belongs to another user")
-    if about.st_mode & 0o077:
-        raise Untrusted(f"others may use it (mode {stat.S_IMODE(about.st_mode):04o})")
-    if about.st_nlink != 1:
-        raise Untrusted("it has a second name")
-
-
-def _read_all(file: int, limit: int) -> bytes:
-    data = b""
-    while chunk := os.read(file, limit + 1 - len(data)):
-        data += chunk
-        if len(data) > limit:
-            raise Untrusted(f"it has more than {limit:,} bytes")
-    return data
-
-
-def _write_all(file: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]

@@ -1,1 +1,1 @@
-"""Reads sessions from a store for operators, as JSON objects and as text. Uses `store` and what is below."""
+"""Shows an operator the sessions of a store, as objects and as text; uses `store` and the rooms below it."""

@@ -1,1 +1,1 @@
-"""The commands of `perdure`. Uses every other room; only this one reads the environment and prints."""
+"""Runs the commands of `perdure`, reads the environment and prints, as no other room does; uses every other room."""

@@ -1,1 +1,1 @@
-"""`perdure.connect`: puts `remote` below the SDK's client. Uses `remote` and what `remote` uses."""
+"""Puts `remote` below the SDK's client (`perdure.connect`); uses `remote` and the rooms below it."""

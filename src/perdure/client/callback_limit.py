@@ -1,4 +1,4 @@
-"""Slow callbacks slow their server down.
+"""Limits the callbacks that run at once, so that slow ones slow their server down.
 
 The SDK's client runs the callbacks for each notification in a task of their own and reads on. Where they are slower
 than the server, the tasks would pile up without end; so no further notification is handed over while `ROOM` of them
@@ -7,8 +7,7 @@ run. Then the stream is not read, and the server, if it is Perdure, lets the cal
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -20,7 +19,7 @@ ROOM = 1_000
 Callback = TypeVar("Callback", bound=Callable[..., Awaitable[None]])
 
 
-class Pace:
+class CallbackLimit:
     """Counts the callbacks that run."""
 
     def __init__(self) -> None:
@@ -37,17 +36,12 @@ class Pace:
 
         @wraps(callback)
         async def run(*args: Any, **kwargs: Any) -> None:
-            with self._one():
+            self._running += 1
+            try:
                 await callback(*args, **kwargs)
+            finally:
+                self._running -= 1
+                self._ended.set()
+                self._ended = anyio.Event()
 
         return cast("Callback", run)
-
-    @contextmanager
-    def _one(self) -> Iterator[None]:
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._ended.set()
-            self._ended = anyio.Event()

@@ -1,4 +1,4 @@
-"""The SDK's client, with what lasts: named outcomes, calls of before, and tools that may be called again."""
+"""The SDK's client over a session that lasts: names outcomes, lists earlier calls, calls safe tools again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 
 import mcp
 import mcp_types as types
-from mcp.client import Transport
+from mcp.client import Transport as SDKTransport
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
-from perdure.client.link import Link
+from perdure.client.callback_limit import CallbackLimit
 from perdure.client.outcomes import naming
 from perdure.client.pending import PendingCall
+from perdure.client.transport import Transport
 from perdure.errors import OutcomeUnknown, Unreachable
 from perdure.telemetry.events import log_event
+
+OnRenewed = Callable[[types.InitializeResult], None]
 
 #: Pages of `tools/list` that are read to find out what a tool says of itself.
 TOOL_PAGES = 100
@@ -27,23 +30,33 @@ TOOL_PAGES = 100
 class Client(mcp.Client):
     """Everything that `mcp.Client` has, over a session that lasts. Made by `perdure.connect`."""
 
-    def __init__(self, transport: Transport, *, link: Link | None, rerun_safe_tools: bool, **options: Any) -> None:
-        super().__init__(transport, **options)
-        self._link_below = link
+    def __init__(
+        self,
+        plain: SDKTransport | None,
+        lasting: Callable[[OnRenewed], Transport] | None,
+        *,
+        callback_limit: CallbackLimit,
+        rerun_safe_tools: bool,
+        **options: Any,
+    ) -> None:
+        """`plain` is a transport of the SDK, `lasting` makes ours; one of them is given."""
+        # Another session may be another server's: what was negotiated is that of the new one.
+        self._transport = None if lasting is None else lasting(lambda result: self.session.adopt(result))
+        below = plain if self._transport is None else self._transport.streams()
+        assert below is not None
+        super().__init__(below, **options)
+        self._callback_limit = callback_limit
         self._rerun_safe_tools = rerun_safe_tools
-        if link is not None:
-            # Another session may be another server's: what was negotiated is that of the new one.
-            link.on_renewed = lambda result: self.session.adopt(result)
 
     @property
     def session_id(self) -> str | None:
         """The session as the server knows it; None where there are no sessions."""
-        handshake = None if self._link_below is None else self._link_below.handshake
+        handshake = None if self._transport is None else self._transport.handshake
         return None if handshake is None else handshake.session or None
 
     def pending(self) -> list[PendingCall]:
-        """The calls that a process of before has left running and whose results nobody has taken yet."""
-        return [] if self._link_below is None else self._link_below.before.calls
+        """The calls that an earlier process has left running and whose results were not taken yet."""
+        return [] if self._transport is None else self._transport.pending
 
     async def call_tool(
         self,
@@ -56,9 +69,9 @@ class Client(mcp.Client):
         request_state: str | None = None,
         meta: types.RequestParamsMeta | None = None,
     ) -> types.CallToolResult:
-        """As the SDK's; a call of which nobody knows what became raises `OutcomeUnknown`."""
-        if progress_callback is not None and self._link_below is not None:
-            progress_callback = self._link_below.incoming.pace.counted(progress_callback)
+        """As the SDK's; a call whose outcome is unknown raises `OutcomeUnknown`."""
+        if progress_callback is not None:
+            progress_callback = self._callback_limit.counted(progress_callback)
 
         async def once() -> types.CallToolResult:
             with naming(name, arguments):
@@ -89,21 +102,18 @@ class Client(mcp.Client):
         told_by_client = isinstance(unknown.data, dict) and unknown.data.get("told_by") == "client"
         if not self._rerun_safe_tools or not told_by_client:
             return False
+        cursor: str | None = None
         try:
-            return await self._is_safe(tool)
+            for _ in range(TOOL_PAGES):
+                page = await self.list_tools(cursor=cursor)
+                hints = next((found.annotations for found in page.tools if found.name == tool), None)
+                if hints is not None:
+                    return hints.read_only_hint is True or hints.idempotent_hint is True
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
         except MCPError:
             return False  # it cannot be found out
-
-    async def _is_safe(self, tool: str) -> bool:
-        cursor: str | None = None
-        for _ in range(TOOL_PAGES):
-            page = await self.list_tools(cursor=cursor)
-            hints = next((found.annotations for found in page.tools if found.name == tool), None)
-            if hints is not None:
-                return hints.read_only_hint is True or hints.idempotent_hint is True
-            cursor = page.next_cursor
-            if cursor is None:
-                break
         return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -15,15 +15,24 @@ from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, Message
 from mcp.client.streamable_http import streamable_http_client
 
 from perdure._core.reconnect import Patience
+from perdure._core.sse import MAX_EVENT_BYTES
+from perdure.client.callback_limit import CallbackLimit
 from perdure.client.client import Client
 from perdure.client.incoming import OnGap
-from perdure.client.link import Link
+from perdure.client.memory import Memory
 from perdure.client.task_groups import enter, raised_as_it_was
+from perdure.client.transport import Transport
 from perdure.errors import Misuse
 from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import LIMITS, TIMEOUT, Wire, past_proxies
+from perdure.remote.endpoint import LIMITS, TIMEOUT, Endpoint, past_proxies
+from perdure.remote.limits import Limits
 from perdure.remote.state_file import StateStore, state_store
-from perdure.remote.state_writer import Keeper
+
+#: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
+HANDSHAKE_SECONDS = 300.0
+#: Patience is for servers that were there: a wrong address is told in the moment. A call that needs a new session, and
+#: finds the server away, has patience of its own.
+ONCE = Patience(max_time=0.0, max_tries=1)
 
 
 @asynccontextmanager
@@ -69,10 +78,20 @@ async def connect(
     ends = state is None if terminate_on_close is None else terminate_on_close
     async with AsyncExitStack() as stack:
         http = await _http_client(stack, url, http_client, headers, auth)
-        keeper = Keeper(state_store(state), address(url))
-        stack.callback(keeper.close)
-        link = Link(Wire(http, url), keeper, patience=patience or Patience(), on_gap=on_gap, ends_session=ends)
-        lasting = _lasting(link, rerun_safe_tools, callbacks)
+        memory = Memory(state_store(state), address(url))
+        stack.callback(memory.close)
+        lasting = _lasting(
+            partial(
+                Transport,
+                Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some"),
+                _limits(patience or Patience()),
+                memory,
+                on_gap=on_gap,
+                ends_session=ends,
+            ),
+            rerun_safe_tools,
+            callbacks,
+        )
         client = await enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
         stack.push_async_exit(raised_as_it_was(stack.pop_all()))
         yield client
@@ -86,19 +105,38 @@ def address(url: str) -> str:
     return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
 
 
-def _lasting(link: Link, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
+def _limits(patience: Patience) -> Limits:
+    return Limits(
+        patience=patience,
+        listening=patience,
+        handshake=ONCE,
+        handshake_seconds=HANDSHAKE_SECONDS,
+        message_bytes=MAX_EVENT_BYTES,
+        counts_from_request=False,
+    )
+
+
+def _lasting(transport: Callable[..., Transport], rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
+    limit = CallbackLimit()
     counted = {
-        name: link.incoming.pace.counted(callbacks[name])
+        name: limit.counted(callbacks[name])
         for name in ("logging_callback", "message_handler")
         if callbacks[name] is not None
     }
-    options = {**callbacks, **counted}
-    return Client(link.streams(), link=link, rerun_safe_tools=rerun_safe_tools, mode="legacy", **options)
+    return Client(
+        None,
+        lambda on_renewed: transport(callback_limit=limit, on_renewed=on_renewed),
+        callback_limit=limit,
+        rerun_safe_tools=rerun_safe_tools,
+        mode="legacy",
+        **{**callbacks, **counted},
+    )
 
 
 def _plain(url: str, http: httpx2.AsyncClient, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
     transport = streamable_http_client(url, http_client=http)
-    return Client(transport, link=None, rerun_safe_tools=rerun_safe_tools, mode="auto", **callbacks)
+    limit = CallbackLimit()
+    return Client(transport, None, callback_limit=limit, rerun_safe_tools=rerun_safe_tools, mode="auto", **callbacks)
 
 
 async def _http_client(

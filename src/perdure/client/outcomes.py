@@ -1,4 +1,4 @@
-"""JSON-RPC errors that have a name of their own."""
+"""Answers as the SDK's values, and JSON-RPC errors that have a name of their own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ from contextlib import contextmanager
 from typing import Any
 
 from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCResponse, RequestId, jsonrpc_message_adapter
+from pydantic import ValidationError
 
 from perdure._core.codes import OUTCOME_UNKNOWN, POSITION_LOST
 from perdure.errors import UNREACHABLE, OutcomeUnknown, Unreachable
+from perdure.remote.message import Message
+
+
+def answer_of(message: Message, request_id: RequestId | None = None) -> JSONRPCResponse | JSONRPCError:
+    """An answer as the SDK's value, under the id that the SDK's client gave its request."""
+    try:
+        found = jsonrpc_message_adapter.validate_json(message.text, by_name=False)
+    except ValidationError as error:
+        found = None
+        why = f"The answer is not a JSON-RPC response: {error.error_count()} errors"
+    if not isinstance(found, JSONRPCResponse | JSONRPCError):
+        found = JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=INTERNAL_ERROR, message=why))
+    return found if request_id is None else found.model_copy(update={"id": request_id})
 
 
 def named(error: MCPError, tool: str | None = None, arguments: Mapping[str, Any] | None = None) -> MCPError:
-    """`Unreachable`, and for a tool `OutcomeUnknown`, where the code says so, whoever made it; else the error as it is.
+    """`Unreachable`, and for a tool `OutcomeUnknown`, where the code says so; else the error as it is.
 
     An answer that is no longer retained (-31002) is as unknown as one that was never given.
     """

@@ -1,4 +1,4 @@
-"""A call that a process of before has begun, and that this one goes on with."""
+"""A call that an earlier process began, and that this one goes on with."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import anyio
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
-from mcp_types import CONNECTION_CLOSED, ErrorData, JSONRPCError, JSONRPCNotification, methods
+from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCNotification, JSONRPCResponse, methods
 from pydantic import ValidationError
 
-from perdure.client.outcomes import named
-from perdure.client.reader import Answer
+from perdure.client.outcomes import answer_of, named
+from perdure.remote.message import Message, encode, error
 from perdure.remote.state import Running
 
-#: Notifications that wait for somebody to look; beyond that the call's stream is not read further (promise 6).
+#: Notifications that wait for the program to look; beyond that the call's stream is not read further (promise 6).
 ROOM = 1_000
 
 Mark = Callable[[], None]
@@ -44,7 +44,7 @@ class PendingCall:
         self._handed_out = handed_out
         self._cancel = cancel
         self._abandoned = False
-        self._answer: Answer | None = None
+        self._answer: JSONRPCResponse | JSONRPCError | None = None
         self._answered = anyio.Event()
         self._put, self._notes = anyio.create_memory_object_stream[types.ServerNotification | Mark](ROOM)
 
@@ -61,7 +61,12 @@ class PendingCall:
     async def result(self) -> types.CallToolResult:
         """The call's result; raises `OutcomeUnknown`, or `MCPError` where the server answered with an error."""
         while not self.is_answered:
-            await self._next_or_end()
+            try:
+                item = await self._notes.receive()
+                if callable(item):
+                    item()
+            except (anyio.EndOfStream, anyio.ClosedResourceError):
+                await self._answered.wait()
         assert self._answer is not None
         self._notes.close()
         if not self._abandoned:
@@ -76,14 +81,6 @@ class PendingCall:
                 item()
             else:
                 yield item
-
-    async def _next_or_end(self) -> None:
-        try:
-            item = await self._notes.receive()
-            if callable(item):
-                item()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            await self._answered.wait()
 
     async def cancel(self) -> None:
         """Tell the server that the result is no longer wanted."""
@@ -101,18 +98,17 @@ class PendingCall:
     def put_off(self, mark: Callable[[str | None, int | None], None], position: str | None, retry: int | None) -> None:
         """Mark a position when the notifications before it were looked at: what waits here dies with the process."""
         with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            # Where there is no room, the one before stays: then the next process sees a little more again.
+            # Where there is no room, the previous one stays: then the next process sees a little more again.
             self._put.send_nowait(partial(mark, position, retry))
 
-    def end(self, answer: Answer) -> None:
-        self._answer = answer
+    def end(self, answer: Message) -> None:
+        self._answer = answer_of(answer)
         self._put.close()
         self._answered.set()
 
     def close(self) -> None:
-        """The client leaves; whoever still waits is told, and another process may ask again."""
+        """The client leaves: a task that still waits gets an error, and another process may ask again."""
         if not self.is_answered:
             self._abandoned = True
-            error = ErrorData(code=CONNECTION_CLOSED, message="Connection closed")
-            self.end(JSONRPCError(jsonrpc="2.0", id=self.id, error=error))
+            self.end(error(encode(self.id), CONNECTION_CLOSED, "Connection closed"))
         self._notes.close()

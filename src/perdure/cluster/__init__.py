@@ -1,4 +1,2 @@
-"""Several nodes on one store: which are alive, their mail, their readers, the calls of dead ones.
-
-Uses `sessions` and what is below.
-"""
+"""Joins several nodes on one store: which are alive, their mail, their readers, the calls of dead ones; uses
+`sessions` and the rooms below it."""

@@ -1,4 +1,4 @@
-"""This process as a node: shows that it lives, sees who has died, and has what they left behind settled."""
+"""Keeps this process alive as a node of the store, and has the calls of dead nodes settled."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from perdure._core.ids import NodeId
-from perdure.cluster.peers import Neighbours
+from perdure._core.leases import BEATS_IN_LEASE
+from perdure.cluster.peers import Peers
 from perdure.cluster.settler import Settler
+from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreLost
 from perdure.store.base import Liveness
 from perdure.telemetry.events import log_event
@@ -16,29 +18,30 @@ from perdure.telemetry.events import log_event
 ROUND = 0.5
 """Seconds between two looks at who lives: the calls of a dead process are settled within about a second."""
 
-_BEATS = 5
-"""Heartbeats in a lease: some may be late or lost before anybody takes this node for dead."""
+_LONGEST_PAUSE = 3.0
+"""Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
 
 
 class Node:
-    """The rounds of one node. Beats go on while somebody is settled, however long that takes."""
+    """Beats and goes round. Beats go on while a dead node is settled, however long that takes."""
 
     def __init__(
         self,
         *,
         liveness: Liveness,
-        neighbours: Neighbours,
+        peers: Peers,
         settler: Settler,
+        watcher: Watcher,
         lease: float,
         facts: Callable[[], bytes],
         lapsed: Callable[[], None],
         lost: Callable[[StoreLost], None],
-        monotonic: Callable[[], float],
     ) -> None:
         self._liveness = liveness
-        self._neighbours = neighbours
+        self._peers = peers
         self._settler = settler
-        self._every = min(lease / _BEATS, 3.0)
+        self._watcher = watcher
+        self._every = min(lease / BEATS_IN_LEASE, _LONGEST_PAUSE)
         self._facts = facts
         self._lapsed = lapsed
         self._lost = lost
@@ -46,14 +49,14 @@ class Node:
         self._settling: set[NodeId] = set()
 
     async def run(self) -> None:
-        """Runs for ever."""
+        """Runs until the lease has lapsed."""
         pause = min(ROUND, self._every)
         tasks = [
             asyncio.create_task(self._repeat("this node could not show that it lives", self._beat, self._every)),
             asyncio.create_task(self._repeat("other nodes could not be looked after", self.go_round, pause)),
         ]
         try:
-            while self._liveness.holds:  # noqa: ASYNC110 - it ends by a clock, nobody tells
+            while self._liveness.holds:  # noqa: ASYNC110 - it ends by a clock, without an event
                 await asyncio.sleep(pause)
         finally:
             for task in tasks:
@@ -68,30 +71,31 @@ class Node:
             await asyncio.sleep(pause)
 
     async def _attempt(self, key: str, what: str, work: Awaitable[None]) -> None:
-        """Do something that may fail and is tried again in the next round; `key` names it, so that it is told once."""
+        """Do something that may fail and is tried again in the next round. `key` names it, so that it is logged
+        once."""
         try:
             await work
             self._failing.discard(key)
         except StoreLost as failure:
             self._lost(failure)
         except Exception as failure:
-            # The store fails, which is told elsewhere; or one node cannot be settled, which must not stop us.
+            # The store fails, which the journal logs; or one node cannot be settled, which must not stop us.
             level = logging.DEBUG if key in self._failing else logging.WARNING
             log_event(level, "node.round", f"{what}: {failure!r}")
             self._failing.add(key)
 
     async def _beat(self) -> None:
-        # One that hangs must not be the last: the store may be back long before anybody notices.
+        # One that hangs must not be the last: the store may be back long before the lease has lapsed.
         async with asyncio.timeout(2 * self._every):
             await self._liveness.beat(self._facts())
 
     async def go_round(self) -> None:
         await self._attempt("meet", "the other nodes could not be seen", self._settle_dead())
         await self._settler.go_round()  # which survives whatever fails in it
-        self._neighbours.look()
+        self._watcher.go_round()
 
     async def _settle_dead(self) -> None:
-        dead = await self._neighbours.meet()
+        dead = await self._peers.meet()
         self._settling &= set(dead)
         for node in dead:
             await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node))
@@ -99,7 +103,7 @@ class Node:
     async def _settle(self, dead: NodeId) -> None:
         if dead not in self._settling:
             self._settling.add(dead)
-            if dead in self._neighbours.departed:
+            if dead in self._peers.departed:
                 log_event(
                     logging.INFO, "node.departed", f"node {dead[:8]} has left; its calls are taken over", node=dead
                 )
@@ -107,5 +111,5 @@ class Node:
                 log_event(
                     logging.WARNING, "node.dead", f"node {dead[:8]} has died; its calls are being settled", node=dead
                 )
-        await self._settler.settle(dead)
-        await self._neighbours.meet()
+        await self._settler.settle_node(dead)
+        await self._peers.meet()

@@ -1,9 +1,10 @@
-"""Settling: every call of a node that died gets its final answer (promise 3).
+"""Settles the calls of dead nodes: every one gets its final answer (promise 3).
 
 The dead node's streams are claimed one by one; of several nodes that try, one succeeds, and the dead one, should it
-only have been paused, finds that it may write nothing more. A call that may run again (`_core.settling`) does so into
-the same stream, once; all others are answered: interrupted, outcome unknown. With authentication a call runs again when
-its principal is back, in that request's context: until then it waits, for `session_grace` at most.
+only have been paused, finds that it may write nothing more. The table in `_core.settling` decides what becomes of each
+call. One that may run again does so into the same stream, once; all others are answered: interrupted, outcome unknown.
+With authentication a call runs again when its principal is back, in that request's context: until then it waits, for
+`session_grace` at most (`WaitingCalls`).
 """
 
 from __future__ import annotations
@@ -13,53 +14,63 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TypeVar
-
-from starlette.requests import Request as HttpRequest
+from dataclasses import dataclass, field, replace
 
 from perdure._core import mail, settling
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
-from perdure._core.settling import Verdict
-from perdure._core.states import SessionState, SessionStep
-from perdure.cluster.outcomes import DIED, Left, Outcomes, has_ended, left
-from perdure.cluster.waiting_calls import Waiting
-from perdure.errors import SessionEnded, StaleFence, StoreUnavailable
+from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
+from perdure._core.states import CALL, CallState, CallStep, SessionState, SessionStep, advance
+from perdure.cluster.abandoned_call import (
+    AbandonedCall,
+    CallKey,
+    SettleRequest,
+    abandoned_call,
+    said_before,
+)
+from perdure.cluster.remote_readers import stream_ends
+from perdure.cluster.waiting_calls import WaitingCalls
+from perdure.errors import HeldElsewhere, SessionEnded, StaleFence, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.ledger import REQUEST_CANCELLED, error_payload, unknown_outcome
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
-from perdure.sessions.tool_hints import SettlingContext, ToolHints
+from perdure.sessions.tool_hints import ToolHints
 from perdure.store.base import (
+    CallEnd,
     CloseAsk,
     DropStream,
     EndSession,
+    PutCall,
     Release,
     SendMail,
     SessionRecord,
+    Step,
     StreamRecord,
 )
+from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 
-_RELEASE_AT_ONCE = 256
-"""Homes of a dead node that are let go of in one commit."""
+DIED = "its process died"
 
-T = TypeVar("T")
+_RELEASE_AT_ONCE = 256
+"""Homes of a dead node that are released in one commit."""
 
 
 @dataclass(kw_only=True)
-class _Begun:
+class _InProgress:
     """A stream whose calls are being settled."""
 
+    by: SettleRequest
     stream: Stream | None = None
     """Once it is claimed."""
-    calls: list[Left] = field(default_factory=list)
-    """Those that are not dealt with yet."""
+    calls: list[AbandonedCall] = field(default_factory=list)
+    """The calls that are not settled yet."""
     withdrawn: bool = False
-    """Its asks are."""
+    """Whether the dead node's open asks were cancelled."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One at a time: its principal may come back while it is being settled."""
 
@@ -67,62 +78,44 @@ class _Begun:
 class Settler:
     """Settles what dead nodes left behind."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, *, monotonic: Callable[[], float]) -> None:
         self._context = context
         self._sessions = sessions
-        self._outcomes = Outcomes(context)
-        self.waiting = Waiting(context, sessions, self, self._outcomes, monotonic=monotonic)
-        self._begun: dict[StreamId, _Begun] = {}
-        """Streams that this node may have claimed, and whose calls it has not all dealt with yet."""
+        self.waiting = WaitingCalls(context, sessions, self.settle_waiting, monotonic=monotonic)
+        self._in_progress: dict[StreamId, _InProgress] = {}
+        """Streams that this node may have claimed, and whose calls it has not all settled yet."""
         self._chores = Chores()
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
 
-    async def settle(self, dead: NodeId) -> None:
+    async def settle_node(self, dead: NodeId) -> None:
         """Settle a dead node, and bury it. What fails does not hold up the rest, and is tried again by the next
         round."""
-        context = self._context
-        round_ = SettlingContext(tools=ToolHints(self._sessions), cancelled=await self._cancelled(dead))
+        context, tools = self._context, ToolHints(self._sessions)
+        by = SettleRequest(occasion=Occasion.NODE_DIED, tools=tools, cancelled=await self._cancelled(dead))
         homes: list[StreamRecord] = []
         failures: list[Exception] = []
+        calls: dict[SessionId, list[StreamRecord]] = {}  # all of a session are settled in one go, and reported once
         for record in await context.store.written_by(dead):
             if record.kind is Kind.STANDALONE:
                 homes.append(record)
-                continue
+            else:
+                calls.setdefault(record.session, []).append(record)
+        for record in (record for records in calls.values() for record in records):
             try:
-                await self.settle_stream(record, round_)
+                await self._settle(record, by)
             except Exception as failure:
                 failures.append(failure)
-        failures += await self._settle_homes(homes, round_)
+        failures += await self._settle_homes(homes, by)
         if failures:
             raise failures[0]
         for stream in await context.store.bury(dead, heir=context.node):
-            await self._tell_unread(stream)
+            self._report_unread(stream)
         context.counters.nodes_settled += 1
         log_event(logging.INFO, "node.settled", f"what node {dead[:8]} left behind is settled", node=dead)
 
-    async def go_round(self) -> None:
-        """Go on with what could not be finished, answer what has waited for too long, and see whether the calls that
-        run here are still this node's."""
-        surviving = self._chores.surviving
-        if self._begun:
-            with surviving("what was begun to be settled could not be finished"):
-                await self._finish()
-        with surviving("what has waited for too long could not be answered"):
-            await self.waiting.give_up()
-        with surviving("clients could not be asked to come again"):
-            self.waiting.send_back()
-        if not self._context.neighbours.alone and (stamp := self._context.store.stamp()) != self._checked:
-            with surviving("it could not be seen whose the running calls are"):
-                await self._check_own()
-                self._checked = stamp
-
-    def has_begun(self, stream: StreamId) -> bool:
-        """This node is about to settle a stream."""
-        return stream in self._begun
-
-    async def _cancelled(self, dead: NodeId) -> frozenset[tuple[SessionId, int, int | str]]:
-        """Calls that their client has cancelled, and the dead node has not heard of it."""
+    async def _cancelled(self, dead: NodeId) -> frozenset[CallKey]:
+        """Calls that their client has cancelled, of which the dead node has not read."""
         messages: list[mail.Message | None] = []
         after = 0
         while page := await self._context.store.mail(dead, after=after):
@@ -134,164 +127,211 @@ class Settler:
             if isinstance(message, mail.Cancelled)
         )
 
+    async def go_round(self) -> None:
+        """Go on with what could not be finished, answer what has waited for too long, and see whether the calls that
+        run here are still this node's."""
+        surviving = self._chores.surviving
+        if self._in_progress:
+            with surviving("what was begun to be settled could not be finished"):
+                await self._finish()
+        with surviving("what has waited for too long could not be answered"):
+            await self.waiting.give_up()
+        with surviving("clients could not be asked to come again"):
+            self.waiting.send_back()
+        self._sessions.streams.release_parked(
+            lambda stream: stream.id in self._in_progress or self._sessions.held(stream.session) is not None
+        )
+        if not self._context.nodes.alone and (stamp := self._context.store.stamp()) != self._checked:
+            with surviving("it could not be seen whose the running calls are"):
+                await self._check_own()
+                self._checked = stamp
+
     async def _finish(self) -> None:
-        """The store failed behind a claim: the streams are this node's, and their calls are not dealt with."""
-        round_ = SettlingContext(tools=ToolHints(self._sessions))
-        found = {record.id: record for record in await self._context.neighbours.ends(list(self._begun))}
-        for stream_id in list(self._begun):
+        """The store failed behind a claim: the streams are this node's, and their calls are not settled."""
+        found = {record.id: record for record in await stream_ends(self._context.store, list(self._in_progress))}
+        for stream_id, progress in list(self._in_progress.items()):
             record = found.get(stream_id)
             if record is None or record.sealed or record.node != self._context.node:
-                self._begun.pop(stream_id, None)
+                self._in_progress.pop(stream_id, None)
             else:
                 with self._chores.surviving(f"stream {stream_id} could not be settled", stream_id):
-                    await self.settle_stream(record, round_)
+                    await self._settle(record, progress.by)
 
     async def _check_own(self) -> None:
         """Another node may have claimed a call that runs here, or that waits here for its principal, and says nothing
         for a while."""
-        held = [stream for session in self._sessions for stream in session.streams.values()]
-        own = {stream.id: stream for stream in held if stream.writes and not stream.over}
-        for record in await self._context.neighbours.ends(list(own)):
+        streams = self._sessions.streams
+        own = {stream.id: stream for stream in streams if stream.writer is not None and not stream.is_over}
+        for record in await stream_ends(self._context.store, list(own)):
             with self._chores.surviving(f"stream {record.id} could not be followed", record.id):
                 own[record.id].follow(record)
 
     # A call's stream
 
-    async def settle_stream(self, record: StreamRecord, round_: SettlingContext) -> None:
-        begun = self._begun.setdefault(record.id, _Begun())
-        async with begun.turn:
-            await self._settle_stream(record, begun, round_)
-        self._begun.pop(record.id, None)
+    async def settle_waiting(self, record: StreamRecord, by: SettleRequest) -> bool:
+        """Settle calls that wait on a stream; `False` if none does any more, or they are being settled already and
+        this brings no credentials for that.
 
-    async def _settle_stream(self, record: StreamRecord, begun: _Begun, round_: SettlingContext) -> None:
-        context = self._context
-        owner = await context.store.session(record.session)
-        if begun.stream is not None and begun.stream.writes and owner is not None:
-            await self._settle_calls(owner, begun.stream, begun, round_)  # where the store failed
-        elif (claimed := await self.claim(record)) is None:
-            pass  # another node was faster
-        elif owner is None or owner.state is SessionState.ENDED:
-            context.journal.put(Steps((DropStream(stream=record.id),)))
-        elif owner.state is SessionState.OPENING:
-            # Its client has never heard of it.
-            reason = SessionStep.HANDSHAKE_FAILED.value
-            context.journal.put(Steps((EndSession(session=owner.id, time=context.clock(), reason=reason),)))
-        else:
-            begun.calls = await self.left_on(record)
-            begun.stream = self.take_over(self._sessions.held(owner.id), claimed, owed=len(begun.calls))
-            await self._settle_calls(owner, begun.stream, begun, round_)
+        That they wait is seen after the stream's fence: a claim with that fence takes it from no node that runs them.
+        A node that holds may have answered them.
+        """
+        if by.origin is None or record.id not in self._in_progress:
+            if record.node in await self._context.nodes.holders():
+                raise HeldElsewhere(f"node {record.node[:8]} holds what is not written yet")
+            rows = await self._context.store.calls_on(record.id)
+            if record.id in self._in_progress or all(row.state is not CallState.WAITING for row in rows):
+                return False
+        await self._settle(record, by)
+        return True
 
-    async def claim(self, record: StreamRecord) -> StreamRecord | None:
-        """Become the writer. Also where this node is it: what it had under way then finds a stale fence."""
-        return await self._context.store.claim(record.id, node=self._context.node, held=record.fence)
+    async def _settle(self, record: StreamRecord, by: SettleRequest) -> None:
+        context, store = self._context, self._context.store
+        # What is left when the store fails is finished without the credentials: their request is over by then.
+        progress = self._in_progress.setdefault(record.id, _InProgress(by=replace(by, origin=None)))
+        async with progress.turn:
+            owner = await store.session(record.session)
+            if progress.stream is not None and progress.stream.writer is not None and owner is not None:
+                await self._settle_calls(owner, progress.stream, progress, by)  # where the store failed
+            # Also where this node is the writer: what it had under way then finds a stale fence.
+            elif (claimed := await store.claim(record.id, node=context.node, held=record.fence)) is None:
+                pass  # another node was faster
+            elif owner is None or owner.state is SessionState.ENDED:
+                self._put(DropStream(stream=record.id))
+            elif owner.state is SessionState.OPENING:
+                # Its client does not know of it.
+                reason = SessionStep.HANDSHAKE_FAILED.value
+                self._put(EndSession(session=owner.id, time=context.clock(), reason=reason))
+            else:
+                # Seen behind a claim, no other node can end them.
+                rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
+                progress.calls = [abandoned_call(row) for row in rows]
+                progress.stream = self._take_over(claimed, owed=len(rows), by=by)
+                await self._settle_calls(owner, progress.stream, progress, by)
+        self._in_progress.pop(record.id, None)
 
-    async def left_on(self, record: StreamRecord) -> list[Left]:
-        """The calls of a stream that have not ended; seen behind a claim, nobody else can end them."""
-        rows = await self._context.store.calls_on(record.id)
-        return [left(row) for row in rows if not has_ended(row)]
+    def _take_over(self, claimed: StreamRecord, *, owed: int, by: SettleRequest) -> Stream:
+        context, session = self._context, self._sessions.held(claimed.session)
+        stream = self._sessions.streams.write(claimed, owed=owed)
+        context.hub.registry.on_claimed(stream)
+        if not stream.readers.present:
+            # The reader went with the node. Its client may be here, or at another node, and never ask for the call.
+            context.hub.marks.lost(stream)
+            if session is not None and session.standalone.reader is not None:
+                session.orphans.give_time()
+            if claimed.session not in by.reported:
+                by.reported.add(claimed.session)
+                self._send_all(mail.Lost(session=claimed.session))
+        return stream
 
-    async def _settle_calls(self, owner: SessionRecord, stream: Stream, begun: _Begun, round_: SettlingContext) -> None:
-        verdicts = [await self._verdict(owner, call, round_) for call in begun.calls]
+    async def _settle_calls(
+        self, owner: SessionRecord, stream: Stream, progress: _InProgress, by: SettleRequest
+    ) -> None:
+        verdicts = [await self._verdict(owner, call, by) for call in progress.calls]
         session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
         # It must not be put to rest before its calls have begun.
         with nullcontext() if session is None else session.in_use():
-            if session is not None:
-                session.adopt(stream)
-            await self._give_outcomes(owner, session, stream, begun, verdicts, round_)
+            if not progress.withdrawn:
+                await self._withdraw_asks(owner, stream, by)
+                progress.withdrawn = True
+            for verdict in verdicts:
+                call = progress.calls[0]
+                match verdict:
+                    case Verdict.KEEP:
+                        pass
+                    case Verdict.CANCEL:
+                        self._answer_cancelled(call, stream)
+                    case Verdict.WAIT:
+                        await self._have_wait(call, stream)
+                    case Verdict.RERUN if session is not None:
+                        await self._run_again(session, call, stream, by)
+                    case _:
+                        late = by.occasion is Occasion.GRACE_PASSED
+                        self._answer_unknown(
+                            call, stream, f"{DIED}, and its principal did not come back" if late else DIED
+                        )
+                del progress.calls[0]
 
-    async def _give_outcomes(
-        self,
-        owner: SessionRecord,
-        session: Session | None,
-        stream: Stream,
-        begun: _Begun,
-        verdicts: Sequence[Verdict],
-        round_: SettlingContext,
-    ) -> None:
-        if not begun.withdrawn:
-            await self._withdraw_asks(owner, stream, round_)
-            begun.withdrawn = True
-        for verdict in verdicts:
-            if (held := self._sessions.held(owner.id)) is not None:
-                held.adopt(stream)  # it may have been loaded meanwhile, for a reader of this very stream
-            await self._settle_call(owner, session, stream, begun.calls[0], verdict, round_)
-            del begun.calls[0]
+    async def _verdict(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
+        if call.key in by.cancelled:
+            return Verdict.CANCEL
+        needs_credentials = by.occasion is Occasion.NODE_DIED and owner.owner
+        row = VERDICTS[Occasion.PRINCIPAL_AWAY if needs_credentials else by.occasion]
+        if call.request is None:
+            return row[Rerun.NO]
+        verdict = row[settling.rerun(call.row.method, attempt=call.row.attempt)]
+        if verdict is Verdict.ASK:
+            verdict = row[await by.tools.ask(owner.id, call.request, by.origin)]
+        return verdict
 
-    async def _settle_call(
-        self,
-        owner: SessionRecord,
-        session: Session | None,
-        stream: Stream,
-        call: Left,
-        verdict: Verdict,
-        round_: SettlingContext,
-    ) -> None:
-        if (owner.id, call.row.incarnation, coerce_id(call.row.request_id)) in round_.cancelled:
-            self._outcomes.cancelled(call, stream)
-        elif verdict is Verdict.WAIT:
-            await self.waiting.add(owner.id, call, stream)
-        elif verdict is Verdict.RERUN and session is not None:
-            await self._run_again(session, call, stream, round_.http)
-        else:
-            self._outcomes.unknown(call, stream)
+    # What becomes of a call
 
-    async def _run_again(self, session: Session, call: Left, stream: Stream, http: HttpRequest | None) -> None:
+    def _answer_unknown(self, call: AbandonedCall, stream: Stream, reason: str) -> None:
+        row = call.row
+        params = None if call.request is None else call.request.params
+        payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
+        with spans.settle(row.session[:8], row.stream, outcome="unknown"):
+            stream.append(payload, end=_end_of(call, CallStep.SETTLE))
+        self._context.counters.calls_settled += 1
+        self._context.peers.log_event(
+            logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream
+        )
+
+    def _answer_cancelled(self, call: AbandonedCall, stream: Stream) -> None:
+        payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
+        with spans.settle(call.row.session[:8], call.row.stream, outcome="cancelled"):
+            stream.append(payload, end=_end_of(call, CallStep.CANCEL))
+        self._context.counters.calls_cancelled += 1
+        self._context.counters.settles_cancelled += 1
+
+    async def _have_wait(self, call: AbandonedCall, stream: Stream) -> None:
+        row = call.row
+        await self._context.journal.write(_changed(call, stream, CallStep.LOSE_NODE))
+        log_event(logging.INFO, "call.waits", f"a request waits for its principal ({row.method})", stream=row.stream)
+        self._send_all(mail.Waiting(session=row.session))
+        self.waiting.expect(row.session)
+
+    async def _run_again(self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest) -> None:
+        row, request, calls = call.row, call.request, session.exchange.calls
+        assert request is not None
         try:
-            await self._outcomes.run_again(session, call, stream, http)
+            await session.home.caught_up()  # what the call said before it was left behind comes first
+            progress, logged = await said_before(self._context, call, session.record.standalone)
+            again = replace(_changed(call, stream, CallStep.RUN_AGAIN), attempt=row.attempt + 1, progress=progress)
+            with spans.settle(session.name, stream.id, outcome="rerun"):
+                await self._context.journal.write(again)
+                [running] = calls.open([request], incarnation=row.incarnation, stream=stream)
+                running.progress, running.logged, running.attempt = progress, logged, again.attempt
+                try:
+                    session.exchange.start(running, by.origin)
+                except BaseException:
+                    calls.release((request,), incarnation=row.incarnation)
+                    calls.runtime_done(running.number)
+                    raise
         except (StoreUnavailable, StaleFence):
             raise  # trying again may help; or another node has it
         except Exception as failure:
             # It would fail in each round, and its client would wait for ever.
-            row = call.row
             log_event(
                 logging.ERROR,
                 "call.poison",
                 f"a request cannot run again ({row.method}): {failure!r}",
                 stream=row.stream,
             )
-            self._outcomes.unknown(call, stream)
-
-    def take_over(self, session: Session | None, claimed: StreamRecord, *, owed: int) -> Stream:
-        if session is not None:
-            stream = session.take_over(claimed, owed=owed)
+            self._answer_unknown(call, stream, DIED)
         else:
-            stream = self._context.stream(claimed, writes=True, owed=owed)
-            self._context.neighbours.now_written_here(stream)
-        if not stream.is_read:
-            self._lost_its_reader(session, stream)
-        return stream
+            self._context.counters.calls_rerun += 1
+            log_event(
+                logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream
+            )
 
-    def _lost_its_reader(self, session: Session | None, stream: Stream) -> None:
-        """The reader went with the node. Its client may be here, or at another node, and never ask for the call."""
+    async def _withdraw_asks(self, owner: SessionRecord, stream: Stream, by: SettleRequest) -> None:
+        """Cancel what dead nodes had asked, on this stream or on the standalone one: no node waits for the answers."""
         context = self._context
-        context.hub.marks.lost(stream)
-        if session is not None and session.standalone.reader is not None:
-            session.orphans.give_time()
-        told = mail.encode(mail.Lost(session=stream.session))
-        if posts := [SendMail(node=node, message=told) for node in context.neighbours.others]:
-            context.journal.put(Steps(posts))
-
-    async def _verdict(self, owner: SessionRecord, call: Left, round_: SettlingContext) -> Verdict:
-        if call.request is None:
-            return Verdict.UNKNOWN
-        at_hand = round_.http is not None or not owner.owner  # the credentials to run it with
-        verdict = settling.verdict(call.row.method, attempt=call.row.attempt)
-        if verdict is Verdict.ASK:
-            name = str((call.request.params or {}).get("name"))
-            may = await round_.tools.ask(owner.id, name, round_.http)
-            if may is None and not at_hand:
-                return Verdict.WAIT
-            verdict = Verdict.RERUN if may else Verdict.UNKNOWN
-        return Verdict.WAIT if verdict is Verdict.RERUN and not at_hand else verdict
-
-    async def _withdraw_asks(self, owner: SessionRecord, stream: Stream, round_: SettlingContext) -> None:
-        """Nobody waits for the answers to what dead nodes had asked, on this stream or on the standalone one."""
-        context = self._context
-        living = {context.node, *context.neighbours.others}
+        living = {context.node, *context.nodes.others}
         for ask in await context.store.asks(owner.id):
-            if ask.node in living or ask.id in round_.withdrawn or ask.stream not in (stream.id, owner.standalone):
+            if ask.node in living or ask.id in by.withdrawn or ask.stream not in (stream.id, owner.standalone):
                 continue
-            round_.withdrawn.add(ask.id)
+            by.withdrawn.add(ask.id)
             params = {"requestId": ask.id, "reason": DIED}
             cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
             payload = json.dumps(cancelled, separators=(",", ":")).encode()
@@ -300,11 +340,11 @@ class Settler:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
                 await session.home.caught_up()  # the ask may still wait for the home
-                session.home.say(payload, close)
+                session.home.send(payload, close)
 
     # Homes and readers
 
-    async def _settle_homes(self, homes: Sequence[StreamRecord], round_: SettlingContext) -> list[Exception]:
+    async def _settle_homes(self, homes: Sequence[StreamRecord], by: SettleRequest) -> list[Exception]:
         """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded.
 
         Gives what went wrong with single ones.
@@ -314,7 +354,7 @@ class Settler:
         waited_for = {record.id for home in homes[:1] for record in await self._context.store.forwarded_to(home.node)}
         for record in homes:
             try:
-                if not await self._bring_home(record, round_, needed=record.id in waited_for):
+                if not await self._bring_home(record, by, needed=record.id in waited_for):
                     releases.append(Release(stream=record.id, fence=record.fence))
             except Exception as failure:
                 failures.append(failure)
@@ -322,7 +362,7 @@ class Settler:
             await self._context.store.commit(releases[start : start + _RELEASE_AT_ONCE])
         return failures
 
-    async def _bring_home(self, record: StreamRecord, round_: SettlingContext, *, needed: bool) -> bool:
+    async def _bring_home(self, record: StreamRecord, by: SettleRequest, *, needed: bool) -> bool:
         """Become the home of a session that needs one now (`needed`: messages wait for it). Tells whether there is
         one."""
         held = self._sessions.held(record.session)
@@ -336,18 +376,44 @@ class Settler:
         with session.in_use():
             try:
                 session.standalone.follow(record)  # the dead node may have taken it from this one without a word
-                await session.home.come_here()
+                await session.home.claim()
             except SessionEnded:
                 return True  # and its streams are gone
-            await self._withdraw_asks(session.record, session.standalone, round_)
+            await self._withdraw_asks(session.record, session.standalone, by)
         return True
 
-    async def _tell_unread(self, record: StreamRecord) -> None:
+    def _report_unread(self, record: StreamRecord) -> None:
         """The reader of a stream went with its node: let the writer know."""
         session = self._sessions.held(record.session)
         if record.node == self._context.node and session is not None:
             if (stream := session.held_stream(record.id)) is not None:
-                stream.read_elsewhere(None, arrival=self._context.hub.arrive())
+                stream.set_remote_reader(None, arrival=self._context.hub.arrive())
         elif record.node:
             message = mail.encode(mail.Reading(session=record.session, stream=record.id))
-            self._context.journal.put(Steps((SendMail(node=record.node, message=message),)))
+            self._put(SendMail(node=record.node, message=message))
+
+    def _send_all(self, message: mail.Message) -> None:
+        """Send mail to all other nodes that live."""
+        encoded = mail.encode(message)
+        if posts := [SendMail(node=node, message=encoded) for node in self._context.nodes.others]:
+            self._put(*posts)
+
+    def _put(self, *steps: Step) -> None:
+        self._context.journal.put(Steps(steps))
+
+
+def _end_of(call: AbandonedCall, step: CallStep) -> CallEnd:
+    state = advance(CALL, call.row.state, step)
+    return CallEnd(incarnation=call.row.incarnation, request_id=call.row.request_id, state=state)
+
+
+def _changed(call: AbandonedCall, stream: Stream, step: CallStep) -> PutCall:
+    return PutCall(
+        stream=stream.id,
+        fence=stream.fence,
+        incarnation=call.row.incarnation,
+        request_id=call.row.request_id,
+        state=advance(CALL, call.row.state, step),
+        attempt=call.row.attempt,
+        progress=call.row.progress,
+    )

@@ -1,1 +1,2 @@
-"""The ASGI endpoint: routes, methods, refusals and event-stream responses. Uses `assembly` and what is below."""
+"""Answers HTTP requests as an ASGI application: routes, methods, refusals, event streams; uses `assembly`, `cluster`,
+`sessions` and the rooms below them."""

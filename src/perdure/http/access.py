@@ -9,7 +9,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
 from perdure._core import sse
-from perdure._core.ids import Kind
 from perdure._core.states import SessionState
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError
@@ -18,10 +17,10 @@ from perdure.http.credentials import Credentials
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.recovery import Recovery
 from perdure.http.refusals import RECOVERY, Refusal, Refused, refusal_of
-from perdure.log.hub import Reader
+from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import Event
 from perdure.telemetry import tracing as spans
@@ -32,7 +31,7 @@ Headers = dict[bytes, bytes]
 class SessionAccess:
     """The endpoint's view of the house."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, settler: Settler, bodies: Bodies) -> None:
         self.context = context
         self.bodies = bodies
         self.sessions = sessions
@@ -110,21 +109,19 @@ class SessionAccess:
         if session.state is SessionState.ENDED:
             raise self.gone()
         preamble, retry = told, b""
-        if session.revision.primes:
+        if session.keeper.revision.primes:
             retry = sse.encode_retry(self._retry_ms)
             name = stream.position(cursor).priming(self.context.random)
             preamble = sse.encode_priming(name.encode(), self._retry_ms) + told
         reader = Reader(
             self.context.hub,
             stream,
+            session,
             cursor=cursor,
             arrival=self.context.hub.arrive() if arrival is None else arrival,
             ahead=ahead,
             preamble=preamble,
             retry=retry,
-            tells_by_log=session.tells_by_log,
-            lost_answers=session.lost_answers if stream.kind is Kind.CALL else None,
-            closed_asks=session.closed_asks,
         )
         self.context.hub.attach(reader)
         return EventStreamResponse(session, reader)

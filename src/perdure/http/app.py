@@ -1,7 +1,7 @@
-"""The ASGI application: the endpoint, what stands beside it, and the life of the process.
+"""The ASGI application: routes requests, and starts and stops what answers them.
 
-Requests of the session era are ours; those of 2026-07-28 and later go to the SDK's own handler on the same path. Auth,
-custom routes and OAuth routes that the served server brings along keep working: only its endpoint is replaced.
+Requests of the session era are answered here; those of 2026-07-28 and later go to the SDK's own handler on the same
+path. Auth, custom routes and OAuth routes of the served server keep working: only its endpoint is replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure._core.principals import ANONYMOUS, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
-from perdure.assembly import ServerProcess, living
+from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, StoreLost
 from perdure.http.body import Bodies, ClientGone
 from perdure.http.endpoint import ALLOW, Endpoint
@@ -34,8 +34,8 @@ from perdure.http.metrics import SCRAPE, scrape
 from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, ResumeTokenEndpoint, resume_paths
-from perdure.http.sessionless import SessionlessDesk
-from perdure.runtime.server import authenticates, endpoint_of, host, is_bare, sessionless
+from perdure.http.sessionless import SessionlessHandler
+from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.broker import Broker
 from perdure.sessions.info import SessionInfo
 from perdure.settings import Settings
@@ -46,7 +46,7 @@ from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
 
 _ENTERED = "perdure.entered"
-"""In the scope of a request that came in by the entry."""
+"""In the scope of a request that passed the endpoint's authentication."""
 
 
 class App:
@@ -60,15 +60,21 @@ class App:
         if self.path in BESIDE:
             raise Misuse(f"path is {path!r}, where {BESIDE[self.path]}")
         self._settings = settings
-        self._resume_paths = resume_paths(self.path) if settings.broker else {}
+        self._side_doors: dict[str, tuple[str, str]] = {}
+        """Paths beside the endpoint that need its authentication, each with the mark that the request gets in its scope
+        and the mark's value."""
+        if settings.broker:
+            self._side_doors |= {path: (RESUME, action) for path, action in resume_paths(self.path).items()}
+        if settings.metrics:
+            self._side_doors[METRICS] = SCRAPE, METRICS
         self._store = open_store(store, busy_timeout=settings.store_timeout) if isinstance(store, str) else store
-        self._hosted = host(server, path=self.path)
-        self._gate = HostAndOrigin(settings)
+        self._hosted = host(server, settings, path=self.path)
+        self._host_and_origin = HostAndOrigin(settings)
         self._shell = Starlette(lifespan=self.lifespan)
-        self._life: ServerProcess | None = None
+        self._process: ServerProcess | None = None
         self._endpoint: Endpoint | None = None
         self._resume: ResumeTokenEndpoint | None = None
-        self._sessionless: SessionlessDesk | None = None
+        self._sessionless: SessionlessHandler | None = None
         self._stopping = False
         self._draining = False
         self._told_sessionless = False
@@ -79,7 +85,7 @@ class App:
         self._beside = self._make_beside(auth)
 
     def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
-        """Wrap the endpoint in whatever checks who is calling, and in CORS where it is wanted."""
+        """Wrap the endpoint in authentication, and in CORS where it is wanted."""
         web = self._hosted.web
         entry: ASGIApp = self._serve if web is None or is_bare(web) else web
         if auth is not None:
@@ -97,14 +103,14 @@ class App:
         return entry
 
     def _make_beside(self, auth: TokenVerifier | None) -> ASGIApp:
-        """The served server's own routes. With `auth` they need a token as the endpoint does: the user who asks for
-        tokens does not expect a way in without one."""
+        """Give the served server's own routes. With `auth` they need a token as the endpoint does: an operator who asks
+        for tokens does not expect a way in without one."""
         web = self._hosted.web
         if web is None:
             return _not_found
         return web if auth is None else _protected(web, auth)
 
-    # The life of the process
+    # Starting and stopping
 
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
@@ -115,12 +121,11 @@ class App:
         async with AsyncExitStack() as stack:
             await self._store.open()
             stack.push_async_callback(self._store.aclose)
-            server, state = await stack.enter_async_context(self._hosted.start())
+            started = await stack.enter_async_context(self._hosted.start())
             settings = self._settings
-            life = await stack.enter_async_context(
-                living(
-                    server,
-                    state,
+            process = await stack.enter_async_context(
+                running(
+                    started.runtimes,
                     store=self._store,
                     settings=settings,
                     counters=self.counters,
@@ -128,18 +133,19 @@ class App:
                     lost=self._lose,
                 )
             )
-            manager = sessionless(server, state, json_response=settings.json_response, max_body=settings.max_body)
-            await stack.enter_async_context(manager.run())
             if self._hosted.web is not None:
                 own = endpoint_of(self._hosted.web)
                 # FastMCP looks at its own manager once more when it stops.
                 stack.callback(setattr, own, "session_manager", own.session_manager)
-                own.session_manager = _Stand(self._serve)
+                own.session_manager = _EndpointInPlace(self._serve)
             bodies = Bodies(settings)
-            self._life, self._endpoint = life, Endpoint(life.context, life.sessions, life.settler, bodies)
-            self._sessionless = SessionlessDesk(manager, life.context, bodies)
-            broker = Broker(life.context, life.sessions)
-            self._resume = ResumeTokenEndpoint(broker, bodies, monotonic=life.context.hub.monotonic)
+            self._process = process
+            self._endpoint = Endpoint(process.context, process.sessions, process.settler, bodies)
+            if started.sessionless is not None:
+                await stack.enter_async_context(started.sessionless.run())
+                self._sessionless = SessionlessHandler(started.sessionless, process.context, bodies)
+            broker = Broker(process.context, process.sessions)
+            self._resume = ResumeTokenEndpoint(broker, bodies, monotonic=process.context.hub.monotonic)
             try:
                 yield
             finally:
@@ -148,29 +154,29 @@ class App:
     async def drain(self) -> None:
         """Take no new work, send idle clients elsewhere, and wait for running calls, for `drain_timeout` at most."""
         self._draining = True
-        if self._endpoint is not None and self._life is not None:
+        if self._endpoint is not None and self._process is not None:
             self._endpoint.drain()
             assert self._resume is not None
             self._resume.draining = True
-            await self._life.drain()
+            await self._process.drain()
 
     @property
     def is_busy(self) -> bool:
-        """A call runs."""
-        return self._life is not None and bool(self._life.sessions.running_calls())
+        """Whether a call runs."""
+        return self._process is not None and bool(self._process.sessions.running_calls())
 
     def end_idle_readers(self) -> None:
         """Send clients that only listen elsewhere. Nothing is refused."""
-        if self._life is not None:
-            self._life.context.hub.end_idle()
+        if self._process is not None:
+            self._process.context.hub.end_idle()
 
     def begin_stop(self) -> None:
-        """The process stops now: refuse what is new, end what runs. May be called from a signal handler."""
-        if self._life is not None:
-            self._life.loop.call_soon_threadsafe(self._stop)
+        """Stop now: refuse new requests, end what runs. May be called from a signal handler."""
+        if self._process is not None:
+            self._process.loop.call_soon_threadsafe(self._stop)
 
     def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
-        """Have it told if the store is lost to this process: from then on everything is refused."""
+        """Call `tell` if this process loses its store: from then on everything is refused."""
         self._on_lost = tell
 
     def _lose(self, failure: StoreLost) -> None:
@@ -178,54 +184,50 @@ class App:
             return
         self._lost = failure
         log_event(logging.ERROR, "store.lost", f"nothing can be served any more: {failure}", state=failure.state)
-        if self._life is not None:
-            self._life.context.hub.end_all()  # clients may find another process
+        if self._process is not None:
+            self._process.context.hub.end_all()  # clients may find another process
         if self._on_lost is not None:
             self._on_lost(failure)
 
     def _stop(self) -> asyncio.Future[None]:
-        """Refuse what is new from now on. What runs ends as soon as it is known which calls the next process may run
+        """Refuse new requests from now on. What runs ends as soon as it is known which calls the next process may run
         again; the end of the lifespan waits for that."""
-        assert self._life is not None
+        assert self._process is not None
         self._stopping = True
         if self._ending is None:
-            self._ending = self._life.loop.create_task(self._life.stop())
+            self._ending = self._process.loop.create_task(self._process.stop())
         return self._ending
 
     def _lapsed(self) -> None:
         """This node may write nothing more: end at once."""
         self._stopping = True
-        if self._ending is None and self._life is not None:
-            self._ending = self._life.loop.create_future()
+        if self._ending is None and self._process is not None:
+            self._ending = self._process.loop.create_future()
             self._ending.set_result(None)
-            self._life.end()
+            self._process.end()
 
     # Requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app_for(scope)(scope, receive, send)
-
-    def _app_for(self, scope: Scope) -> ASGIApp:
         if scope["type"] == "lifespan":
-            return self._shell
+            return await self._shell(scope, receive, send)
         if scope["type"] != "http":
-            return _refuse_websocket
+            return await send({"type": "websocket.close", "code": 1003})
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
         if path == self.path:
             scope[_ENTERED] = True
-            return self._entry
-        if path in self._resume_paths:
-            return self._broke
-        if path == HEALTH:
-            return self._health
-        if path == METRICS and self._settings.metrics:
-            return self._scrape
-        return self._beside
+            return await self._entry(scope, receive, send)
+        if path in self._side_doors:
+            mark, value = self._side_doors[path]
+            inside = scope["path"].rstrip("/").removesuffix(path) + self.path
+            scope = {**scope, "path": inside, "raw_path": inside.encode(), _ENTERED: True, mark: value}
+            return await self._entry(scope, receive, send)
+        return await (self._health if path == HEALTH else self._beside)(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
         if SCRAPE in scope:
-            answer = await scrape(scope["method"], self._life)
+            answer = await scrape(scope["method"], self._process)
             return await answer.send(receive, send)
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
@@ -242,30 +244,16 @@ class App:
             except ClientGone:
                 pass
 
-    async def _scrape(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """By the endpoint's own door: whoever must say there who they are, must say it here."""
-        path = scope["path"].rstrip("/").removesuffix(METRICS) + self.path
-        inside = {**scope, "path": path, "raw_path": path.encode(), _ENTERED: True, SCRAPE: True}
-        await self._entry(inside, receive, send)
-
-    async def _broke(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """By the endpoint's own door as well."""
-        whole = scope["path"].rstrip("/")
-        asked = whole.removeprefix(scope.get("root_path", ""))
-        path = whole.removesuffix(asked) + self.path
-        inside = {
-            **scope,
-            "path": path,
-            "raw_path": path.encode(),
-            _ENTERED: True,
-            RESUME: self._resume_paths[asked],
-        }
-        await self._entry(inside, receive, send)
-
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | EventStreamResponse | None:
-        scope = _trimmed(scope)
-        headers = _headers(scope)
-        self._gate.check(scope["headers"], headers)
+        # HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end.
+        if any(value[-1:].isspace() for _, value in scope["headers"]):
+            scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        # Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept.
+        accept = [value for name, value in scope["headers"] if name == b"accept"]
+        if len(accept) > 1:
+            headers[b"accept"] = b", ".join(accept)
+        self._host_and_origin.check(scope["headers"], headers)
         if scope["method"] == "OPTIONS":
             return Answer(status=204, headers=ALLOW_POST if RESUME in scope else ALLOW)
         if RESUME in scope:
@@ -288,33 +276,28 @@ class App:
         return self._endpoint
 
     def _is_sessionless(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a request belongs to the era without sessions (by its header, before its body is read)."""
+        """Tell whether a request belongs to the era without sessions, by its header, before its body is read."""
         header = headers.get(b"mcp-protocol-version")
         version = None if header is None else header.decode("latin-1")
         if version is None or version in REVISIONS:
             return False
-        # A version that nobody knows, without a session: the SDK's answer names what it supports, era and all.
+        # An unknown version without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             self._started()
             if self._draining:
                 raise Refused(Refusal.STOPPING)
-            self._tell_sessionless()
-            return True
+            if self._sessionless is not None:
+                if not self._told_sessionless:
+                    # Once: the clients that most profit from a session may never ask for one.
+                    self._told_sessionless = True
+                    told = "this client has no session; serve with --eras session to give it one"
+                    log_event(logging.WARNING, "era.sessionless", f"a client speaks 2026-07-28: {told}")
+                return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
-
-    def _tell_sessionless(self) -> None:
-        """Tell the operator, once: the clients that most profit from a session may never ask for one."""
-        if not self._told_sessionless:
-            self._told_sessionless = True
-            log_event(
-                logging.WARNING,
-                "era.sessionless",
-                "a client speaks 2026-07-28: this client has no session; serve with --eras session to give it one",
-            )
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
-        journal = None if self._life is None else self._life.context.journal
+        journal = None if self._process is None else self._process.context.journal
         stopping = self._stopping or self._draining
         if stopping or journal is None:
             status, word = 503, "stopping" if stopping else "starting"
@@ -326,23 +309,23 @@ class App:
             status, word = 200, "ok"
         await Answer(status=status, body=json.dumps({"status": word}).encode()).send(receive, send)
 
-    # What can be asked
+    # Questions
 
     def session_info(self, session_id: str) -> SessionInfo | None:
-        """What there is to know of a session that this process holds (S6)."""
-        return None if self._life is None else self._life.sessions.info(session_id)
+        """Describe a session that this process holds (S6)."""
+        return None if self._process is None else self._process.sessions.info(session_id)
 
     def session_ids(self) -> list[str]:
-        """The sessions that this process holds; others may rest in the store."""
-        return [] if self._life is None else list(self._life.sessions.ids())
+        """List the sessions that this process holds; others may rest in the store."""
+        return [] if self._process is None else list(self._process.sessions.ids())
 
     def other_nodes(self) -> list[str]:
-        """The nodes that share the store with this one, as far as it knows."""
-        return [] if self._life is None else list(self._life.context.neighbours.others)
+        """List the nodes that share the store with this one, as far as it knows."""
+        return [] if self._process is None else list(self._process.context.nodes.others)
 
 
-class _Stand:
-    """Stands where the served server's own session manager was. (The SDK calls `asgi_app`, FastMCP
+class _EndpointInPlace:
+    """Takes the place of the served server's own session manager. (The SDK calls `asgi_app`, FastMCP
     `handle_request`.)"""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -350,7 +333,7 @@ class _Stand:
         self.handle_request = self.asgi_app
 
     async def asgi_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Only by the entry, where callers are checked: a router may find its way here by another spelling of the path.
+        # Only after authentication: a router may find its way here by another spelling of the path.
         await (self._app if scope.get(_ENTERED) else _not_found)(scope, receive, send)
 
 
@@ -358,10 +341,6 @@ def _protected(app: ASGIApp, auth: TokenVerifier) -> ASGIApp:
     """The app for callers that show a valid bearer token."""
     required = AuthContextMiddleware(RequireAuthMiddleware(app, []))
     return AuthenticationMiddleware(required, backend=BearerAuthBackend(auth))
-
-
-async def _refuse_websocket(_: Scope, __: Receive, send: Send) -> None:
-    await send({"type": "websocket.close", "code": 1003})
 
 
 async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
@@ -386,19 +365,3 @@ def principal_of(scope: Scope) -> str:
     if not identity:
         raise Misuse(f"the application's {type(user).__name__} has no identity; sessions need one to know their owner")
     return user_principal(str(identity))
-
-
-def _trimmed(scope: Scope) -> Scope:
-    """HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end."""
-    if not any(value[-1:].isspace() for _, value in scope["headers"]):
-        return scope
-    return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
-
-
-def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """Headers by name. Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept."""
-    headers = dict(scope["headers"])
-    accept = [value for name, value in scope["headers"] if name == b"accept"]
-    if len(accept) > 1:
-        headers[b"accept"] = b", ".join(accept)
-    return headers

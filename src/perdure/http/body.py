@@ -1,4 +1,4 @@
-"""Reading a request: its body within limits, and what its headers say about media types."""
+"""Reads a request: its body within limits, and the media types in its headers."""
 
 from __future__ import annotations
 

@@ -13,23 +13,21 @@ _NETWORK = 64
 
 
 def caller_of(owner: str, scope: Scope) -> Caller:
-    """The caller that a request is counted for.
+    """Name the caller that a request is counted for.
 
     Behind a proxy the address is the proxy's, unless the ASGI server was told to believe its headers; on a Unix socket
     there is none.
     """
-    return Caller(owner) if owner else Caller("", _address(scope))
-
-
-def _address(scope: Scope) -> str:
+    if owner:
+        return Caller(owner)
     client = scope.get("client")
     text = str(client[0]) if client else ""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return text[:64]
+        return Caller("", text[:64])
     if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
+        return Caller("", str(address))
     if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((int(address), _NETWORK), strict=False))
+        return Caller("", str(address.ipv4_mapped))
+    return Caller("", str(ipaddress.ip_network((int(address), _NETWORK), strict=False)))

@@ -1,4 +1,4 @@
-"""The MCP endpoint of the session era: which method is served by whom."""
+"""The MCP endpoint of the session era: hands a request to the handler of its method."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from perdure.http.get import GetHandler
 from perdure.http.post import PostHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 
 ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 
 
 class Endpoint:
-    """From a request to its response; `Refused` is raised for every no."""
+    """Answers requests; raises `Refused` for every one that it does not take."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions, settler: Settler, bodies: Bodies) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, settler: Settler, bodies: Bodies) -> None:
         self._desk = SessionAccess(context, sessions, settler, bodies)
         self._post = PostHandler(self._desk)
         self._get = GetHandler(self._desk)
@@ -35,15 +35,13 @@ class Endpoint:
             case "GET":
                 return await self._get(scope, headers, owner)
             case "DELETE":
-                return await self._delete(scope, headers, owner)
+                async with self._desk.session(headers, owner, scope, resume=False) as session:
+                    why = "The session was deleted by its client"
+                    await self._desk.sessions.end(session, SessionStep.CLIENT_DELETED, why)
+                    return Answer(status=200)
             case method:
                 raise Refused(Refusal.METHOD, method=method, headers=ALLOW)
 
     def drain(self) -> None:
-        """The end has begun: take no new work."""
+        """Take no new work: the process is about to stop."""
         self._desk.draining = True
-
-    async def _delete(self, scope: Scope, headers: Headers, owner: str) -> Answer:
-        async with self._desk.session(headers, owner, scope, resume=False) as session:
-            await self._desk.sessions.end(session, SessionStep.CLIENT_DELETED, "The session was deleted by its client")
-            return Answer(status=200)

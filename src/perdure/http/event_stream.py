@@ -1,4 +1,4 @@
-"""An event stream as a response: a reader, joined to the connection that it writes to."""
+"""Serves an event stream as a response: a reader, joined to the connection that it writes to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
-from perdure.log.hub import Reader
+from perdure._core.states import ReaderState
+from perdure.log.reader import Reader
 from perdure.sessions.session import Session
 from perdure.telemetry.counters import Histogram
 from perdure.telemetry.tracing import Request
@@ -24,25 +25,29 @@ _HEADERS = (
 
 
 class EventStreamResponse:
-    """The response, and what its reader knows of the connection. At rest it waits here for its client to leave."""
+    """The response, and the connection that its reader writes to. At rest it waits for its client to leave."""
 
-    __slots__ = ("_reader", "_send", "_session", "breaks")
+    __slots__ = ("_reader", "_send", "_session", "_task", "breaks")
 
     def __init__(self, session: Session, reader: Reader) -> None:
         self._session = session
         self._reader = reader
         self._send: Send
+        self._task: asyncio.Task[object] | None = None
         self.breaks: Callable[[], None] | None = None
         """Breaks the connection off, where the server that runs us can do that."""
 
     def watch(self, span: Request, scope: Scope, timed: Histogram) -> None:
         """Let a span know what this response is, and time what it missed."""
         headers, resumes = scope["headers"], scope["method"] == "GET"
-        span.reads(self._reader, session=self._session.name, headers=headers, resumes=resumes, timed=timed)
+        replay = span.reads(self._reader, session=self._session.name, headers=headers, resumes=resumes, timed=timed)
+        if replay is not None:
+            self._reader.watch(replay)
 
     async def send(self, receive: Receive, send: Send) -> None:
         """Serve until the stream is over, another reader takes it, or the client leaves."""
         self._send = send
+        self._task = task = asyncio.current_task()
         try:
             headers = [*_HEADERS, (b"mcp-session-id", self._session.record.id.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -51,11 +56,16 @@ class EventStreamResponse:
             while (await receive())["type"] != "http.disconnect":
                 pass
         except asyncio.CancelledError:
-            if not self._reader.is_through:
+            # The reader's own (`finish`) ends here; any other cancellation goes on.
+            if self._reader.state is not ReaderState.FINISHED or (task is not None and task.uncancel() > 0):
                 raise
         finally:
             self._reader.leave()
             self._session.touch()
+
+    def finish(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def abort(self) -> None:
         if self.breaks is not None:

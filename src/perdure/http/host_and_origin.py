@@ -1,4 +1,4 @@
-"""Who may speak to the endpoint at all: Host and Origin (DNS rebinding), and the size of the headers."""
+"""Host and Origin: refuses requests from other sites (DNS rebinding), and headers that are too large."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 
 class HostAndOrigin:
-    """Checks what every request must show."""
+    """Checks the headers that every request must have."""
 
     def __init__(self, settings: Settings) -> None:
         self._hosts = frozenset(host.lower() for host in settings.allowed_hosts)
@@ -23,18 +23,19 @@ class HostAndOrigin:
         """Raise `Refused` unless the request may come in."""
         if sum(len(name) + len(value) for name, value in raw) > self._most:
             raise Refused(Refusal.HEADERS_TOO_LARGE, limit=self._most)
-        _refuse_repeated(raw)
+        names = [name for name, _ in raw if name in (b"host", b"origin")]
+        for name in names:
+            # A proxy in front may have judged another of two lines than this does (RFC 9112, 3.2).
+            if (count := names.count(name)) > 1:
+                raise Refused(Refusal.REPEATED_HEADER, count=count, name=name.decode().capitalize())
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if not self._host_allowed(host):
+        bare = _without_port(host)
+        # Listed as it is, without its port, with any port (`name:*`), or everything is (`*`).
+        if bare not in _THIS_MACHINE and not {"*", host, bare, f"{bare}:*"} & self._hosts:
             raise Refused(Refusal.BAD_HOST, host=host or "(none)")
         origin = headers.get(b"origin")
         if origin is not None and not self._origin_allowed(origin.decode("latin-1").lower()):
             raise Refused(Refusal.BAD_ORIGIN, origin=origin.decode("latin-1"))
-
-    def _host_allowed(self, host: str) -> bool:
-        """Listed as it is, without its port, with any port (`name:*`), or everything is (`*`)."""
-        bare = _without_port(host)
-        return bare in _THIS_MACHINE or bool({"*", host, bare, f"{bare}:*"} & self._hosts)
 
     def _origin_allowed(self, origin: str) -> bool:
         """Listed as it is (an origin without a port has the scheme's own), with any port (`…:*`), or everything is."""
@@ -45,14 +46,6 @@ class HostAndOrigin:
         except ValueError:
             return False  # no address at all
         return parts.scheme in ("http", "https") and _without_port(parts.netloc) in _THIS_MACHINE
-
-
-def _refuse_repeated(raw: list[tuple[bytes, bytes]]) -> None:
-    """A proxy in front may have judged another of two lines than this gate would (RFC 9112, 3.2)."""
-    names = [name for name, _ in raw if name in (b"host", b"origin")]
-    for name in names:
-        if (count := names.count(name)) > 1:
-            raise Refused(Refusal.REPEATED_HEADER, count=count, name=name.decode().capitalize())
 
 
 def _without_port(value: str) -> str:

@@ -12,23 +12,24 @@ from perdure.store.base import NodeRecord
 from perdure.telemetry import prometheus as metrics
 
 SCRAPE = "perdure.scrape"
-"""In the scope of a request for the metrics that came in by the endpoint's door."""
+"""In the scope of a request for the metrics that passed the endpoint's authentication."""
 
 
-async def scrape(method: str, life: ServerProcess | None) -> Answer:
-    """This node's numbers in any case; the others', and how many sessions are stored, while the store answers."""
+async def scrape(method: str, process: ServerProcess | None) -> Answer:
+    """Give this node's numbers in any case; those of other nodes, and how many sessions are stored, while the store
+    answers."""
     if method not in ("GET", "HEAD"):
         return Answer(status=405, headers=((b"allow", b"GET, HEAD"),))
-    if life is None:
+    if process is None:
         return Answer(status=503, body=b'{"status":"starting"}')
     others: tuple[NodeRecord, ...] = ()
     stored: Mapping[SessionState, int] | None = None
-    journal, store = life.context.journal, life.context.store
+    journal, store = process.context.journal, process.context.store
     if journal.state is LogState.HEALTHY:
         try:
             others = tuple(await store.nodes())
             stored = await store.count_states()
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
-    text = metrics.render(life.sessions.numbers(), others, life.liveness.ages(), stored=stored)
+    text = metrics.render(process.sessions.numbers(), others, process.liveness.ages(), stored=stored)
     return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""What stands beside the endpoint."""
+"""Paths served beside the MCP endpoint."""
 
 from __future__ import annotations
 

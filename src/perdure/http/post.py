@@ -1,5 +1,5 @@
-"""POST: messages of the client's. Requests open a stream, on which their answers come; the rest is accepted with
-202."""
+"""Handles POST: takes messages of a client. Requests open a stream, on which their answers come; the rest is accepted
+with 202."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from perdure.http.caller import caller_of
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
 from perdure.log.stream import Stream
-from perdure.sessions.client_messages import hear
-from perdure.sessions.ledger import Call
-from perdure.sessions.registry import Caller
+from perdure.sessions.client_messages import receive
+from perdure.sessions.ledger import Call, Duplicate, Intake
 from perdure.sessions.session import Session
 from perdure.telemetry import tracing as spans
 
@@ -39,39 +38,51 @@ _SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 class PostHandler:
     """Takes messages."""
 
-    def __init__(self, desk: SessionAccess) -> None:
-        self._desk = desk
-        self._context = desk.context
-        self._settings = desk.settings
+    def __init__(self, access: SessionAccess) -> None:
+        self._access = access
+        self._context = access.context
+        self._settings = access.settings
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str
     ) -> Answer | EventStreamResponse:
-        self._check(headers)
-        body = await self._desk.bodies.read(receive, headers)
+        self._check_headers(headers)
+        body = await self._access.bodies.read(receive, headers)
         try:
             parsed = parse_body(body)
         except InvalidMessage as error:
             raise Refused(Refusal.BAD_MESSAGE, id=error.id, code=error.code, reason=error.reason) from None
+        http = HttpRequest(scope, replayed(body))
         try:
-            return await self._answer(parsed, body, HttpRequest(scope, replayed(body)), headers, owner)
+            if isinstance(parsed, Request) and parsed.method == "initialize":
+                return await self._initialize(parsed, body, http, headers, owner)
+            # What is not a request may say that a call shall not run again.
+            resume = isinstance(parsed, Request | Batch)
+            async with self._access.session(headers, owner, scope, resume=resume) as session:
+                return await self._take(session, parsed, body, http)
         except Refused as refused:
             raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
 
-    async def _answer(
-        self, parsed: Envelope | Batch, body: bytes, http: HttpRequest, headers: Headers, owner: str
-    ) -> Answer | EventStreamResponse:
-        if isinstance(parsed, Request) and parsed.method == "initialize":
-            return await self._initialize(parsed, body, http, headers, owner)
-        # A word that is no request may be that a call shall not run again.
-        resume = isinstance(parsed, Request | Batch)
-        async with self._desk.session(headers, owner, http.scope, resume=resume) as session:
-            return await self._take(session, parsed, body, http)
+    def _check_headers(self, headers: Headers) -> None:
+        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if content_type != b"application/json":
+            raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
+        takes_json, takes_events = accepts(headers)
+        if self._settings.json_response:
+            if not takes_json:
+                raise Refused(Refusal.NOT_ACCEPTABLE_JSON)
+        elif not (takes_json and takes_events):
+            raise Refused(Refusal.NOT_ACCEPTABLE_POST)
 
     async def _take(
         self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest
     ) -> Answer | EventStreamResponse:
-        messages = self._messages(parsed, session)
+        messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
+        if isinstance(parsed, Batch):
+            if any(isinstance(message, Request) and message.method == "initialize" for message in messages):
+                raise Refused(Refusal.INITIALIZE_IN_BATCH)
+            if not session.keeper.revision.batches:
+                raise Refused(Refusal.BATCH, version=session.record.version)
         size = weigh(body)
         self._check_work(session, messages, size)
         requests = [message for message in messages if isinstance(message, Request)]
@@ -83,37 +94,17 @@ class PostHandler:
         await self._pass_on(session, messages, calls, http, 0)
         if self._settings.json_response:
             return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
-        return self._desk.read(session, calls[0].stream, cursor=0)
-
-    def _check(self, headers: Headers) -> None:
-        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if content_type != b"application/json":
-            raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
-        takes_json, takes_events = accepts(headers)
-        if self._settings.json_response:
-            if not takes_json:
-                raise Refused(Refusal.NOT_ACCEPTABLE_JSON)
-        elif not (takes_json and takes_events):
-            raise Refused(Refusal.NOT_ACCEPTABLE_POST)
-
-    def _messages(self, parsed: Envelope | Batch, session: Session) -> Sequence[Envelope]:
-        if not isinstance(parsed, Batch):
-            return (parsed,)
-        if any(isinstance(message, Request) and message.method == "initialize" for message in parsed.messages):
-            raise Refused(Refusal.INITIALIZE_IN_BATCH)
-        if not session.revision.batches:
-            raise Refused(Refusal.BATCH, version=session.record.version)
-        return parsed.messages
+        return self._access.read(session, calls[0].stream, cursor=0)
 
     def _check_work(self, session: Session, messages: Sequence[Envelope], size: int) -> None:
-        """Refuse what would have more handled at once than may be. What ends work is always heard: a cancellation, or
+        """Refuse what would have more handled at once than may be. What ends work is always taken: a cancellation, or
         the answer to an ask."""
         first = next((message.id for message in messages if isinstance(message, Request)), None)
-        heard = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
-        if first is None and not heard:
+        notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
+        if first is None and not notifications:
             return
         exchange, settings = session.exchange, self._settings
-        if heard and exchange.notifications + heard > settings.max_notifications:
+        if notifications and exchange.runtime.notifications + notifications > settings.max_notifications:
             raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, id=first, limit=settings.max_notifications)
         if exchange.work and exchange.work + size > settings.max_session_work:
             raise Refused(Refusal.TOO_MUCH_OF_SESSION, id=first, limit=settings.max_session_work)
@@ -130,50 +121,43 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             try:
-                await hear(session, message, http, size=size // len(messages) or 1)
+                cancel_waiting = self._access.settler.waiting.cancel
+                share = size // len(messages) or 1
+                await receive(session, message, http, size=share, cancel_waiting=cancel_waiting)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 
     # Requests
 
     async def _accept(self, session: Session, requests: Sequence[Request], body: bytes, size: int) -> list[Call]:
-        first = requests[0].id
+        first, settings, calls = requests[0].id, self._settings, session.exchange.calls
         self._check_room(first)
-        if session.exchange.calls.load + len(requests) > self._settings.max_calls:
-            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls)
-        if _is_full(session, requests):
+        if calls.load + len(requests) > settings.max_calls:
+            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=settings.max_calls)
+        if sticky.is_full(session.record.sticky, [call.request for call in calls.all_running()], requests):
             full = Refusal.TOO_MANY_SUBSCRIPTIONS
             raise Refused(full, id=first, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
-        incarnation = session.record.incarnation
-        taken = session.exchange.calls.reserve(requests, incarnation=incarnation, size=size)
-        if taken is not None:
-            raise Refused(Refusal.DUPLICATE_ID, id=taken.id, seen=taken.id)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:
-            await self._bring_home(session, requests, incarnation)
-            # What runs here was counted above; what runs in other processes only the store can count.
-            most = self._settings.max_calls if self._context.store.shared else None
-            return await session.accept(requests, bodies, incarnation=incarnation, most_calls=most)
+            with Intake(session, requests, size=size) as intake:
+                if any(request.method in _SUBSCRIBING for request in requests):
+                    await session.home.take()  # subscriptions live with the home: the node that changes them becomes it
+                # What runs here was counted above; what runs in other processes only the store can count.
+                most = settings.max_calls if self._context.store.shared else None
+                return await intake.accept(bodies, most_calls=most)
+        except Duplicate as taken:
+            raise Refused(Refusal.DUPLICATE_ID, id=taken.request_id, seen=taken.request_id) from None
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
         except TooManyCalls:
-            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=self._settings.max_calls) from None
+            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=settings.max_calls) from None
         except StoreError as failure:
             raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=first) from None
         except SessionEnded:
-            raise self._desk.gone() from None
-
-    async def _bring_home(self, session: Session, requests: Sequence[Request], incarnation: int) -> None:
-        """Subscriptions live with the home: who changes them becomes it."""
-        if any(request.method in _SUBSCRIBING for request in requests):
-            try:
-                await session.home.take()
-            except BaseException:
-                session.exchange.calls.release(requests, incarnation=incarnation)
-                raise
+            raise self._access.gone() from None
 
     def _check_room(self, request_id: int | str) -> None:
-        self._desk.refuse_if_draining(request_id)
+        self._access.refuse_if_draining(request_id)
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS, id=request_id)
         if self._context.hub.full and not self._settings.json_response:
@@ -204,21 +188,23 @@ class PostHandler:
         self, request: Request, body: bytes, http: HttpRequest, headers: Headers, owner: str
     ) -> Answer | EventStreamResponse | None:
         """A client that runs its handshake again on its own session gets the recorded result, and keeps everything
-        (R10). With another version or other capabilities it is somebody else: `None`."""
+        (R10). With another version or other capabilities it is another client: `None`."""
         text = headers.get(b"x-mcp-reconnect-session") or headers.get(b"mcp-session-id")
         if not text:
             return None
         try:
-            found = await self._desk.sessions.reattach(text.decode("latin-1"), owner, request.params or {})
+            found = await self._access.sessions.reattach(text.decode("latin-1"), owner, request.params or {})
             if found is None:
                 return None
             session, incarnation = found
-            self._desk.credentials.bring(session.id, http.scope)
+            self._access.credentials.bring(session.id, http.scope)
             with session.in_use():
                 if session.waits:
-                    await self._desk.settler.waiting.resume(session, http)
-                session.exchange.calls.reserve([request], incarnation=incarnation)
-                [call] = await session.accept([request], [body], incarnation=incarnation)
+                    await self._access.settler.waiting.resume(session, http)
+                with Intake(session, [request], incarnation=incarnation) as intake:
+                    [call] = await intake.accept([body])
+        except IdTaken:
+            raise Refused(Refusal.DUPLICATE_ID, id=request.id, seen=request.id) from None
         except StoreError as failure:
             raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=request.id) from None
         except SessionEnded:
@@ -227,23 +213,21 @@ class PostHandler:
             session.exchange.answer_recorded(call)
             if self._settings.json_response:
                 return await self._as_json(session, call.stream)
-            return self._desk.read(session, call.stream, cursor=0)
-
-    def _full(self, request_id: int | str, caller: Caller, full: TooManySessions) -> Refused:
-        settings = self._settings
-        if not full.of_caller:
-            return Refused(Refusal.TOO_MANY_SESSIONS, id=request_id, limit=settings.max_sessions)
-        if caller.owner:
-            return Refused(Refusal.TOO_MANY_OF_YOURS, id=request_id, limit=settings.max_principal_sessions)
-        return Refused(Refusal.TOO_MANY_FROM_THERE, id=request_id, limit=settings.max_address_sessions)
+            return self._access.read(session, call.stream, cursor=0)
 
     async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | EventStreamResponse:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
-        sessions, caller = self._desk.sessions, caller_of(owner, http.scope)
+        sessions, caller = self._access.sessions, caller_of(owner, http.scope)
         try:
             session, call = await sessions.open(caller, request, body)
         except TooManySessions as full:
-            raise self._full(request.id, caller, full) from None
+            settings = self._settings
+            refusal, limit = Refusal.TOO_MANY_SESSIONS, settings.max_sessions
+            if full.of_caller and caller.owner:
+                refusal, limit = Refusal.TOO_MANY_OF_YOURS, settings.max_principal_sessions
+            elif full.of_caller:
+                refusal, limit = Refusal.TOO_MANY_FROM_THERE, settings.max_address_sessions
+            raise Refused(refusal, id=request.id, limit=limit) from None
         except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
             raise Refused(Refusal.STORE_FAILS, id=request.id) from None
         with call.stream.kept_whole():
@@ -255,24 +239,19 @@ class PostHandler:
                 return Answer(status=200, body=answers[0])
             if self._settings.json_response:
                 return await self._as_json(session, call.stream)
-            return self._desk.read(session, call.stream, cursor=0)
+            return self._access.read(session, call.stream, cursor=0)
 
 
 async def _answers(stream: Stream) -> list[bytes]:
     """The answers on a stream that is over. There are none where the store refused it for good."""
     answers: list[bytes] = []
     after = 0
-    while events := await stream.read(after=after, limit=stream.last):
+    while events := await stream.read(after=after, limit=stream.tail.last):
         answers += [event.payload for event in events if event.final]
         after = events[-1].seq
     if not answers:
         raise Refused(Refusal.STORE_FAILS)
     return answers
-
-
-def _is_full(session: Session, requests: Sequence[Request]) -> bool:
-    running = [call.request for call in session.exchange.calls.all_running()]
-    return sticky.is_full(session.record.sticky, running, requests)
 
 
 def _session_header(session: Session) -> tuple[tuple[bytes, bytes], ...]:

@@ -12,8 +12,8 @@ from perdure.http.refusals import Refusal, Refused
 from perdure.sessions.context import ServerContext
 
 
-class SessionlessDesk:
-    """Hands requests to the SDK's handler, no more at once than there may be. Each may hold an event stream and run a
+class SessionlessHandler:
+    """Hands requests to the SDK's handler, `max_sessionless` at once at most. Each may hold an event stream and run a
     call, and has no session whose limits would count it."""
 
     def __init__(self, manager: StreamableHTTPSessionManager, context: ServerContext, bodies: Bodies) -> None:
@@ -29,26 +29,18 @@ class SessionlessDesk:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
         if hub.full:
             raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
+        size, work = 0, self._context.work
         self._running += 1
-        hub.foreign += 1
         try:
-            if scope["method"] == "POST":
-                await self._post(scope, receive, send, headers)
-            else:
+            with hub.counting_sessionless():
+                if scope["method"] == "POST":
+                    body = await self._bodies.read(receive, headers)
+                    if not work.has_room(weight := weigh(body)):
+                        raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
+                    work.take(size := weight)
+                    receive = replayed_first(body, receive)
+                    del body  # it is the handler's now
                 await self._manager.handle_request(scope, receive, send)
         finally:
             self._running -= 1
-            hub.foreign -= 1
-
-    async def _post(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        body = await self._bodies.read(receive, headers)
-        size, work = weigh(body), self._context.work
-        if not work.has_room(size):
-            raise Refused(Refusal.TOO_MUCH_WORK, limit=self._settings.max_work)
-        work.take(size)
-        receive = replayed_first(body, receive)
-        del body  # it is the handler's now
-        try:
-            await self._manager.handle_request(scope, receive, send)
-        finally:
             work.give(size)

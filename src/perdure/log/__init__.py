@@ -1,1 +1,1 @@
-"""Streams of events, and the readers that deliver them. Uses `telemetry`, `store` and what is below."""
+"""Appends events to streams and delivers them to readers; uses `telemetry`, `store` and the rooms below them."""

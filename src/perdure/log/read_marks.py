@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure._core.ids import Kind, StreamId
-from perdure._core.states import LogState
+from perdure._core.states import ContentState, LogState
 from perdure.log.journal import Journal, Steps
 from perdure.log.stream import Stream
 from perdure.store.base import Reached
@@ -39,10 +39,11 @@ class ReadMarks:
     def left(self, stream: Stream) -> None:
         """The reader of a stream has left it, or came to its end."""
         if stream.kind is Kind.CALL:
-            unread = not stream.is_read_through
-            if unread is stream.marked_unread is False:
+            readers = stream.readers
+            unread = stream.content is not ContentState.SEALED or readers.delivered < stream.tail.last
+            if unread is readers.marked_unread is False:
                 return  # by far the most: nothing was ever written of it, and nothing need be
-            stream.marked_unread = unread
+            readers.marked_unread = unread
         elif stream.id not in self._unwritten:
             return
         self._later(stream)
@@ -50,7 +51,7 @@ class ReadMarks:
 
     def lost(self, stream: Stream) -> None:
         """The reader of a call's stream went with its process."""
-        stream.marked_unread = True
+        stream.readers.marked_unread = True
         self._later(stream)
 
     def close(self) -> None:
@@ -81,6 +82,7 @@ class ReadMarks:
 
 def reached(stream: Stream) -> Reached:
     """What the store is told of a stream's readers."""
+    readers = stream.readers
     return Reached(
-        stream=stream.id, generation=stream.generation, through=stream.delivered, unread=stream.marked_unread
+        stream=stream.id, generation=stream.generation, through=readers.delivered, unread=readers.marked_unread
     )

@@ -1,4 +1,2 @@
-"""One session on a server, seen from a client: send, follow, resume, renew, remember.
-
-Uses `telemetry.events`, `_files`, `errors` and `_core`; no SDK.
-"""
+"""Talks to one session on a server as its client: send, follow, resume, renew, remember; uses `telemetry.events`,
+`_files`, `errors` and `_core`, and no SDK."""

@@ -1,4 +1,4 @@
-"""One thing that is tried until it works: what went wrong last, and when the next attempt is due.
+"""Attempts at one thing until it works: remember what went wrong last, and wait until the next one is due.
 
 The course (`_core/reconnect.py`) has the rule; here it meets the clock.
 """
@@ -19,7 +19,7 @@ class Attempts:
 
     def __init__(self, patience: Patience, *, course: Course | None = None, most_asked: float = math.inf) -> None:
         self.trouble = ""
-        """What went wrong last, for whoever has to be told that patience ended."""
+        """What went wrong last; the caller reads it when patience has ended."""
         self.course = course or Course()
         self._patience = patience
         self._most_asked = most_asked

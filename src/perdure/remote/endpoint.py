@@ -1,24 +1,31 @@
-"""HTTP to one endpoint: what is sent along, which redirects are followed, and what an error means for a request.
+"""HTTP to one endpoint: sends requests, follows redirects within the origin, and names what went wrong.
 
-The distinction that matters: a request that did not leave may be sent again, one that may have arrived may not.
+The only module of the client side's engine that knows the HTTP library.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 import httpx2
 
-from perdure._core.sse import MAX_EVENT_BYTES, EventTooLarge
+from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body_of, of_response
+from perdure._core.sse import EventTooLarge
+from perdure.remote.failures import Refusal, Refused, RequestFailed
+from perdure.remote.heartbeat import Heartbeat
+from perdure.remote.message import Message, messages_in
 from perdure.remote.state import Handshake
 
-ACCEPT_BOTH = "application/json, text/event-stream"
-ACCEPT_EVENTS = "text/event-stream"
+_SESSION = "mcp-session-id"
+_POST = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+_GET = {"accept": EVENTS, "cache-control": "no-store"}
+_DELETE = {"accept": "application/json, text/event-stream"}
 
 #: As the SDK's client: seconds for connecting and writing, and between two bytes of an answer.
 TIMEOUT = httpx2.Timeout(30.0, read=300.0)
@@ -29,91 +36,181 @@ LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepa
 MAX_REDIRECTS = 5
 #: Of a position: ours have 50 characters. It travels in a header, and servers refuse headers of more than 8 KiB.
 MAX_POSITION = 1_024
+#: Characters of a TLS library's own words that are shown.
+_MAX_SHOWN = 300
 
 
-def past_proxies(url: str) -> dict[str, None]:
-    """The mounts of an HTTP client that keep requests to this machine away from the proxies of the environment.
+class Response:
+    """A response whose headers have come."""
 
-    A proxy on another machine has no way to this one, and the credentials that are sent here are not for it.
-    """
-    host = httpx2.URL(url).host
-    return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if _is_this_machine(host) else {}
+    def __init__(self, response: httpx2.Response) -> None:
+        self._response = response
+        self.status = response.status_code
+        self.media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        """The media type, without parameters."""
+
+    @property
+    def is_stream(self) -> bool:
+        return self.status == 200 and self.media == EVENTS
+
+    @property
+    def session(self) -> str:
+        """The session that the server has named; "" if it has not."""
+        return str(self._response.headers.get(_SESSION, ""))
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the server wants us again, where it says so: in seconds, or as a date by its own clock."""
+        value = self._response.headers.get("retry-after", "").strip()
+        if value.isascii() and value.isdigit():
+            return float(value[:9])
+        until, now = _date(value), _date(self._response.headers.get("date", "")) or datetime.now(UTC)
+        return None if until is None else max((until - now).total_seconds(), 0.0)
+
+    @property
+    def redirect(self) -> str | None:
+        """The address that the server sends us to, if it does."""
+        following = self._response.next_request
+        return None if following is None else shown(str(following.url))
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        with _named_errors():
+            async for chunk in self._response.aiter_bytes():
+                yield chunk
+
+    async def whole(self, limit: int) -> bytes:
+        """The body, where it is not a stream. Raises `EventTooLarge`."""
+        body = bytearray()
+        async for chunk in self.chunks():
+            body += chunk
+            if len(body) > limit:
+                raise EventTooLarge(limit)
+        return bytes(body)
+
+    async def meaning(self, attempt: Attempt, request_id: str | None, limit: int) -> tuple[Meaning, Message | None]:
+        """What it means for what was sent (`_core/delivery.py`), and the response message in its body, if there is one.
+
+        Raises `EventTooLarge`, and `RequestFailed` where the body breaks off.
+        """
+        body, message = Body.NONE, None
+        if request_id is not None and not self.is_stream:
+            try:
+                found = messages_in((await self.whole(limit)).decode())
+            except EventTooLarge:
+                raise
+            except ValueError:
+                found = []
+            kinds = [(kind, one) for one in found if (kind := body_of(one.body, request_id)) is not Body.NONE]
+            if kinds:
+                body, message = kinds[0]
+        says_when = self.retry_after is not None
+        return of_response(attempt, status=self.status, media=self.media, body=body, says_when=says_when), message
 
 
-def _is_this_machine(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        name = host.removesuffix(".")
-        return name == "localhost" or name.endswith(".localhost")
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback or address.is_unspecified  # 0.0.0.0 leads to this machine as well
+class Endpoint:
+    """`on_401` ends the sentence that tells of a 401: what the user can do about it."""
 
-
-class NotSent(Exception):
-    """No byte of the request has left."""
-
-
-class Broken(Exception):
-    """The connection broke; the request may have arrived."""
-
-
-class Wire:
-    """The endpoint."""
-
-    def __init__(self, client: httpx2.AsyncClient, url: str) -> None:
+    def __init__(self, client: httpx2.AsyncClient, url: str, *, on_401: str) -> None:
         self._client = client
+        self._on_401 = on_401
         self.url = url
+        self.heartbeat = Heartbeat()
+
+    def at(self, url: str) -> Endpoint:
+        """Another address of the same server, with the same client and credentials."""
+        return Endpoint(self._client, url, on_401=self._on_401)
 
     @asynccontextmanager
-    async def post(self, body: dict[str, Any] | bytes, handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
-        """Send a message, as a value or as JSON in UTF-8."""
-        headers = {"accept": ACCEPT_BOTH, "content-type": "application/json", **_session(handshake)}
-        async with self._open("POST", headers, body) as response:
+    async def post(self, body: bytes, handshake: Handshake | None) -> AsyncIterator[Response]:
+        """Send a message, as JSON in UTF-8. Raises `RequestFailed`, as the others do."""
+        async with self._open("POST", {**_POST, **_session(handshake)}, body) as response:
             yield response
 
     @asynccontextmanager
-    async def get(self, position: str | None, handshake: Handshake | None) -> AsyncIterator[httpx2.Response]:
-        accept = {"accept": ACCEPT_EVENTS, "cache-control": "no-store", **_session(handshake)}
-        # An id is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
-        headers: Any = httpx2.Headers(accept, encoding="utf-8")
+    async def get(self, position: str | None, handshake: Handshake | None) -> AsyncIterator[Response]:
+        # A position is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
+        headers = httpx2.Headers({**_GET, **_session(handshake)}, encoding="utf-8")
         if position is not None:
             headers["last-event-id"] = position
         async with self._open("GET", headers, None) as response:
             yield response
 
-    async def delete(self, handshake: Handshake) -> int:
-        async with self._open("DELETE", {"accept": ACCEPT_BOTH, **_session(handshake)}, None) as response:
-            return response.status_code
+    async def delete(self, handshake: Handshake) -> None:
+        async with self._open("DELETE", {**_DELETE, **_session(handshake)}, None):
+            return
 
     @asynccontextmanager
-    async def _open(self, method: str, headers: dict[str, str], body: Any) -> AsyncIterator[httpx2.Response]:
-        content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        request = self._client.build_request(method, self.url, headers=headers, **content)
-        with _named_errors():
-            response = await self._client.send(request, stream=True, follow_redirects=False)
-            for _ in range(MAX_REDIRECTS):
-                following = _within_origin(response)
-                if following is None:
-                    break
-                await response.aclose()
-                response = await self._client.send(following, stream=True, follow_redirects=False)
+    async def _open(
+        self, method: str, headers: dict[str, str] | httpx2.Headers, body: bytes | None
+    ) -> AsyncIterator[Response]:
+        request = self._client.build_request(method, self.url, headers=headers, content=body)
         try:
             with _named_errors():
-                yield response
+                response = await self._client.send(request, stream=True, follow_redirects=False)
+                for _ in range(MAX_REDIRECTS):
+                    following = _within_origin(response)
+                    if following is None:
+                        break
+                    await response.aclose()
+                    response = await self._client.send(following, stream=True, follow_redirects=False)
+        except RequestFailed as failed:
+            raise self._untrusted(failed) or failed from failed.__cause__
+        except Exception as error:
+            # An auth flow of the user's may raise anything. Nothing of the request has left then.
+            refusal = (
+                error.refusal
+                if isinstance(error, Refused)
+                else Refusal(reason="no_credentials", sentence=f"{type(error).__name__}: {error}")
+            )
+            raise RequestFailed(Failure.NO_CREDENTIALS, refusal.sentence, refusal=refusal) from error
+        try:
+            yield Response(response)
         finally:
             await response.aclose()
 
+    def _untrusted(self, failed: RequestFailed) -> RequestFailed | None:
+        """The failure by its own name, if TLS does not fit: trying again cannot help."""
+        found: BaseException | None = failed
+        while found is not None:
+            if isinstance(found, ssl.SSLError) and not isinstance(found, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                said = str(getattr(found, "verify_message", "") or found.reason)
+                sentence = f"{shown(self.url)} cannot be trusted: {said[:_MAX_SHOWN]} (TLS)"
+                refusal = Refusal(reason="tls", sentence=sentence)
+                return RequestFailed(Failure.UNTRUSTED, sentence, refusal=refusal)
+            found = found.__cause__ or found.__context__
+        return None
 
-@contextmanager
+    def refusal(self, response: Response) -> Refusal:
+        """Tells what a response means that is neither an answer nor a passing trouble."""
+        status, where = response.status, shown(self.url)
+        if status == 401:
+            return Refusal(reason="unauthorized", sentence=f"{where} {self._on_401} (HTTP 401)")
+        if status == 403:
+            return Refusal(reason="forbidden", sentence=f"{where} does not let us in (HTTP 403)")
+        if status in (404, 405, 410):
+            return Refusal(reason="not_found", sentence=f"there is no MCP server at {where} (HTTP {status})")
+        if (place := response.redirect) is not None:
+            sentence = f"{where} sends us to {place}, which is not followed: use that address"
+            return Refusal(reason="moved", sentence=sentence)
+        if status < 300:
+            seen = "what is not a response to the request" if response.media == "application/json" else response.media
+            code = "" if status == 200 else f"HTTP {status} and "
+            sentence = f"{where} is not an MCP server: it answers with {code}{seen or 'no content type'}"
+            return Refusal(reason="not_mcp", sentence=sentence)
+        if status >= 500:
+            return Refusal(reason="server_error", sentence=f"{where} fails at the request (HTTP {status})")
+        return Refusal(reason="refused", sentence=f"{where} refuses the request (HTTP {status})")
+
+
+@contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
-    """Errors of the HTTP library, as the two that matter."""
+    """Errors of the HTTP library, as the two that matter: nothing was sent, or it may have arrived."""
     try:
         yield
     except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
-        raise NotSent(_told(error)) from error
+        raise RequestFailed(Failure.NOT_SENT, _told(error)) from error
     except (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError) as error:
-        raise Broken(_told(error)) from error
+        raise RequestFailed(Failure.LOST, _told(error)) from error
 
 
 def _told(error: Exception) -> str:
@@ -123,7 +220,7 @@ def _told(error: Exception) -> str:
 def _session(handshake: Handshake | None) -> dict[str, str]:
     if handshake is None:
         return {}
-    headers = {"mcp-session-id": handshake.session} if handshake.session else {}
+    headers = {_SESSION: handshake.session} if handshake.session else {}
     # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has
     # none yet.
     return {**headers, "mcp-protocol-version": handshake.version} if handshake.version else headers
@@ -144,30 +241,6 @@ def _within_origin(response: httpx2.Response) -> httpx2.Request | None:
     return following if same and plain and following.method == sent.method else None
 
 
-def kind(response: httpx2.Response) -> str:
-    """The media type of an answer."""
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-async def whole(response: httpx2.Response) -> bytes:
-    """A body that is no event stream; not more of it than an event may have."""
-    body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > MAX_EVENT_BYTES:
-            raise EventTooLarge(MAX_EVENT_BYTES)
-    return bytes(body)
-
-
-def retry_after(response: httpx2.Response) -> float | None:
-    """Seconds until the server wants us again, where it says so: in seconds, or as a date by its own clock."""
-    value = response.headers.get("retry-after", "").strip()
-    if value.isascii() and value.isdigit():
-        return float(value[:9])
-    until, now = _date(value), _date(response.headers.get("date", "")) or datetime.now(UTC)
-    return None if until is None else max((until - now).total_seconds(), 0.0)
-
-
 def _date(value: str) -> datetime | None:
     try:
         found = parsedate_to_datetime(value)
@@ -176,6 +249,32 @@ def _date(value: str) -> datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
+def shown(url: str) -> str:
+    """An address as it may be shown: without credentials and query."""
+    try:
+        return str(httpx2.URL(url).copy_with(userinfo=b"", query=None, fragment=None))
+    except (httpx2.InvalidURL, ValueError):
+        return "the given address"
+
+
 def can_be_sent(position: str) -> bool:
     """Whether a position may stand in a header; one that may not cannot be resumed."""
     return len(position) <= MAX_POSITION and position.isprintable() and position == position.strip()
+
+
+def past_proxies(url: str) -> dict[str, None]:
+    """The mounts of an HTTP client that keep requests to this machine away from the proxies of the environment.
+
+    A proxy on another machine has no way to this one, and the credentials that are sent here are not for it.
+    """
+    host = httpx2.URL(url).host
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        name = host.removesuffix(".")
+        is_here = name == "localhost" or name.endswith(".localhost")
+    else:
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        # 0.0.0.0 leads to this machine as well.
+        is_here = (mapped or address).is_loopback or address.is_unspecified
+    return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if is_here else {}

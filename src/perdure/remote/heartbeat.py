@@ -1,13 +1,13 @@
-"""Notices a connection whose other end has vanished without a farewell.
+"""Heartbeat: notices a connection whose other end has vanished without closing it.
 
 TCP says nothing when a laptop changes its network or a firewall forgets a flow: the connection looks silent, and a
 call may well be silent for minutes. Only a server that keeps its idle connections alive with comments gives itself
-away: where they stop, nobody is there.
+away: where they stop, the server is gone.
 
 **The rule.** The time between two comments in a row, with nothing between them, is the server's beat; the longest that
 was heard counts. A stream that has a position and is silent for three beats is resumed. All streams of a client share
 what was heard, as one server writes them all. A server that sends no comments is left alone, and so is a stream without
-a position: to break it could cost a call its answer. After a cut the beat is learnt anew, so that a server which has
+a position: to break it could cost a call its answer. After a cut the beat is learnt again, so that a server which has
 changed its ways is cut off once.
 """
 
@@ -19,8 +19,8 @@ MISSED_BEATS = 3
 LEAST_BEAT = 1.0
 
 
-class Pulse:
-    """What was heard of one server's beat."""
+class Heartbeat:
+    """One server's beat, as far as it was heard."""
 
     def __init__(self) -> None:
         self._beat: float | None = None

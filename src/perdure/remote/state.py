@@ -1,4 +1,4 @@
-"""What a client must remember to go on after its process ends, and its form on disk.
+"""The state that a client remembers to go on after its process ends, and its form on disk.
 
 Written whole each time: it is as small as the handshake and the calls that run.
 """
@@ -15,7 +15,7 @@ VERSION = 1
 
 
 class BadState(ValueError):
-    """These bytes are no client's state."""
+    """These bytes are not a client's state."""
 
 
 class NewerState(ValueError):
@@ -51,6 +51,12 @@ class Running:
     position: str | None = None
     retry: int | None = None
 
+    def moved(self, position: str | None, retry: int | None) -> None:
+        """The next process goes on from there."""
+        self.position = position
+        if retry is not None:
+            self.retry = retry
+
     @property
     def tool(self) -> str:
         return str(self.params.get("name", ""))
@@ -63,7 +69,7 @@ class Running:
 
 @dataclass(kw_only=True)
 class Ask:
-    """A question of the server's that was handed on and is not answered yet."""
+    """A request of the server that was handed on and is not answered yet."""
 
     message: dict[str, Any]
     call: str | None
@@ -94,11 +100,17 @@ class State:
         self.sticky.clear()
 
     def replace_session(self, handshake: Handshake) -> None:
-        """Another one begins; what runs still belongs to the one before, and ends by itself."""
+        """Another one begins; calls that run still belong to the old one, and end by themselves."""
         self.handshake = handshake
         self.position = None
         self.retry = None
         self.asks.clear()
+
+    def moved(self, position: str | None, retry: int | None) -> None:
+        """The standalone stream was read up to there."""
+        self.position = position
+        if retry is not None:
+            self.retry = retry
 
     def end(self, call: str) -> None:
         """A call is over, and so is what it asked."""

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
 from pathlib import Path
 from typing import Protocol
 
-from perdure._files.locks import HAS_FLOCK, SoleHolder, flock, unlock
+from perdure._files import private
+from perdure._files.locks import HAS_FLOCK, let_go_in_child, lock_file, release
+from perdure._files.sole_holder import SoleHolder
 from perdure.errors import StateInUse, StateUnusable
-
-# Windows has none of these, and would change line ends without its own.
-_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 
 
 class StateStore(Protocol):
@@ -72,29 +69,17 @@ class StateFile:
 
     def open(self) -> bytes | None:
         try:
-            self._lock = self._take_lock()
-            return self._read()
-        except StateInUse:
-            raise
+            self._take_lock()
+            return private.read(self.path, limit=None, may_be_shared=True)
+        except private.Untrusted as reason:
+            self.close()
+            raise StateUnusable(f"the state {self.path} cannot be used: {reason}") from reason
         except (OSError, sqlite3.Error) as error:
             self.close()
             raise StateUnusable(f"the state {self.path} cannot be used: {error}") from error
-        except StateUnusable:
-            self.close()
-            raise
 
     def save(self, data: bytes) -> None:
-        made = self._beside("new")
-        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOFOLLOW, 0o600)
-        try:
-            if hasattr(os, "fchmod"):  # not on Windows, whose folders say who may read
-                os.fchmod(file, 0o600)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(file, left) :]
-        finally:
-            os.close(file)
-        made.replace(self.path)
+        private.replace(self.path, data)
 
     def set_aside(self) -> str:
         aside = self._beside("unreadable")
@@ -104,42 +89,23 @@ class StateFile:
     def close(self) -> None:
         self._sole.release()
         if self._lock is not None:
-            unlock(self._lock)  # a fork of this process may hold the file open
+            release(self._lock)
+            self._lock = None
+
+    def let_go(self) -> None:
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def _take_lock(self) -> int | None:
-        in_use = StateInUse(f"another client uses the state {self.path}")
-        if not HAS_FLOCK:
-            if not self._sole.take(patience=0):
-                raise in_use
-            return None
-        lock = os.open(self._beside("lock"), os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o600)
-        try:
-            if flock(lock):
-                return lock
-        except OSError:
-            os.close(lock)
-            raise
-        os.close(lock)
-        raise in_use
-
-    def _read(self) -> bytes | None:
-        """What is there, if it is ours alone: it names a session, and who may write it could make us use another."""
-        try:
-            file = os.open(self.path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(file, "rb") as opened:
-            about = os.fstat(opened.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise StateUnusable(f"the state {self.path} is not a plain file")
-            if hasattr(os, "geteuid"):  # not on Windows, where the numbers mean nothing
-                if about.st_uid != os.geteuid():
-                    raise StateUnusable(f"the state {self.path} belongs to another user")
-                if about.st_mode & 0o022:
-                    raise StateUnusable(f"others may write the state {self.path}")
-            return opened.read()
+    def _take_lock(self) -> None:
+        if HAS_FLOCK:
+            self._lock = lock_file(self._beside("lock"))
+            is_taken = self._lock is not None
+        else:
+            is_taken = self._sole.take(patience=0)
+        if not is_taken:
+            raise StateInUse(f"another client uses the state {self.path}")
+        let_go_in_child(self)
 
 
 def state_store(state: str | os.PathLike[str] | StateStore | None) -> StateStore:

@@ -1,77 +1,90 @@
-"""One event stream of a server's, read over as many connections as it takes.
+"""One event stream of a server, read over as many connections as it takes.
 
-What all streams have in common: bytes become events, events are handed on, the position follows them, and the course
-(`_core/reconnect.py`) says when to come back. What a message is differs: for programs it is a value of the SDK's
-(`client/reader.py`); for a bridge it is a text (`stdio/following.py`), and the SDK is not even loaded.
+Bytes become events, events become messages, messages are handed on, and the position follows them. The course
+(`_core/reconnect.py`) says when to come back.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import anyio
-import httpx2
 
+from perdure._core.delivery import body_of, is_answer
 from perdure._core.reconnect import Course, Patience, Phase, Step
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
 from perdure.remote.attempts import Attempts
-from perdure.remote.heartbeat import Pulse
-
-Answer = TypeVar("Answer")
+from perdure.remote.endpoint import Endpoint, Response, can_be_sent
+from perdure.remote.failures import RequestFailed
+from perdure.remote.limits import Limits
+from perdure.remote.message import Message, messages_in
 
 #: Seconds. Servers end a call's stream right behind its answer; a new connection, with TLS, costs more than this.
 LINGER = 0.005
 
 
-class Stream(Attempts, ABC, Generic[Answer]):
-    """Where the reading of one stream is, and how it fares."""
+class StrayAnswer(ValueError):
+    """An answer came to a request that this stream is not read for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listener:
+    """Takes what a stream brings: each message before the position moves past it."""
+
+    take: Callable[[Message], Awaitable[None]]
+    complain: Callable[[Exception], Awaitable[None]]
+    """For what is not a message, and for stray answers."""
+    move: Callable[[str | None, int | None], None]
+    """The server names another position, and the milliseconds after which it wants us back, if it says."""
+
+
+class Stream(Attempts):
+    """The place up to which one stream was read, and the attempts to read on."""
 
     def __init__(
         self,
-        patience: Patience,
+        endpoint: Endpoint,
+        limits: Limits,
+        listener: Listener,
         *,
-        position: str | None,
-        course: Course,
-        pulse: Pulse | None,
-        max_event_bytes: int,
-        most_asked: float = math.inf,
+        patience: Patience,
+        position: str | None = None,
+        retry: int | None = None,
+        course: Course | None = None,
     ) -> None:
-        super().__init__(patience, course=course, most_asked=most_asked)
+        course = course or Course()
+        super().__init__(
+            patience,
+            course=course if retry is None else course.told(retry / 1000),
+            most_asked=limits.most_asked(patience),
+        )
         self.position = position
-        self._pulse = pulse or Pulse()
-        self._max_event_bytes = max_event_bytes
+        self._heartbeat = endpoint.heartbeat
+        self._listener = listener
+        self._max_bytes = limits.message_bytes
 
-    @abstractmethod
-    async def _event(self, event: ServerSentEvent) -> Answer | None:
-        """Hand on what an event holds, then `_move`; or give it back, if it is what the stream is read for."""
-
-    @abstractmethod
-    def _moved(self, position: str, retry: int | None) -> None:
-        """The server names another position."""
-
-    async def read(self, response: httpx2.Response) -> Answer | None:
-        """The answer on this connection, or None if it ended before."""
+    async def read(self, response: Response, *, awaited: str | None) -> Message | None:
+        """The answer to the request `awaited` on this connection, or None if it ended before."""
         self.course = self.course.opened()
-        decoder, commented = Decoder(max_event_bytes=self._max_event_bytes), None
+        decoder, commented = Decoder(max_event_bytes=self._max_bytes), None
         try:
-            chunks = response.aiter_bytes()
-            while (chunk := await self._next(chunks)) is not None:
-                events = decoder.feed(chunk)
-                commented = self._beat(chunk, commented) if not events else None
-                for event in events:
-                    if (answer := await self._event(event)) is not None:
-                        self.course = self.course.step(Step.ANSWERED)
-                        await _linger(chunks)
-                        return answer
-                self._move(decoder.last_event_id, decoder.retry)
+            async with aclosing(response.chunks()) as chunks:
+                while (chunk := await self._next(chunks)) is not None:
+                    events = decoder.feed(chunk)
+                    commented = self._beat(chunk, commented) if not events else None
+                    for event in events:
+                        if (answer := await self._event(event, awaited)) is not None:
+                            self.course = self.course.step(Step.ANSWERED)
+                            await _linger(chunks)
+                            return answer
+                    self._move(decoder.last_event_id, decoder.retry)
             self.trouble = self.trouble or "the connection ended"
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            self.trouble = f"the connection broke: {type(error).__name__}"
+        except RequestFailed as failed:
+            self.trouble = f"the connection broke: {failed}"
         except EventTooLarge:
             # The same event would come again and again.
             self.course = self.course.step(Step.REFUSED)
@@ -79,27 +92,49 @@ class Stream(Attempts, ABC, Generic[Answer]):
         self.course = self.course.lost()
         return None
 
-    def not_opened(self, error: Exception) -> None:
-        """Whatever kept a connection from being made is worth another try: where the network is gone, so may be the
-        place that tokens come from, and a file that holds one may be in the middle of being written. What comes later
-        is not for us to judge."""
-        if self.course.phase is not Phase.CONNECTING:
-            raise error
-        self.failed(f"{type(error).__name__}: {error}")
+    def failed(self, trouble: str, *, at_least: float | None = None) -> None:
+        """An attempt failed. One that brought a stream, which then ended, has been counted already."""
+        if self.course.phase is Phase.CONNECTING:
+            super().failed(trouble, at_least=at_least)
+
+    async def _event(self, event: ServerSentEvent, awaited: str | None) -> Message | None:
+        """Hand on what an event holds, then move; or give it back, if it is what the stream is read for."""
+        answer = None
+        if event.event == "message" and event.data:
+            try:
+                messages = messages_in(event.data)
+            except ValueError as error:
+                await self._listener.complain(error)
+                messages = []
+            for message in messages:
+                if awaited is not None and is_answer(body_of(message.body, awaited)):
+                    answer = message
+                elif message.is_answer:
+                    stray = f"an answer that no request here waits for: {message.body.get('id')!r}"
+                    await self._listener.complain(StrayAnswer(stray))
+                else:
+                    self.course = self.course.heard()
+                    await self._listener.take(message)
+        if answer is None:
+            self._move(event.id, event.retry)
+        return answer
 
     def _move(self, position: str, retry: int | None) -> None:
         if retry is not None:
             self.course = self.course.told(retry / 1000)
         if position and position != self.position:
-            self._moved(position, retry)
+            usable = position if can_be_sent(position) else None
+            if usable != self.position:
+                self.position = usable
+                self._listener.move(usable, retry)
 
     async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        """The next bytes; None at the end, or when the server has fallen silent (`pulse.py`)."""
+        """The next bytes; None at the end, or when the server has fallen silent (`heartbeat.py`)."""
         self.trouble = ""
-        limit = None if self.position is None else self._pulse.limit
+        limit = None if self.position is None else self._heartbeat.limit
         with anyio.move_on_after(limit):
             return await anext(chunks, None)
-        self._pulse.missed()
+        self._heartbeat.missed()
         self.trouble = f"the server has fallen silent for {limit:.0f} s"
         return None
 
@@ -109,12 +144,12 @@ class Stream(Attempts, ABC, Generic[Answer]):
             return None
         now = time.monotonic()
         if before is not None:
-            self._pulse.heard(now - before)
+            self._heartbeat.heard(now - before)
         return now
 
 
 async def _linger(chunks: AsyncIterator[bytes]) -> None:
     """Wait for the end of an answer that is complete, so that its connection can be used again."""
-    with anyio.move_on_after(LINGER), contextlib.suppress(httpx2.HTTPError, httpx2.StreamError):
+    with anyio.move_on_after(LINGER), contextlib.suppress(RequestFailed):
         async for _ in chunks:
             return  # more than the answer: not worth waiting for

@@ -1,4 +1,2 @@
-"""What answers the requests of a session: the interface, and the SDK's server in this process.
-
-Uses `telemetry` and what is below.
-"""
+"""Answers the requests of a session: the interface, and the SDK's server in this process; uses `telemetry` and the
+rooms below it."""

@@ -1,21 +1,19 @@
-"""The SDK's server, driven through its public parts.
+"""Runs the SDK's server for a session, through the SDK's public parts.
 
 `JSONRPCDispatcher` runs the handlers, `Connection` holds what is known of the client, `ServerRunner` joins them.
-The two streams between them and us are ours: what goes in carries the context of the HTTP request it came with, and
-what comes out is appended to the log in the handler's own task, so order and back-pressure come by themselves, call by
-call.
+The two streams between them and the session are ours: what goes in carries the context of the HTTP request it came
+with, and what comes out is passed to the session in the handler's own task.
 
-The runtime knows requests under numbers of ours, never under the client's ids: those repeat after each reload, and the
-SDK takes "8" for 8.
+The SDK takes "8" for 8, so it knows requests under the session's numbers only, and asks under names that do not look
+like numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
-from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
 
 import anyio
 from mcp.server.connection import Connection
@@ -24,42 +22,37 @@ from mcp.server.runner import ServerRunner, aclose_shielded
 from mcp.shared.dispatcher import CallOptions, DispatchContext, OnNotify
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.message import SessionMessage
+from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from mcp_types import (
     CONNECTION_CLOSED,
+    ErrorData,
     InitializeRequestParams,
     JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
 )
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+from starlette.requests import Request as HttpRequest
 
-from perdure._core.ids import NodeId
-from perdure._core.memory_budget import Work
-from perdure.runtime.base import Flow
+from perdure._core.jsonrpc import Envelope, Notification, Request
+from perdure.runtime.base import CallEnded, Flow, Outlet
 from perdure.store.base import SessionRecord
 
 _CLOSE_SECONDS = 1.0
-"""How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself: neither
-its session's end nor anybody else's may wait for it."""
+"""How long handlers may take to stop. One that does not stop (a blocked thread, a shield) is left to itself, so that
+neither the end of its session nor that of another waits for it."""
 
 _ending: set[asyncio.Task[None]] = set()
-"""Keeps what is left to itself from being collected while it runs."""
+"""Keeps the tasks of closed runtimes from being collected while they run."""
 
+_response: TypeAdapter[JSONRPCResponse | JSONRPCError] = TypeAdapter(JSONRPCResponse | JSONRPCError)
+_error = TypeAdapter(ErrorData)
 
-class Outlet(Protocol):
-    """Where a runtime's messages go: the session."""
-
-    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Flow | None:
-        """Append a message to the log; gives where to wait before more is said.
-
-        `related` is the number of the message's call.
-        """
-        ...
-
-    def interrupted(self, number: object) -> None:
-        """The call of that number was cut short from within, and has no answer."""
-        ...
-
+_size: contextvars.ContextVar[int] = contextvars.ContextVar("perdure_notification_size", default=0)
+"""In the context in which a notification is handled: the size that it was sent with."""
 
 _NOTHING = Exception("nothing to do")
 """A read stream may carry exceptions; the dispatcher only mentions them in its debug log."""
@@ -122,68 +115,42 @@ class Inbox:
         self.close()
 
 
-_size: contextvars.ContextVar[int] = contextvars.ContextVar("perdure_notification_size", default=0)
-"""In the context in which a notification is handled: what it was counted as."""
-
-
-class Heard:
-    """Counts the notifications that wait for their handler or are being handled: the SDK runs them all at once."""
-
-    __slots__ = ("_work", "count", "size")
-
-    def __init__(self, work: Work) -> None:
-        self._work: Work | None = work
-        self.count = 0
-        self.size = 0
-
-    def add(self, size: int, context: contextvars.Context) -> None:
-        """One that takes so many bytes of memory will be handled in that context."""
-        context.run(_size.set, size)
-        self._change(1, size)
-
-    def counted(self, on_notify: OnNotify) -> OnNotify:
-        """The handler of notifications, which tells when it is through with one."""
-
-        async def handle(dctx: DispatchContext[Any], method: str, params: Mapping[str, Any] | None) -> None:
-            size = _size.get()
-            try:
-                await on_notify(dctx, method, params)
-            finally:
-                if size:
-                    self._change(-1, -size)
-
-        return handle
-
-    def close(self) -> None:
-        """The runtime goes: whatever still runs is cancelled, and counts no longer."""
-        self._change(-self.count, -self.size)
-        self._work = None
-
-    def _change(self, count: int, size: int) -> None:
-        if self._work is not None:
-            self.count += count
-            self.size += size
-            self._work.take(size)
-
-
 class Outbox:
-    """The dispatcher's write stream: the way to the log. Once closed it takes nothing more."""
+    """The dispatcher's write stream, which passes messages to the session. Once closed it takes nothing more."""
 
-    __slots__ = ("_answers", "_closed")
+    __slots__ = ("_closed", "_outlet")
 
-    def __init__(self, answers: Outlet) -> None:
-        self._answers = answers
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
         self._closed = False
 
     async def send(self, item: SessionMessage, /) -> None:
         if self._closed:
             raise anyio.ClosedResourceError
-        if isinstance(item.message, JSONRPCError) and _is_farewell(item.message):
-            self._answers.interrupted(item.message.id)
-            return
-        stream = self._answers.emit(item.message, getattr(item.metadata, "related_request_id", None))
-        if stream is not None and stream.crowded:
-            await stream.flow()
+        flow = self._pass_on(item.message, getattr(item.metadata, "related_request_id", None))
+        if flow is not None and flow.is_full:
+            await flow.wait_for_room()
+
+    def _pass_on(self, message: JSONRPCMessage, call: int | None) -> Flow | None:
+        outlet = self._outlet
+        if isinstance(message, JSONRPCNotification):
+            return outlet.notify(message.method, message.params, call=call)
+        if isinstance(message, JSONRPCRequest):
+            try:
+                return outlet.ask(str(message.id), message.method, message.params, call=call)
+            except CallEnded:
+                raise anyio.ClosedResourceError from None
+        assert isinstance(message.id, int), "the SDK answers under the numbers that it was given"
+        if isinstance(message, JSONRPCResponse):
+            # A result that cannot be written as JSON raises here, and the SDK answers the call with that error instead.
+            # JSON has no NaN; the SDK writes null in its place as well.
+            return outlet.answer(message.id, to_json(message.result, inf_nan_mode="null"), failed=False)
+        if _is_end_of_runtime(message):
+            outlet.interrupted(message.id)
+            return None
+        return outlet.answer(
+            message.id, _error.dump_json(message.error, by_alias=True, exclude_unset=True), failed=True
+        )
 
     def close(self) -> None:
         self._closed = True
@@ -199,117 +166,169 @@ class Outbox:
 
 
 class Dispatcher(JSONRPCDispatcher):
-    """Gives asks ids that never repeat within a session, on any node, and that name the node that waits."""
+    """Gives asks the names that the session chooses."""
 
-    def __init__(self, inbox: Inbox, outbox: Outbox, ask_ids: itertools.count[int], node: NodeId) -> None:
+    def __init__(self, inbox: Inbox, outbox: Outbox, outlet: Outlet) -> None:
         super().__init__(inbox, outbox, inline_methods=frozenset({"initialize"}))
-        self._ask_ids = ask_ids
-        self._node = node
+        self._outlet = outlet
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        # The letters in front keep the SDK from taking the id for an integer.
-        ask = f"ask-{self._node}-{next(self._ask_ids)}"
-        return await super().send_raw_request(method, params, {**(opts or {}), "request_id": ask}, **kwargs)
+        named: CallOptions = {**(opts or {}), "request_id": self._outlet.new_ask_id()}
+        return await super().send_raw_request(method, params, named, **kwargs)
 
 
 class Outbound:
-    """The connection's own channel. Notifications reach the log also after the runtime was dropped (a tool may have
+    """The connection's own channel. Notifications reach the session also after the runtime was dropped (a tool may have
     kept its session object); requests need a runtime that waits for the answer."""
 
-    __slots__ = ("_answers", "dispatcher")
+    __slots__ = ("_dispatcher", "_outlet")
 
-    def __init__(self, answers: Outlet) -> None:
-        self.dispatcher: Dispatcher | None = None
-        self._answers = answers
+    def __init__(self, outlet: Outlet, dispatcher: Dispatcher) -> None:
+        self._outlet = outlet
+        self._dispatcher: Dispatcher | None = dispatcher
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        if params is None:
-            message = JSONRPCNotification(jsonrpc="2.0", method=method)
-        else:
-            message = JSONRPCNotification(jsonrpc="2.0", method=method, params=dict(params))
-        stream = self._answers.emit(message, None)
-        if stream is not None and stream.crowded:
-            await stream.flow()
+        flow = self._outlet.notify(method, None if params is None else dict(params), call=None)
+        if flow is not None and flow.is_full:
+            await flow.wait_for_room()
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        if self.dispatcher is None:
+        if self._dispatcher is None:
             raise MCPError(code=CONNECTION_CLOSED, message="Connection closed")
-        return await self.dispatcher.send_raw_request(method, params, opts)
+        return await self._dispatcher.send_raw_request(method, params, opts)
+
+    def close(self) -> None:
+        """Let go of the dispatcher."""
+        self._dispatcher = None
 
 
-class Runtime:
+class SdkRuntime:
     """One session's server, running."""
 
-    __slots__ = ("_connection", "_outbound", "_outbox", "heard", "inbox", "task")
+    __slots__ = ("_can_ask", "_closed", "_connection", "_inbox", "_outbound", "_outbox", "_outlet", "_session", "_task")
 
-    def __init__(
-        self,
-        server: Server[Any],
-        lifespan_state: object,
-        answers: Outlet,
-        record: SessionRecord,
-        *,
-        ask_ids: itertools.count[int],
-        node: NodeId,
-        context: contextvars.Context,
-        heard: Heard,
-    ) -> None:
-        self.inbox = Inbox()
-        self.heard = heard
-        self._outbox = Outbox(answers)
-        self._outbound = Outbound(answers)
-        dispatcher = Dispatcher(self.inbox, self._outbox, ask_ids, node)
-        self._outbound.dispatcher = dispatcher
+    def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
+        self._session = record.id
+        self._outlet = outlet
+        self._can_ask = runtimes.can_ask
+        self._closed = False
+        self._inbox = Inbox()
+        self._outbox = Outbox(outlet)
+        dispatcher = Dispatcher(self._inbox, self._outbox, outlet)
+        self._outbound = Outbound(outlet, dispatcher)
         self._connection = _connection(self._outbound, record)
-        self.task = asyncio.create_task(
-            _serve(ServerRunner(server, self._connection, lifespan_state), dispatcher, heard),
-            name="perdure-runtime",
-            context=context,
+        runner = ServerRunner(runtimes.server, self._connection, runtimes.lifespan_state)
+        self._task = asyncio.create_task(
+            self._serve(runner, dispatcher), name="perdure-runtime", context=runtimes.context.copy()
         )
+        self._task.add_done_callback(self._ended)
 
     @property
     def keeps_state(self) -> bool:
-        """Somebody's code keeps things in this connection that dropping it would lose."""
         return bool(self._connection.state)
+
+    def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
+        context = contextvars.copy_context()
+        if size:
+            context.run(_size.set, size)
+        self._inbox.feed(context, SessionMessage(_sdk_message(message), self._metadata(message, origin)))
 
     def mark_initialized(self) -> None:
         self._connection.initialized.set()
 
     async def aclose(self) -> None:
-        """End it without a word: first the way to the log, then the handlers, so that no answer of the SDK's about a
-        closed connection gets into the log."""
+        """End it: first the way to the session, then the handlers, so that what the SDK says about a closed connection
+        does not get into the log."""
+        self._closed = True
         self._outbox.close()
-        self._outbound.dispatcher = None
-        self.inbox.close()
-        _ending.add(self.task)
-        self.task.add_done_callback(_ended)
-        await asyncio.wait({self.task}, timeout=_CLOSE_SECONDS)
+        self._outbound.close()
+        self._inbox.close()
+        _ending.add(self._task)
+        self._task.add_done_callback(_ending.discard)
+        await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
+
+    def _metadata(self, message: Envelope, origin: object) -> ServerMessageMetadata:
+        """What a handler sees beside a message, and calls."""
+        if origin is None:  # a repeated sticky request, a call that runs again without credentials, mail
+            headers = [(b"mcp-session-id", self._session.encode())]
+            scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+            origin = HttpRequest(scope)
+        metadata = ServerMessageMetadata(request_context=origin, can_send_request=self._can_ask)
+        if isinstance(message, Request):
+            metadata.on_request_unanswered = self._later(self._outlet.interrupted, message.id)
+            if self._outlet.closes_early:
+                metadata.close_sse_stream = self._later(self._outlet.close_reader, message.id)
+                metadata.close_standalone_sse_stream = self._later(self._outlet.close_reader, None)
+        return metadata
+
+    def _later(self, tell: Callable[[Any], None], call: object) -> Callable[[], Awaitable[None]]:
+        async def told() -> None:
+            if not self._closed:
+                tell(call)
+
+        return told
+
+    async def _serve(self, runner: ServerRunner[Any], dispatcher: Dispatcher) -> None:
+        """Do what the SDK's `serve_connection` does, with an end that leaves nothing for the garbage collector: the
+        runner caches methods of its own on itself, and would keep the connection until a full collection."""
+        try:
+            await dispatcher.run(runner.on_request, self._counted(runner.on_notify))
+        finally:
+            await aclose_shielded(runner.connection)
+            del runner.on_request, runner.on_notify
+
+    def _counted(self, on_notify: OnNotify) -> OnNotify:
+        """The handler of notifications, which reports each that it is through with: the SDK runs them all at once."""
+
+        async def handle(dctx: DispatchContext[Any], method: str, params: Mapping[str, Any] | None) -> None:
+            size = _size.get()
+            try:
+                await on_notify(dctx, method, params)
+            finally:
+                if size and not self._closed:
+                    self._outlet.handled(size)
+
+        return handle
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        failure = None if task.cancelled() else task.exception()  # of a closed one too, or asyncio would complain
+        if not self._closed:
+            self._outlet.failed(failure)
 
 
-def _is_farewell(message: JSONRPCError) -> bool:
-    """What the SDK writes in a handler that it cancels because the runtime ends: "connection closed" is no answer."""
+class SdkRuntimes:
+    """Starts runtimes of one server whose lifespan was entered.
+
+    Must be made in the context of the start: runtimes run in that, not in the context of the request that loads one.
+    """
+
+    def __init__(self, server: Server[Any], lifespan_state: object, *, can_ask: bool) -> None:
+        self.server = server
+        self.lifespan_state = lifespan_state
+        self.can_ask = can_ask
+        """Whether handlers may ask the client something: a JSON response has no room for it."""
+        self.context = contextvars.copy_context()
+
+    def load(self, record: SessionRecord, outlet: Outlet) -> SdkRuntime:
+        return SdkRuntime(self, record, outlet)
+
+
+def _is_end_of_runtime(message: JSONRPCError) -> bool:
+    """Whether the SDK wrote this in a handler that it cancels because the runtime ends: it is not an answer."""
     task = asyncio.current_task()
     return message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0
 
 
-async def _serve(runner: ServerRunner[Any], dispatcher: Dispatcher, heard: Heard) -> None:
-    """What the SDK's `serve_connection` does, with an end that leaves nothing for the garbage collector: the runner
-    caches methods of its own on itself, and would keep the connection until a full collection."""
-    try:
-        await dispatcher.run(runner.on_request, heard.counted(runner.on_notify))
-    finally:
-        await aclose_shielded(runner.connection)
-        del runner.on_request, runner.on_notify
-
-
-def _ended(task: asyncio.Task[None]) -> None:
-    _ending.discard(task)
-    if not task.cancelled():
-        task.exception()  # looked at, so that nobody complains: how a closed runtime ends is of no interest
+def _sdk_message(message: Envelope) -> JSONRPCMessage:
+    if isinstance(message, Request):
+        return JSONRPCRequest(jsonrpc="2.0", id=message.id, method=message.method, params=message.params)
+    if isinstance(message, Notification):
+        return JSONRPCNotification(jsonrpc="2.0", method=message.method, params=message.params)
+    return _response.validate_python(message.raw, by_name=False)
 
 
 def _connection(outbound: Outbound, record: SessionRecord) -> Connection:

@@ -1,7 +1,7 @@
-"""From what a user has (an `MCPServer`, a low-level `Server`, a FastMCP server) to what we run.
+"""Finds the low-level server behind what a user gives (an `MCPServer`, a low-level `Server`, a FastMCP server).
 
-Everything here leans on public names whose structure nobody promised for ever; `tests/runtime/test_seams.py` fails
-clearly when a release moves one.
+Everything here leans on public names whose structure no release promises to keep; `tests/runtime/test_seams.py` fails
+clearly when one moves.
 """
 
 from __future__ import annotations
@@ -21,27 +21,43 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import BaseRoute, Route
 
 from perdure.errors import BadTarget
+from perdure.runtime.base import Runtimes
+from perdure.runtime.sdk import SdkRuntimes
+from perdure.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A server whose lifespan was entered."""
+
+    runtimes: Runtimes
+    sessionless: StreamableHTTPSessionManager | None
+    """Answers the requests of 2026-07-28; `None` where nothing does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosted:
-    """A server ready to be run: its low-level server, and the web application it brings along."""
+    """A server ready to be run, and the web application it brings along."""
 
     web: Starlette | None
-    """Auth, OAuth routes and custom routes of the server's own; its MCP endpoint is replaced by ours."""
-    start: Callable[[], AbstractAsyncContextManager[tuple[Server[Any], Any]]]
-    """Enters the server's lifespan, once; gives the low-level server and the lifespan's state."""
+    """The server's own auth, OAuth routes and custom routes; its MCP endpoint is replaced by ours."""
+    start: Callable[[], AbstractAsyncContextManager[Started]]
+    """Enters the server's lifespan, once."""
 
 
-def host(server: object, *, path: str) -> Hosted:
-    """Find the low-level server behind whatever a user gives us, or raise `BadTarget`."""
+def host(server: object, settings: Settings, *, path: str) -> Hosted:
+    """Find the low-level server behind what a user gives us, or raise `BadTarget`."""
+    if isinstance(server, Hosted):
+        return server
     if isinstance(server, Server):
-        return Hosted(web=None, start=lambda: _enter(server))
+        return Hosted(web=None, start=lambda: _enter(server, settings))
     if isinstance(server, MCPServer):
         web = server.streamable_http_app(streamable_http_path=path)
-        return Hosted(web=web, start=lambda: _enter(server.session_manager.app))
-    if _is_fastmcp(server):
-        return _host_fastmcp(server, path)
+        return Hosted(web=web, start=lambda: _enter(server.session_manager.app, settings))
+    if any(base.__module__.partition(".")[0] == "fastmcp" for base in type(server).__mro__) and hasattr(
+        server, "http_app"
+    ):
+        return _host_fastmcp(server, settings, path)
     raise BadTarget(
         f"the object to serve is a {type(server).__module__}.{type(server).__name__}, not an MCP server; "
         "give an MCPServer, a low-level Server (mcp 2.3 or newer) or a FastMCP 4 server"
@@ -73,19 +89,17 @@ def _is_wrapped(web: Starlette) -> bool:
     return not any(isinstance(route, Route) and route.endpoint is own for route in web.routes)
 
 
-def sessionless(server: Server[Any], state: Any, *, json_response: bool, max_body: int) -> StreamableHTTPSessionManager:
-    """The SDK's own handler for 2026-07-28, on the same handlers and the lifespan that was entered already."""
-    twin = copy.copy(server)
-    twin.lifespan = lambda _: contextlib.nullcontext(state)
-    return StreamableHTTPSessionManager(
-        app=twin, stateless=True, json_response=json_response, max_request_body_size=max_body
-    )
-
-
 @asynccontextmanager
-async def _enter(server: Server[Any]) -> AsyncIterator[tuple[Server[Any], Any]]:
+async def _enter(server: Server[Any], settings: Settings) -> AsyncIterator[Started]:
     async with server.lifespan(server) as state:
-        yield server, state
+        # The SDK's own handler for 2026-07-28, on the same handlers and the lifespan that was entered already.
+        twin = copy.copy(server)
+        twin.lifespan = lambda _: contextlib.nullcontext(state)
+        sessionless = StreamableHTTPSessionManager(
+            app=twin, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
+        )
+        runtimes = SdkRuntimes(server, state, can_ask=not settings.json_response)
+        yield Started(runtimes=runtimes, sessionless=sessionless)
 
 
 def _manager_holder(route: BaseRoute) -> Any:
@@ -95,21 +109,13 @@ def _manager_holder(route: BaseRoute) -> Any:
     return endpoint
 
 
-def _is_fastmcp(server: object) -> bool:
-    return any(base.__module__.partition(".")[0] == "fastmcp" for base in type(server).__mro__) and hasattr(
-        server, "http_app"
-    )
-
-
-def _host_fastmcp(server: Any, path: str) -> Hosted:
+def _host_fastmcp(server: Any, settings: Settings, path: str) -> Hosted:
     web: Starlette = server.http_app(path=path)
 
     @asynccontextmanager
-    async def start() -> AsyncIterator[tuple[Server[Any], Any]]:
+    async def start() -> AsyncIterator[Started]:
         # FastMCP makes its session manager in the web application's lifespan, and counts who has entered its own.
-        async with web.router.lifespan_context(web):
-            low_level = endpoint_of(web).session_manager.app
-            async with _enter(low_level) as entered:
-                yield entered
+        async with web.router.lifespan_context(web), _enter(endpoint_of(web).session_manager.app, settings) as started:
+            yield started
 
     return Hosted(web=web, start=start)

@@ -1,4 +1,2 @@
-"""The serving processes: uvicorn, the listening socket, workers, the target and the token file.
-
-Uses `http` and what is below.
-"""
+"""Runs the serving processes: uvicorn, the listening socket, workers, the target and the token file; uses `http` and
+the rooms below it."""

@@ -1,4 +1,2 @@
-"""One session and all of them: record, ledger, asks, home, runtime, retention.
-
-Uses `log`, `runtime` and what is below.
-"""
+"""Keeps sessions: record, ledger, asks, home, the way to the runtime, retention, resume broker; uses `log`, `runtime`
+and the rooms below them."""

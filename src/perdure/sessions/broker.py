@@ -17,7 +17,7 @@ from perdure._core.ids import SessionId
 from perdure._core.states import LogState, SessionState
 from perdure.errors import SessionEnded, StoreError, StoreUnavailable
 from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.telemetry.events import log_event
 
@@ -56,7 +56,7 @@ class Resumed:
 class Broker:
     """Opens chains and takes their tokens; raises `Rejected`, or `StoreError`, with nothing done that matters."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
 
@@ -144,7 +144,7 @@ class Broker:
         try:
             session = await self._sessions.load(chain.session)
             if session is not None:
-                session.home.say(REVOKED)
+                session.home.send(REVOKED)
                 await session.home.forwarded()
         except (StoreError, SessionEnded) as failure:
             self._context.peers.log_event(

@@ -6,58 +6,43 @@ import contextvars
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from mcp.server.lowlevel.server import Server
-
-from perdure._core import mail
-from perdure._core.ids import Fence, NodeId, RandomBytes, StreamId
+from perdure._core.ids import Fence, NodeId, RandomBytes
 from perdure._core.memory_budget import Work
 from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
-from perdure.log.stream import Stream
+from perdure.runtime.base import Runtimes
 from perdure.settings import Settings
-from perdure.store.base import Store, StreamRecord
+from perdure.store.base import Store
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import PeerLog
 
 
-class Neighbours(Protocol):
-    """The other nodes, as sessions see them."""
+class OtherNodes(Protocol):
+    """The other nodes of the store, as sessions see them."""
 
     @property
     def others(self) -> Sequence[NodeId]:
-        """Those that live, as far as is known."""
+        """The nodes that live, as far as is known."""
         ...
 
     @property
-    def alone(self) -> bool: ...
+    def alone(self) -> bool:
+        """No other node is there, not even a dead one whose calls are to be settled."""
+        ...
 
-    async def is_dead(self, node: NodeId) -> bool: ...
+    async def is_dead(self, node: NodeId) -> bool:
+        """Whether a node certainly writes nothing more."""
+        ...
 
     async def holders(self) -> Sequence[NodeId]:
-        """The others that live and show what is not in the store."""
+        """The other nodes that live and show what is not in the store."""
         ...
 
     async def refuse_while_held(self) -> None:
         """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
-        ...
-
-    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
-        """How far streams have grown; those that are there."""
-        ...
-
-    def grown(self, stream: Stream) -> None:
-        """A stream of this node's has grown, and its reader sits elsewhere."""
-        ...
-
-    def now_written_here(self, stream: Stream) -> None:
-        """This node has claimed a stream that another one wrote."""
-        ...
-
-    async def cancel_waiting(self, cancelled: mail.Cancelled) -> None:
-        """The client cancels a call that waits here to be run again or settled."""
         ...
 
 
@@ -65,8 +50,7 @@ class Neighbours(Protocol):
 class ServerContext:
     """The parts of a running server."""
 
-    server: Server[Any]
-    lifespan_state: object
+    runtimes: Runtimes
     store: Store
     journal: Journal
     hub: Hub
@@ -74,20 +58,14 @@ class ServerContext:
     counters: Counters
     node: NodeId
     fence: Fence
-    neighbours: Neighbours
+    nodes: OtherNodes
     clock: Callable[[], float]
     """The store's: the same for all nodes, and it does not jump."""
     random: RandomBytes
     ask_ids: itertools.count[int]
     task_context: contextvars.Context
-    """The context of the start, in which runtimes run: not that of whichever request loads them."""
+    """The context of the start, in which sticky requests are repeated: not that of the request that loads a runtime."""
     limits: Limits
     work: Work
     peers: PeerLog
     """Where what peers cause is logged."""
-
-    def stream(self, record: StreamRecord, *, writes: bool, owed: int = 0) -> Stream:
-        limit = self.settings.max_stream_events
-        stream = Stream(record, self.journal, clock=self.clock, limit=limit, writes=writes, owed=owed)
-        stream.on_grown = self.neighbours.grown
-        return stream

@@ -1,7 +1,7 @@
-"""A session's home, and the way there: the node that writes the standalone stream.
+"""Finds a session's home, the node that writes the standalone stream, and sends messages there.
 
 Any node may have a message for that stream. One that is not the home forwards it: the store keeps it under the stream,
-in the order of the commits, for whichever node is the home by then. A node that becomes the home first appends what
+in the order of the commits, for the node that is the home by then. A node that becomes the home first appends what
 waits there, and what it says itself meanwhile stays behind that. So the messages of one tool keep their order however
 the home moves, and each is appended once: the store takes it away in one step with its event.
 """
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from perdure._core import gap, mail
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.stream import RUN_AHEAD, Stream
+from perdure.log.readership import RUN_AHEAD
+from perdure.log.stream import Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
-from perdure.store.base import Event, SendMail, Step
+from perdure.store.base import Event, SendMail, Step, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ are over by then, and its client sees nothing of them; a longer outage is told, 
 _TAKE_AGAIN = 0.05
 """Seconds between two looks whether the home still holds something."""
 _FULL_AGAIN = 0.02
-"""Seconds until a message is forwarded again for which there was no room: a home that lives takes a page in less."""
+"""Seconds until a message is forwarded again for which there was no room: a live home takes a page in less."""
 
 
 class Home:
@@ -52,84 +53,94 @@ class Home:
         "_outgoing",
         "_room",
         "_session",
+        "standalone",
     )
 
-    def __init__(self, session: Session, *, is_new: bool) -> None:
+    def __init__(self, session: Session, record: StreamRecord, *, is_new: bool) -> None:
         self._session = session
-        self._direct = is_new and session.standalone.writes
+        context = session.context
+        self.standalone = Stream(
+            record,
+            context.journal,
+            self,
+            limit=context.settings.max_stream_events,
+            writes=record.node == context.node,
+        )
+        self._direct = is_new and self.here
         """This node is the home, and nothing that was said before waits: what it says is appended at once."""
         self._outgoing: list[Message] = []
         """What is said while it is not known who the home is, or while this node becomes it."""
-        self._outbox = Outbox(session.context, session.standalone, self._settled)
+        self._outbox: Outbox | None = None
+        """Made with the first message that is forwarded: most sessions never need it."""
         self._forwarding: asyncio.Task[None] | None = None
         self._homing: asyncio.Lock | None = None
         self._drawing: asyncio.Lock | None = None
         self._drawn_through = 0
         """The key of the last forwarded message that was appended under the present claim."""
-        self._drawn: set[int] = set()
+        self._drawn: frozenset[int] = frozenset()
         """The events that were made of forwarded messages, as far as they may not be written yet."""
         self._room: asyncio.Event | None = None
-        session.standalone.on_lost = self._lost
 
     @property
     def here(self) -> bool:
         """This node is the home."""
-        return self._session.standalone.writes
-
-    @property
-    def owing(self) -> bool:
-        """Messages wait until it is known who the home is, or are on their way there."""
-        return self._has_work or not self._outbox.is_settled
+        return self.standalone.writer is not None
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._outgoing) or self._outbox.has_returned or (self.here and not self._direct)
+        returned = self._outbox is not None and self._outbox.has_returned
+        return bool(self._outgoing) or returned or (self.here and not self._direct)
 
     @property
     def waiting(self) -> int:
         """Messages that are on their way to the home."""
-        return self._outbox.unaccepted + len(self._outgoing)
+        return len(self._outgoing) + (0 if self._outbox is None else self._outbox.unaccepted)
 
     @property
-    def crowded(self) -> bool:
-        """Whoever says more should wait in `flow` until what was said has been accepted."""
+    def is_full(self) -> bool:
+        """Whether a caller should wait in `wait_for_room` until what was sent has been accepted."""
         return self.waiting >= RUN_AHEAD or not self._session.context.journal.has_room
 
-    async def flow(self) -> None:
+    async def wait_for_room(self) -> None:
         while self.waiting >= RUN_AHEAD and self._session.state is not SessionState.ENDED:
             self._room = self._room or asyncio.Event()
             self._room.clear()
             await self._room.wait()
-        await self._session.context.journal.room()
+        await self._session.context.journal.wait_for_room()
 
     def _make_room(self) -> None:
         if self._room is not None:
             self._room.set()
 
-    def _settled(self) -> None:
+    def _on_forwarded(self) -> None:
         """What was forwarded is accepted, or has come back."""
         self._make_room()
-        if self._outbox.has_returned:
+        if self._outbox is not None and self._outbox.has_returned:
             self._begin()
 
-    # Saying
+    # Sending
 
-    def say(self, payload: bytes, also: Step | None = None) -> Flow:
+    def send(self, payload: bytes, also: Step | None = None) -> Flow:
         """Send a message on the standalone stream; through the session's home, where that is another node.
 
-        Gives where to wait before more is said.
+        Gives where to wait before more is sent.
         """
-        standalone = self._session.standalone
         if self._direct:
-            standalone.append(payload, also=also)
-            return standalone
+            self.standalone.append(payload, also=also)
+            return self.standalone
         if self.here or self._has_work or self._forwarding is not None:
             self._outgoing.append((payload, also))
             self._begin()
         else:
             # In the journal's order, so that nothing is answered before what was said is in the store (R2).
-            self._outbox.put(payload, also)
+            self._put(payload, also)
         return self
+
+    def _put(self, payload: bytes, also: Step | None) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(self._session.context, self.standalone, self._on_forwarded)
+        self._outbox.put(payload, also)
+        return self._outbox
 
     def _begin(self) -> None:
         if self._forwarding is None and self._session.state is not SessionState.ENDED:
@@ -144,7 +155,8 @@ class Home:
                     continue  # no node is the home: this one becomes it
                 except SessionEnded:
                     self._outgoing = []
-                    self._outbox.take_back()  # nothing reads it any more
+                    if self._outbox is not None:
+                        self._outbox.take_back()  # nothing reads it any more
                     return
                 except MailFull:
                     await asyncio.sleep(_FULL_AGAIN)
@@ -157,21 +169,23 @@ class Home:
 
     async def _forward_some(self) -> None:
         """Forward what waits here; or append it, behind what was forwarded before, if this is the home."""
-        await self._outbox.settled()
-        self._outgoing[:0] = self._outbox.take_back()
+        if self._outbox is not None:
+            await self._outbox.settled()
+            self._outgoing[:0] = self._outbox.take_back()
         if await self._look_home():
             if await self._draw():
                 outgoing, self._outgoing = self._outgoing, []
                 for payload, also in outgoing:
-                    self._session.standalone.append(payload, also=also)
+                    self.standalone.append(payload, also=also)
                 self._direct = True
             return
         outgoing, self._outgoing = self._outgoing, []
         for payload, also in outgoing:
-            self._outbox.put(payload, also)
-        await self._outbox.settled()
-        if self._outbox.refusal is not None:
-            raise self._outbox.refusal
+            outbox = self._put(payload, also)
+        if outgoing:
+            await outbox.settled()
+            if outbox.refusal is not None:
+                raise outbox.refusal
 
     async def forwarded(self) -> None:
         """Wait until what could not be forwarded at once is in the store, or this is the home."""
@@ -180,7 +194,7 @@ class Home:
 
     # Being the home
 
-    async def come_here(self, *, take: bool = False) -> bool:
+    async def claim(self, *, take: bool = False) -> bool:
         """Become the session's home, if it has none that lives; with `take`, in any case. Tells whether it is."""
         found = await self._look_home(take=take)
         if self._has_work:
@@ -193,7 +207,7 @@ class Home:
         self._homing = self._homing or asyncio.Lock()
         async with self._homing:
             while not self.here:
-                if not await self._claim(take=take):
+                if not await self._try_claim(take=take):
                     return False
         return True
 
@@ -205,35 +219,36 @@ class Home:
         deadline = self._session.context.hub.monotonic() + TAKE_PATIENCE
         while True:
             try:
-                await self.come_here(take=True)
+                await self.claim(take=True)
                 return
             except HeldElsewhere:
                 if self._session.context.hub.monotonic() >= deadline:
                     raise
             await asyncio.sleep(_TAKE_AGAIN)
 
-    async def _claim(self, *, take: bool) -> bool:
+    async def _try_claim(self, *, take: bool) -> bool:
+        """Claim the standalone stream. `False` if a live node is the home, and keeps it."""
         session, context = self._session, self._session.context
-        record = await context.store.stream(session.standalone.id)
+        record = await stream_by_id(context.store, session.standalone.id)
         if record is None or session.state is SessionState.ENDED:
             raise SessionEnded
         session.standalone.follow(record)
         elsewhere = record.node not in ("", context.node)
-        if elsewhere and not await context.neighbours.is_dead(record.node):
+        if elsewhere and not await context.nodes.is_dead(record.node):
             if not take:
                 return False
-            if record.node in await context.neighbours.holders():
+            if record.node in await context.nodes.holders():
                 # What it has shown is not in the log, and would come again under other numbers.
                 raise HeldElsewhere(f"the session's home, node {record.node[:8]}, holds what is not written yet")
         claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
         if claimed is not None:
-            self._drawn_through, self._drawn = 0, set()
-            session.standalone.claimed(claimed)
+            self._drawn_through, self._drawn = 0, frozenset()
+            session.standalone.claim(claimed)
             if elsewhere:
                 told = mail.encode(mail.Reading(session=session.id, stream=record.id))
                 session.put(SendMail(node=record.node, message=told))  # so that its subscriptions end there
-            context.neighbours.now_written_here(session.standalone)
-            session.exchange.came_home()
+            context.hub.registry.on_claimed(session.standalone)
+            session.exchange.runtime.on_home_gained()
         return True  # or another one was faster: look again
 
     async def caught_up(self) -> None:
@@ -250,21 +265,23 @@ class Home:
         self._drawing = self._drawing or asyncio.Lock()
         async with self._drawing:
             fence = standalone.fence
-            self._drawn = {seq for seq in self._drawn if seq > standalone.durable}
+            self._drawn = frozenset(seq for seq in self._drawn if seq > standalone.tail.durable)
             while True:
-                found = context.store.forwarded(standalone.id, after=self._drawn_through)
-                page = await found
-                if not standalone.writes or standalone.fence != fence:
+                page = await context.store.forwarded(standalone.id, after=self._drawn_through)
+                if standalone.writer is None or standalone.fence != fence:
                     return False  # lost, or claimed again: what was read may be out of date
                 if not page:
                     return True
+                first = standalone.tail.last + 1
                 for key, payload in page:
                     standalone.append(payload, taken=key)
-                    self._drawn.add(standalone.last)
+                self._drawn |= frozenset(range(first, standalone.tail.last + 1))
                 self._drawn_through = page[-1].key
-                await standalone.flow()
+                await standalone.wait_for_room()
 
-    def _lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
+    # The owner of the standalone stream
+
+    def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node is the home now: it repeats the subscriptions, and what was not written is forwarded to it.
 
         What had been forwarded to this one is not: it still waits in the store. Nor is what was shown: it would come
@@ -274,15 +291,24 @@ class Home:
         """
         session = self._session
         self._direct = False
-        drawn, self._drawn = self._drawn, set()
+        drawn, self._drawn = self._drawn, frozenset()
         if session.state is SessionState.ENDED:
             return
-        session.exchange.left_home()
+        session.exchange.runtime.on_home_lost()
         if session.standalone.reader is not None:
-            session.context.hub.registry.attached(session.standalone.reader)
+            session.context.hub.registry.on_attached(session.standalone.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
-            self.say(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
+            self.send(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
         own: list[Message] = [(event.payload, None) for event in unwritten[len(seen) :] if event.seq not in drawn]
         for payload, also in (*own, *rest):
-            self.say(payload, also)
+            self.send(payload, also)
+
+    def on_grown(self, stream: Stream) -> None:
+        self._session.context.hub.registry.on_grown(stream)
+
+    def on_settled(self, stream: Stream) -> None:
+        """It stays as long as its session."""
+
+    def on_step_written(self, stream: Stream, step: Step) -> None:
+        """Asks are known to the store; the record is changed by answers, on the streams of calls."""

@@ -1,4 +1,4 @@
-"""What time does to sessions: idle runtimes go, unused sessions rest, expired ones end, and the store is swept."""
+"""Runs on timers: drops idle runtimes, puts unused sessions to rest, ends expired ones, and sweeps the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perdure.errors import StoreError
 from perdure.log.chores import Chores
 from perdure.sessions.context import ServerContext
 from perdure.sessions.reattach import tell_missed
-from perdure.sessions.registry import Sessions
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.telemetry.events import log_event
 
@@ -20,13 +20,13 @@ _TEND_LEAST = 0.05
 """Seconds between two rounds over all sessions, whatever the settings say."""
 
 _TEND_AT_ONCE = 100
-"""Sessions looked after before others get their turn."""
+"""Sessions looked after before other tasks get their turn."""
 
 
 class Housekeeping:
     """Looks after the sessions that this process holds."""
 
-    def __init__(self, context: ServerContext, sessions: Sessions) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
         self._chores = Chores()
@@ -42,7 +42,7 @@ class Housekeeping:
             await self._look_after_all()
 
     async def _look_after_all(self) -> None:
-        # On its own, or `tend` would hold on to the last one while it sleeps.
+        # On its own, or `tend` would hold on to the last session while it sleeps.
         healthy = self._context.journal.state is LogState.HEALTHY
         for place, session in enumerate(self._sessions):
             with self._chores.surviving("a session could not be looked after", session.id):
@@ -61,7 +61,7 @@ class Housekeeping:
             if away >= settings.session_grace:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
             return
-        session.keep_fresh(busy=session.busy)
+        session.keeper.keep_fresh(busy=session.busy)
         session.enforce_limits()
         if away >= settings.session_grace:
             session.exchange.asks.give_up()
@@ -71,23 +71,23 @@ class Housekeeping:
         if not session.waits and await self._is_unused(session, unused_for):
             # No time ends what is held in memory: it rests first, and what rests may expire.
             await self._sessions.rest(session)
-            if now - session.active >= settings.replay_window:
+            if now - session.keeper.active >= settings.replay_window:
                 await self._sessions.expire(session.id)
         elif session.exchange.runtime_may_go(settings.runtime_idle):
-            await session.exchange.drop_runtime()
+            await session.exchange.runtime.drop()
 
     async def _is_unused(self, session: Session, seconds: float) -> bool:
-        """Nobody has used it for so long, here or at any other node."""
-        if session.busy or self._context.clock() - max(session.active, session.seen) < seconds:
+        """Whether it was not used for so long, at this node or any other."""
+        if session.busy or self._context.clock() - max(session.keeper.active, session.seen) < seconds:
             return False
         if self._context.journal.state is LogState.DEGRADED:
             return False  # what rests is known to the store alone, and the store does not know everything now
-        if not self._context.neighbours.alone:
+        if not self._context.nodes.alone:
             try:
                 await self._sessions.load(session.id)  # with what the others have written
             except StoreError:
                 return False
-        return not session.busy and self._context.clock() - session.active >= seconds
+        return not session.busy and self._context.clock() - session.keeper.active >= seconds
 
     async def sweep(self) -> None:
         """Remove what has expired from the store, on a timer; runs for ever."""
@@ -96,6 +96,7 @@ class Housekeeping:
             await self._sweep_once()
 
     async def _sweep_once(self) -> None:
+        # On its own, or `sweep` would hold on to the last session while it sleeps.
         context, settings = self._context, self._context.settings
         if context.journal.state is LogState.DEGRADED or not self._times_are_written:
             return  # the store does not know yet what was used meanwhile

@@ -53,15 +53,15 @@ def session_info(session: Session) -> SessionInfo:
         state=record.state.value,
         version=record.version,
         created=record.created,
-        active=session.active,
-        loaded=session.exchange.loaded,
+        active=session.keeper.active,
+        loaded=session.exchange.runtime.loaded,
         running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
         streams=tuple(
             StreamInfo(
                 id=stream.id,
                 kind="standalone" if stream.kind is Kind.STANDALONE else "call",
-                state=stream.state.value,
-                last=stream.last,
+                state=stream.state,
+                last=stream.tail.last,
                 connected_since=stream.reader.since if stream.reader else None,
             )
             for stream in streams

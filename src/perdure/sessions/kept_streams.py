@@ -1,13 +1,16 @@
-"""What one session keeps of the streams that are over, counted as it grows, so that keeping within limits looks at
-little more than what has to go."""
+"""Counts what one session keeps of the streams that are over.
+
+Usage is counted incrementally, so that enforcing a limit costs what it removes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
 from perdure.log.stream import Stream
+from perdure.log.writer import StreamWriter
 from perdure.store.base import DropStream, KeptRecord, Step, Trim
 
 _ALL = (1 << 62) - 1
@@ -50,11 +53,15 @@ class KeptStreams:
     def enforce(self, open_streams: Iterable[Stream]) -> Sequence[Step]:
         """The steps that bring the session back within its limits; mostly none."""
         streams = list(open_streams)
-        # Streams of before that somebody reads again are left alone until that is over.
+        # Streams that are over and are read again are left alone until their reader has left.
         resumed = {stream.id for stream in streams if stream.id in self._streams}
-        running = [stream for stream in streams if stream.writes and stream.id not in resumed]
-        kept = [stream.kept for stream in running]
-        return [*self._drop_oldest(kept, resumed), *self._trim_oldest(running, kept, resumed)]
+        kept: list[StreamUsage] = []
+        writers: dict[StreamId, StreamWriter] = {}
+        for stream in streams:
+            if (writer := stream.writer) is not None and stream.id not in resumed:
+                writers[stream.id] = writer
+                kept.append(usage_of(stream, writer))
+        return [*self._drop_oldest(kept, resumed), *self._trim_oldest(writers, kept, resumed)]
 
     def _drop_oldest(self, kept: Sequence[StreamUsage], resumed: set[StreamId]) -> list[Step]:
         total = self._answers + sum(stream.answers for stream in kept)
@@ -67,15 +74,14 @@ class KeptStreams:
         return [DropStream(stream=stream_id) for stream_id in dropped]
 
     def _trim_oldest(
-        self, running: Sequence[Stream], kept: Sequence[StreamUsage], resumed: set[StreamId]
+        self, writers: Mapping[StreamId, StreamWriter], kept: Sequence[StreamUsage], resumed: set[StreamId]
     ) -> list[Step]:
         over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
-        running_by_id = {stream.id: stream for stream in running}
         steps: list[Step] = []
         answer_bytes = self._answer_bytes + sum(stream.answer_bytes for stream in kept)
         for stream_id in events_to_trim([*over, *kept], self._limits, answer_bytes=answer_bytes):
-            if stream_id in running_by_id:
-                steps.append(running_by_id[stream_id].forget_events())
+            if stream_id in writers:
+                steps.append(writers[stream_id].forget_events())
             else:
                 steps.append(Trim(stream=stream_id, through=_ALL))
                 del self._with_events[stream_id]
@@ -96,3 +102,8 @@ class KeptStreams:
         if (found := self._streams.pop(stream_id, None)) is not None:
             self._answers -= found[0].answers
             self._answer_bytes -= found[0].answer_bytes
+
+
+def usage_of(stream: Stream, writer: StreamWriter) -> StreamUsage:
+    """What a stream keeps that this node writes."""
+    return writer.usage(idle=stream.is_over and not stream.readers.present)

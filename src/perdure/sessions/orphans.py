@@ -1,6 +1,6 @@
-"""A session's orphans: calls whose reader is lost while their client is back, without the call's position (R5).
+"""Tells clients of orphans: calls whose reader is lost while their client is back, without the call's position (R5).
 
-What such a call still says goes to the standalone stream, and the client is told there what it missed: which call, what
+What such a call still says goes to the standalone stream, and the client learns there what it missed: which call, what
 lies on the call's own stream, and that it has ended once it has (promise 4). A client that comes without a position (a
 handshake, or a GET without `Last-Event-ID`) has lost the positions of its calls as well, so their messages change the
 stream at once. One that resumes the standalone stream may be about to resume its calls: it gets the time that clients
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from perdure._core import mail, orphan
 from perdure._core.ids import Kind, NodeId, Position
-from perdure._core.orphan import Orphan
-from perdure._core.states import SessionState
-from perdure.errors import StoreError
+from perdure._core.orphan import NO_VISITS, Orphan
+from perdure._core.states import LogState, SessionState
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.ledger import Call, name_of
 from perdure.sessions.messages import encode_notification
@@ -37,37 +37,33 @@ off, or whose streams take turns, needs them. What is said meanwhile waits on th
 answer; on the standalone stream it could arrive behind it, where clients no longer want it."""
 
 MOST_TOLD = 100
-"""Calls that have ended of which a client is told at a time, because they share the standalone stream with everything
-else. There are more only if a client drops connection after connection; the next time that it comes it hears the rest.
+"""Calls that have ended of which a client learns at a time, because they share the standalone stream with everything
+else. There are more only if a client drops connection after connection; the next time that it comes it learns the rest.
 """
 
 
 class Orphans:
     """Knows which calls of a session are orphans, and tells the client of them."""
 
-    __slots__ = ("_begun_at", "_due_at", "_newest", "_session", "_tasks", "_timer", "attached_at")
+    __slots__ = ("_newest", "_session", "_tasks", "_timer", "_visits")
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.attached_at = 0
-        """Calls whose reader was lost before this are orphans. All such times are arrival numbers of the hub's."""
-        self._begun_at = 0
-        """When the client last came without a position: what it was told before that, it has forgotten."""
-        self._due_at = 0
-        """The client has had the time to resume calls whose reader was lost before this."""
+        self._visits = NO_VISITS
         self._newest = 0
+        """When the client was last given time, as an arrival number of the hub."""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def is_orphan(self, stream: Stream) -> bool:
-        """No reader is on this call's stream, and its client has come back since without asking for it."""
-        return not stream.is_read and 0 < stream.lost_at < self.attached_at
+        """Whether no reader is on this call's stream, and its client has come back since without asking for it."""
+        return not stream.readers.present and self._visits.is_orphan(stream.readers.lost_at)
 
     # The client comes and calls end
 
     def begun(self) -> None:
         """The client has come without positions, here or at another node."""
-        self.attached_at = self._begun_at = self._session.context.hub.arrive()
+        self._visits = self._visits.without_positions(self._session.context.hub.arrive())
 
     def give_time(self) -> None:
         """The client is here: what is still unread when it has had the time to resume is an orphan."""
@@ -83,16 +79,13 @@ class Orphans:
         self._timer = None
         if self._newest > since:
             self._begin(self._newest)  # it came again meanwhile, and may have lost more
-        self._due(since)
+        self._visits = self._visits.with_time_passed(since)
         self._spawn(here=True)
 
     def time_has_passed_elsewhere(self) -> None:
         """The client is at another node, and has had the time to resume its calls."""
-        self._due(self._session.context.hub.arrive())
+        self._visits = self._visits.with_time_passed(self._session.context.hub.arrive())
         self._spawn(here=False)
-
-    def _due(self, since: int) -> None:
-        self.attached_at, self._due_at = max(self.attached_at, since), max(self._due_at, since)
 
     def ended(self, stream: Stream) -> None:
         """A call's stream is over, and no reader is there."""
@@ -100,10 +93,10 @@ class Orphans:
             self._spawn(here=False)
 
     def _is_due(self, stream: Stream) -> bool:
-        return not stream.is_read and 0 < stream.lost_at < self._due_at
+        return not stream.readers.present and self._visits.is_due(stream.readers.lost_at)
 
     def close(self) -> None:
-        """Nothing more is told by this process; what was not, will be when the client comes to the next."""
+        """Tell nothing more; the process to which the client comes next tells the rest."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -125,7 +118,12 @@ class Orphans:
             return
         try:
             for call in self._session.exchange.calls.all_running():
-                self._tell_running(call)
+                if self._is_due(call.stream) and not self._visits.remembers(call.told_at):
+                    call.told_at = self._session.context.hub.arrive()
+                    self._tell_running(call)
+            if self._session.context.journal.state is LogState.DEGRADED:
+                # A store that can be read would not learn what its client was told, and have it told again.
+                raise StoreUnavailable
             async with self._session.context.hub.marks.one_at_a_time:
                 await self._tell_unread(here=here)
         except StoreError as failure:
@@ -135,9 +133,7 @@ class Orphans:
             self.give_time()
 
     def _tell_running(self, call: Call) -> None:
-        if call.told_at > self._begun_at or not self._is_due(call.stream):
-            return
-        call.told_at, stream = self._session.context.hub.arrive(), call.stream
+        stream = call.stream
         self._say(
             Orphan(
                 incarnation=call.incarnation,
@@ -145,8 +141,8 @@ class Orphans:
                 method=call.request.method,
                 name=name_of(call.request.params),
                 ended=False,
-                position=stream.position(min(stream.delivered, stream.last)),
-                last=stream.last,
+                position=stream.position(min(stream.readers.delivered, stream.tail.last)),
+                last=stream.tail.last,
             )
         )
 
@@ -154,7 +150,7 @@ class Orphans:
         """Tell of calls that have ended, and let other nodes tell of theirs."""
         context, elsewhere, told = self._session.context, set[NodeId](), 0
         for record in await context.store.unread(self._session.id):
-            if record.node in context.neighbours.others:
+            if record.node in context.nodes.others:
                 elsewhere.add(record.node)
             elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
                 told += 1
@@ -167,7 +163,7 @@ class Orphans:
         context = self._session.context
         rows = await context.store.calls_on(record.id)
         held = self._session.streams.get(record.id)
-        if held is not None and held.is_read:
+        if held is not None and held.readers.present:
             return  # it is being resumed at this moment
         position = Position(
             kind=Kind.CALL, stream=record.id, generation=record.generation, seq=min(record.delivered, record.last)
@@ -175,7 +171,7 @@ class Orphans:
         told = Reached(stream=record.id, generation=record.generation, through=record.delivered)
         rows = [row for row in rows if row.method != "initialize"]
         if not rows:
-            self._session.put(told)  # whoever has sent another handshake since misses nothing
+            self._session.put(told)  # a client that has sent another handshake since misses nothing
         for place, row in enumerate(rows, 1):
             ended = Orphan(
                 incarnation=row.incarnation,
@@ -193,8 +189,8 @@ class Orphans:
         session = self._session
         if session.tells_by_log:
             log = {"level": "warning", "logger": "perdure", "data": said.sentence}
-            session.home.say(encode_notification("notifications/message", log))
-        session.home.say(encode_notification(orphan.METHOD, said.params), also)
+            session.home.send(encode_notification("notifications/message", log))
+        session.home.send(encode_notification(orphan.METHOD, said.params), also)
         session.context.counters.orphans_told += 1
         sentence = "a client was told that a call which it lost " + ("has ended" if said.ended else "still runs")
         log_event(logging.INFO, "call.orphan", sentence, session=session.name)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def begin_incarnation(session: Session, *, here: bool) -> None:
     """The client began anew: its readers of before are ended, and what still waits for it is asked again."""
     for stream in (session.standalone, *session.streams.values()):
-        if not stream.sealed:  # what is over ends by itself, with its answer
+        if not stream.is_sealed:  # what is over ends by itself, with its answer
             _end_reader(session, stream)
             if here:  # otherwise one elsewhere may be of this incarnation already
                 _end_elsewhere(session, stream)
@@ -34,8 +34,8 @@ def _end_reader(session: Session, stream: Stream) -> None:
 
 def _end_elsewhere(session: Session, stream: Stream) -> None:
     """The same for whoever reads it at another node."""
-    if stream.writes and (elsewhere := stream.foreign) is not None:
-        stream.read_elsewhere(None, arrival=session.context.hub.arrive())
+    if stream.writer is not None and (elsewhere := stream.readers.remote) is not None:
+        stream.set_remote_reader(None, arrival=session.context.hub.arrive())
         told = mail.encode(mail.Reading(session=session.id, stream=stream.id))
         leave = LeaveReader(stream=stream.id, reader=elsewhere.reader)
         session.put(leave, SendMail(node=elsewhere.node, message=told))
@@ -44,12 +44,12 @@ def _end_elsewhere(session: Session, stream: Stream) -> None:
 def tell_attached(session: Session) -> None:
     """Let the other nodes know of it: they may run such calls."""
     message = mail.encode(mail.Attached(session=session.id, incarnation=session.record.incarnation))
-    if posts := [SendMail(node=node, message=message) for node in session.context.neighbours.others]:
+    if posts := [SendMail(node=node, message=message) for node in session.context.nodes.others]:
         session.put(*posts)
 
 
 def tell_missed(session: Session) -> None:
     """Somebody waits for the client's answer: the node that it is attached to shall say so."""
     message = mail.encode(mail.Missed(session=session.id, node=session.context.node))
-    if posts := [SendMail(node=node, message=message) for node in session.context.neighbours.others]:
+    if posts := [SendMail(node=node, message=message) for node in session.context.nodes.others]:
         session.put(*posts)

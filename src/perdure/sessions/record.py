@@ -1,4 +1,4 @@
-"""A session's record as this process has it: what was read, with its own changes on top until they are written."""
+"""Keeps a session's record as this process has it: what was read, and its own changes until they are written."""
 
 from __future__ import annotations
 
@@ -7,56 +7,46 @@ from dataclasses import replace
 from typing import Any
 
 from perdure._core import sticky
-from perdure._core.ids import SessionId
 from perdure._core.revisions import REVISIONS, Revision
 from perdure._core.states import LogState, SessionState
 from perdure.errors import PerdureError
-from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
 from perdure.store.base import ChangeSession, SessionRecord, Step, Stick
 
 
 class RecordKeeper:
-    """Keeps one record. A session is one, rather than has one: the record is read with every message."""
+    """Keeps the record of one session."""
 
-    __slots__ = ("_pending", "_written_active", "active", "changes", "context", "record", "stamp")
+    __slots__ = ("_context", "_pending", "_written_active", "active", "changes", "record", "stamp")
 
-    def __init__(self, context: ServerContext, record: SessionRecord) -> None:
-        self.context = context
+    def __init__(self, context: ServerContext, record: SessionRecord, stamp: object) -> None:
         self.record = record
         self.active = self._written_active = record.active
-        self.stamp: object = None
-        """The store's stamp from before the record was last read."""
-        self._pending: tuple[ChangeSession | Stick, ...] = ()
+        """When the client, or a call, last used the session."""
+        self.stamp = stamp
+        """The store's stamp from before the record was last read; `None`: it has to be read again."""
         self.changes = 0
-        """How many changes of ours have been written."""
-
-    @property
-    def id(self) -> SessionId:
-        return self.record.id
+        """How many of this process's changes have been written."""
+        self._context = context
+        self._pending: tuple[ChangeSession | Stick, ...] = ()
 
     @property
     def revision(self) -> Revision:
         return REVISIONS[self.record.version]
 
-    @property
-    def name(self) -> str:
-        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
-        return self.record.id[:8]
+    def touch(self) -> None:
+        """The session is in use."""
+        self.active = self._context.clock()
 
-    @property
-    def state(self) -> SessionState:
-        return self.record.state
-
-    def put(self, *steps: Step) -> None:
-        """Write steps that nobody waits for."""
-        self.context.journal.put(Steps(steps))
+    def end(self, reason: str) -> None:
+        """The session has ended; the caller writes that, or another process has."""
+        self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
 
     def update(self, **changes: Any) -> None:
         """Change the record, and write it."""
-        step = self.change(ChangeSession(session=self.id, active=self.active, **changes))
+        step = self.change(ChangeSession(session=self.record.id, active=self.active, **changes))
         self._written_active = self.active
-        self.context.journal.put(_Change(self, step))
+        self._context.journal.put(_Change(self, step))
 
     def change(self, step: ChangeSession | Stick) -> ChangeSession | Stick:
         """Change the record with a step that the caller writes."""
@@ -64,13 +54,13 @@ class RecordKeeper:
         self._pending += (step,)
         return step
 
-    def written(self, step: Step) -> None:
+    def on_written(self, step: Step) -> None:
         """A change need not be remembered any more: it is stored, or never will be."""
         self.changes += 1
         self._pending = tuple(pending for pending in self._pending if pending is not step)
 
     def take_in(self, stored: SessionRecord) -> None:
-        """Take over what is stored, with what of ours is not written yet on top."""
+        """Take over what is stored, with the changes on top that are not written yet."""
         for step in self._pending:
             stored = _changed(stored, step)
         self.record = stored
@@ -79,12 +69,12 @@ class RecordKeeper:
     def keep_fresh(self, *, busy: bool) -> None:
         """Write the time of the last activity if it has moved; retention goes by it."""
         if busy:
-            self.active = self.context.clock()
+            self.touch()
         # Of a session in use it is enough to know the time roughly; the last one is written when it is left.
-        settings = self.context.settings
+        settings = self._context.settings
         slack = min(settings.replay_window / 8, settings.session_grace / 2) if busy else 0.0
         # While the store fails this would only add to what is held, round after round.
-        if self.active - self._written_active > slack and self.context.journal.state is LogState.HEALTHY:
+        if self.active - self._written_active > slack and self._context.journal.state is LogState.HEALTHY:
             self.update()
 
 
@@ -104,14 +94,14 @@ class _Change:
         pass
 
     def written(self, steps: Sequence[Step]) -> None:
-        self._keeper.written(self._step)
+        self._keeper.on_written(self._step)
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        self._keeper.written(self._step)
+        self._keeper.on_written(self._step)
 
 
 def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
-    """The record after a change of ours."""
+    """The record after a change."""
     if isinstance(step, Stick):
         return replace(record, sticky=sticky.after(record.sticky, step.request))
     given = {

@@ -1,8 +1,8 @@
-"""All sessions of this process: open, find, load, rest, end.
+"""Holds the sessions of this process: opens, finds and loads them, puts them to rest, ends them.
 
-A session answers only the principal that opened it; to anybody else it does not exist (promise 5). One that this
+A session answers only the principal that opened it; to any other caller it does not exist (promise 5). One that this
 process does not hold is loaded from its record, once, however many ask for it (H1, H4). What is in memory counts as
-long as the store's stamp says that nobody else has written anything; otherwise the record is read again first.
+long as the store's stamp says that no other process has written anything; otherwise the record is read again first.
 """
 
 from __future__ import annotations
@@ -13,18 +13,26 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pydantic_core import to_json
-
 from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
+from perdure.sessions.call_streams import CallStreams
 from perdure.sessions.context import ServerContext
 from perdure.sessions.info import SessionInfo, numbers, session_info
-from perdure.sessions.ledger import Call
+from perdure.sessions.ledger import Call, Intake
+from perdure.sessions.messages import encode
 from perdure.sessions.reattach import tell_attached
 from perdure.sessions.session import Session
-from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, StreamRecord
+from perdure.store.base import (
+    EndSession,
+    OpenStream,
+    PutSession,
+    SessionLimits,
+    SessionRecord,
+    StreamRecord,
+    stream_by_id,
+)
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 from perdure.telemetry.prometheus import Snapshot
@@ -34,13 +42,13 @@ _MAKE_ROOM_MOST = 8
 
 
 class Caller(NamedTuple):
-    """A caller that opens a session: its name or, if it does not authenticate, its address; the other is empty."""
+    """The caller that opens a session: its name or, if it does not authenticate, its address; the other is empty."""
 
     owner: str
     address: str = ""
 
 
-class Sessions:
+class SessionRegistry:
     """The sessions that this process holds."""
 
     def __init__(self, context: ServerContext) -> None:
@@ -48,10 +56,12 @@ class Sessions:
         self._by_id: dict[SessionId, Session] = {}
         self._loading: dict[SessionId, asyncio.Task[Session | None]] = {}
         self._ending: dict[SessionId, bool] = {}
-        """Sessions that are being ended here (`True`: have been), of which the store may not know yet."""
+        """Sessions that this process ends (`True`: has ended), of which the store may not know yet."""
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions that are on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
+        self.streams = CallStreams(context, self._by_id).streams
+        """The streams of all calls that are in memory, whether their sessions are or not."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -60,39 +70,32 @@ class Sessions:
         """Those held at this moment."""
         return iter(list(self._by_id.values()))
 
-    async def _make_room(self, caller: Caller, full: TooManySessions) -> None:
-        """End the session that has been dormant for longest: many clients leave without a word, and must not lock
-        others out for as long as answers are kept. A caller that has all it may have gives up one of its own, never
-        that of another. Raises what was told if no session is dormant."""
-        store, owner, address = self._context.store, caller.owner, caller.address
-        found = store.longest_dormant(owner, address) if full.of_caller else store.longest_dormant()
-        record = await found
-        if record is None:
-            raise full
-        await self._end_unused(record)
-
     # Finding and loading
 
     async def find(self, text: str, owner: str) -> Session | None:
         """The session of that id, if it belongs to that principal and has not ended.
 
-        Raises `HeldElsewhere` where that is not certain: another node may serve it, and hold what tells of it. Only who
-        is about to be denied waits for that answer, and a foreign session is answered as one that is not there.
+        Raises `HeldElsewhere` where that is not certain: another node may serve it, and hold what tells of it. Only a
+        caller that is about to be denied waits for that answer, and a foreign session is answered as one that is not
+        there.
         """
         session_id = parse_session_id(text)
         if session_id is None:
             return None
         session = await self._find(session_id, owner)
         if session is None:
-            await self._context.neighbours.refuse_while_held()
+            await self._context.nodes.refuse_while_held()
             session = await self._find(session_id, owner)  # it may have been written before nothing was held
         return session
 
     async def _find(self, session_id: SessionId, owner: str) -> Session | None:
         held = self._by_id.get(session_id)
         try:
-            if held is None and not await self._is_owned(session_id, owner):
-                return None
+            if held is None:
+                # Before anything is loaded: a stranger causes no more work than a caller that names no session.
+                record = await self._context.store.session(session_id)
+                if record is None or record.owner != owner:
+                    return None
             session = await self.load(session_id)
         except StoreUnavailable:
             # Live traffic goes on (promise 7) with what is known here, after the wait as before it.
@@ -105,11 +108,6 @@ class Sessions:
             return None
         return session
 
-    async def _is_owned(self, session_id: SessionId, owner: str) -> bool:
-        """Asked before anything is loaded: a stranger causes no more than whoever names a session that is not there."""
-        record = await self._context.store.session(session_id)
-        return record is not None and record.owner == owner
-
     async def load(self, session_id: SessionId) -> Session | None:
         """The session as the store has it at this moment.
 
@@ -121,7 +119,7 @@ class Sessions:
                 await asyncio.wait({resting[1]})  # or its home would be let go of under the caller
                 continue
             session = self._by_id.get(session_id)
-            if session is not None and session.stamp == self._context.store.stamp():
+            if session is not None and session.keeper.stamp == self._context.store.stamp():
                 return session
             if (task := self._loading.get(session_id)) is None:
                 task = self._loading[session_id] = asyncio.create_task(self._read(session_id))
@@ -136,21 +134,25 @@ class Sessions:
         stamp = store.stamp()
         complete = self._context.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
         session = self._by_id.get(session_id)
-        changes = 0 if session is None else session.changes
+        changes = 0 if session is None else session.keeper.changes
         record = await store.session(session_id)
         if session_id in self._ending:
             return None
         if (resting := self._resting.get(session_id)) is not None:
             await asyncio.wait({resting[1]})
-        if self._by_id.get(session_id) is not session or (session is not None and session.changes != changes):
+        if self._by_id.get(session_id) is not session or (session is not None and session.keeper.changes != changes):
             return await self._read(session_id)  # what was read may be from before a change of ours, or before its rest
         if record is None or record.state is SessionState.ENDED:
-            return await self._gone(session, record) if complete else session
+            if session is None or not complete or (record is None and session.state is SessionState.OPENING):
+                return session
+            self._by_id.pop(session.id, None)
+            await session.was_ended("" if record is None else record.ended)
+            return None
         if session is not None:
             session.refresh(record, stamp)
             return session
         if record.state is SessionState.OPENING:
-            return None  # another node's handshake, which its client has not heard of yet
+            return None  # a handshake at another node, whose client does not know the id yet
         if self._has_expired(record) and await self._end_unused(record):
             return None
         with spans.load(record.id[:8]):
@@ -180,30 +182,19 @@ class Sessions:
         log_event(logging.INFO, "session.ended", f"a session ended: {reason}", session=record.id[:8])
         return True
 
-    async def _gone(self, session: Session | None, record: SessionRecord | None) -> Session | None:
-        if session is None:
-            return None
-        if record is None and session.state is SessionState.OPENING:
-            return session
-        self._by_id.pop(session.id, None)
-        await session.was_ended("" if record is None else record.ended)
-        return None
-
     async def _build(self, record: SessionRecord, stamp: object) -> Session | None:
         store = self._context.store
-        standalone = await store.stream(record.standalone)
+        standalone = await stream_by_id(store, record.standalone)
         if standalone is None:
             return None  # it ended in this very moment
         waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
-        session = Session(self._context, record, standalone)
-        session.stamp, session.waits = stamp, waiting
-        session.seen = self._context.clock()  # whoever has it loaded is about to use it
-        session.retained.load(await store.kept(record.id))
+        kept = await store.kept(record.id)
+        session = Session(self._context, record, standalone, self.streams, stamp=stamp, waits=waiting, kept=kept)
         self._by_id[record.id] = session
         self._context.counters.sessions_loaded += 1
         try:
             with session.in_use():
-                await session.home.come_here()
+                await session.home.claim()
         except SessionEnded:
             self._by_id.pop(record.id, None)
             return None
@@ -218,13 +209,12 @@ class Sessions:
         session = await self.find(text, owner)
         if session is None or session.state is SessionState.OPENING or not _same_client(session.record, params):
             return None
-        stamp = self._context.store.stamp()
         with session.in_use():
             record = await self._context.store.reattach(session.id)
             if record is None:
                 return None
-            session.refresh(record, stamp, reattached=True)
-            session.stamp = None  # a change of ours may have been written in between: the next request reads again
+            # Without a stamp: a change of ours may have been written in between, so the next request reads again.
+            session.refresh(record, None, reattached=True)
             await session.come_back()
         tell_attached(session)
         self._context.counters.reattaches += 1
@@ -247,22 +237,24 @@ class Sessions:
                 try:
                     return await self._open(caller, request, body)
                 except TooManySessions as full:
-                    await self._make_room(caller, full)
+                    # Many clients leave without a word, and must not lock others out for as long as answers are kept:
+                    # the session goes that has been dormant for longest. A caller that has all it may have gives up one
+                    # of its own, never that of another.
+                    whose = (caller.owner, caller.address) if full.of_caller else ()
+                    if (record := await self._context.store.longest_dormant(*whose)) is None:
+                        raise
+                    await self._end_unused(record)
             return await self._open(caller, request, body)
 
-    def _limits(self, caller: Caller) -> SessionLimits | None:
-        settings = self._context.settings
-        if self._context.journal.state is LogState.DEGRADED:
-            # The store cannot count at the moment, and what is held must not be refused later: memory counts.
-            if len(self) >= settings.max_sessions:
-                raise StoreUnavailable("the store fails, and there are as many sessions in memory as there may be")
-            return None
-        most = settings.max_principal_sessions if caller.owner else settings.max_address_sessions
-        return SessionLimits(total=settings.max_sessions, caller=most)
-
     async def _open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
-        context = self._context
-        limits = self._limits(caller)
+        context, settings = self._context, self._context.settings
+        limits: SessionLimits | None = None
+        if context.journal.state is not LogState.DEGRADED:
+            most = settings.max_principal_sessions if caller.owner else settings.max_address_sessions
+            limits = SessionLimits(total=settings.max_sessions, caller=most)
+        elif len(self) >= settings.max_sessions:
+            # The store cannot count at the moment, and what is held must not be refused later: memory counts.
+            raise StoreUnavailable("the store fails, and as many sessions are in memory as may be")
         now = context.clock()
         standalone = StreamRecord(
             id=new_stream_id(context.random),
@@ -278,7 +270,7 @@ class Sessions:
             address=caller.address,
             state=SessionState.OPENING,
             version="",
-            client_params=to_json(request.params or {}),
+            client_params=encode(request.params or {}),
             result=b"",
             initialized=False,
             sticky=(),
@@ -287,13 +279,12 @@ class Sessions:
             created=now,
             active=now,
         )
-        session = Session(context, record, standalone)
-        session.stamp = context.store.stamp()
+        session = Session(context, record, standalone, self.streams, stamp=context.store.stamp())
         self._by_id[session.id] = session
         try:
-            session.exchange.calls.reserve((request,), incarnation=record.incarnation)
-            steps = PutSession(record=record, limits=limits), OpenStream(record=standalone)
-            [call] = await session.accept((request,), (body,), *steps, incarnation=record.incarnation)
+            with Intake(session, (request,)) as intake:
+                steps = PutSession(record=record, limits=limits), OpenStream(record=standalone)
+                [call] = await intake.accept((body,), *steps)
         except BaseException:
             self._by_id.pop(session.id, None)
             raise
@@ -310,11 +301,11 @@ class Sessions:
             log_event(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
 
     def is_ending(self, session_id: str) -> bool:
-        """It is being ended here at this moment."""
+        """Whether this process ends it at this moment."""
         return session_id in self._ending
 
     def forget_ended(self) -> None:
-        """The store knows of all sessions that were ended here, once nothing is held."""
+        """The store knows all sessions that this process has ended, once nothing is held."""
         if self._ending and self._context.journal.state is LogState.HEALTHY:
             self._ending = {session_id: False for session_id, ended in self._ending.items() if not ended}
 
@@ -324,7 +315,7 @@ class Sessions:
             await session.was_ended(reason)
 
     def info(self, session_id: str) -> SessionInfo | None:
-        """What there is to know of a session (S6)."""
+        """What this process knows of a session (S6)."""
         session = self._by_id.get(SessionId(session_id))
         resting = self._resting.get(SessionId(session_id))
         if session is None and resting is not None:
@@ -332,17 +323,17 @@ class Sessions:
         return None if session is None else session_info(session)
 
     def numbers(self) -> Snapshot:
-        """What this node has to tell of itself at this moment."""
+        """What this node shows of itself at this moment."""
         return numbers(self._context, self._by_id.values())
 
     def ids(self) -> Sequence[str]:
         return [*self._by_id, *self._resting]
 
     async def rest(self, session: Session) -> None:
-        """From now on the store alone knows it; the next request loads it again.
+        """Let go of a session: from now on the store alone knows it, and the next request loads it again.
 
-        It is out of the table in the same moment in which it is seen to be unused, so that no request gets hold of an
-        object that is let go of. Those that come meanwhile wait in `load` and read it from the store.
+        It is out of the table in the same moment in which it is seen to be unused, so that no request gets an object
+        that is let go of. Requests that come meanwhile wait in `load` and read it from the store.
         """
         if self._by_id.get(session.id) is not session or session.busy:
             return  # it has ended meanwhile, or is in use again
@@ -356,14 +347,14 @@ class Sessions:
         return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]
 
     async def aclose(self) -> None:
-        """Drop every runtime; nothing is ended, nothing is told."""
+        """Drop every runtime. No session ends."""
         for session in self._by_id.values():
             session.orphans.close()
-        await asyncio.gather(*(session.exchange.drop_runtime() for session in list(self._by_id.values())))
+        await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
 
 
 def _same_client(record: SessionRecord, params: dict[str, Any]) -> bool:
-    """Whether a handshake would end as the recorded one did."""
+    """Whether a handshake would end as the recorded one."""
     before = json.loads(record.client_params)
     versions = (before.get("protocolVersion"), record.version)
     return params.get("protocolVersion") in versions and params.get("capabilities") == before.get("capabilities")

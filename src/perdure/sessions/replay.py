@@ -1,4 +1,4 @@
-"""What is read again: a call's stream, from memory or the store, and what has become of the answers and asks in it."""
+"""Finds a call's stream that is read again, and what has become of the answers and asks in it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perdure._core.ids import Kind, NodeId, StreamId
+from perdure._core.states import WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.ledger import POSITION_LOST, error_payload
-from perdure.store.base import Event
+from perdure.store.base import Event, stream_by_id
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
@@ -21,79 +22,68 @@ _MARK = b'"ask-'
 
 
 async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
-    """A call's stream of this session, from memory or from the store.
+    """A call's stream of this session, from memory or from the store. The caller keeps it (`Stream.kept_whole`) in the
+    same turn of the loop, until its reader is there.
 
     Raises `HeldElsewhere` where another node may hold it.
     """
     stream = await _look_for(session, stream_id)
     if stream is None:
-        await session.context.neighbours.refuse_while_held()
+        await session.context.nodes.refuse_while_held()
         stream = await _look_for(session, stream_id)  # it may have been written before nothing was held
     return stream
 
 
 async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
     stream = session.streams.get(stream_id)
-    if stream is not None and not stream.is_overtaken and not _may_be_overtaken(session, stream):
+    if stream is not None and stream.writing is not WritingState.LOST and not _may_be_overtaken(session, stream):
         return stream
-    record = await session.context.store.stream(stream_id)
+    record = await stream_by_id(session.context.store, stream_id)
     if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
         return None
-    if (stream := session.streams.get(stream_id)) is not None:
-        if stream.writes:
-            stream.follow(record)
-        if not stream.is_overtaken:
-            return stream  # it is still written here, or another resume was faster
-    stream = session.context.stream(record, writes=False)
-    stream.on_settled = session.let_go
-    session.streams[stream_id] = stream
-    return stream
+    return session.follow(record)
 
 
 def _may_be_overtaken(session: Session, stream: Stream) -> bool:
     """A stream that this node has claimed and on which no call of its own runs: the call waits for its principal, and
     the node that the principal came to has claimed the stream since, without a word."""
     running = session.exchange.calls.all_running()
-    return stream.writes and not stream.over and all(call.stream is not stream for call in running)
+    return stream.writer is not None and not stream.is_over and all(call.stream is not stream for call in running)
 
 
 async def catch_up(session: Session, stream: Stream) -> None:
     """What another node writes may have grown since it was last read here."""
-    if stream.writes or stream.over:
-        return
-    record = await session.context.store.stream(stream.id)
-    if record is not None:
-        stream.follow(record)
-    if stream.kind is Kind.CALL:  # it may be over, and let go of: but its reader comes now
-        session.streams.setdefault(stream.id, stream)
-        stream.on_settled = stream.on_settled or session.let_go
+    if stream.writer is None and not stream.is_over:
+        record = await stream_by_id(session.context.store, stream.id)
+        if record is not None:
+            stream.follow(record)
 
 
 async def look_how_far(session: Session) -> None:
     """See how far readers at other nodes have got on the standalone stream. While the store fails, what is known here
     counts."""
     context, stream = session.context, session.standalone
-    if context.neighbours.alone:
+    if context.nodes.alone:
         return
     with contextlib.suppress(StoreUnavailable):
-        record = await context.store.stream(stream.id)
+        record = await stream_by_id(context.store, stream.id)
         if record is not None:
             stream.follow(record)
             if record.generation == stream.generation:
-                stream.delivered = max(stream.delivered, record.delivered)
+                stream.readers.advance(record.delivered)
 
 
 async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     """Error responses for the calls of a stream whose answers are no longer retained."""
     # What is held is in memory alone; it is looked at first, because from there it goes into the store.
-    finals = [*stream.finals_in_memory(), *await _finals(session, stream)]
+    finals = [*stream.tail.finals, *await _finals(session, stream)]
     answered = {json.loads(event.payload).get("id") for event in finals}
-    asked = await session.context.store.requests(stream.id)
+    asked = await session.context.store.calls_on(stream.id)
     message = "The answer to this request is no longer retained"
     return [
-        error_payload(request_id, POSITION_LOST, message, {"method": method})
-        for request_id, method in asked
-        if request_id not in answered
+        error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
+        for call in asked
+        if call.request_id not in answered
     ]
 
 
@@ -107,7 +97,7 @@ async def _finals(session: Session, stream: Stream) -> list[Event]:
 
 
 async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
-    """Of replayed events, those that are asks which nobody waits for any more."""
+    """Of replayed events, those that are asks which wait for no answer any more."""
     asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
     if not asked:
         return set()
@@ -117,8 +107,8 @@ async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
 
 
 async def _lives(session: Session, node: NodeId) -> bool:
-    neighbours = session.context.neighbours
-    return node in (session.context.node, *neighbours.others) or not await neighbours.is_dead(node)
+    nodes = session.context.nodes
+    return node in (session.context.node, *nodes.others) or not await nodes.is_dead(node)
 
 
 def _ask_id(payload: bytes) -> str | None:

@@ -1,212 +1,162 @@
-"""One session's runtime: loaded with the first message, dropped when it is idle, loaded again from the record.
+"""Holds one session's runtime: loaded with the first message, dropped when it is idle, loaded again from the record.
 
-What a runtime must know beside the client's messages is fed here as well: sticky requests once more, and requests of
-our own.
+What a runtime must know beside the client's messages is sent here as well: sticky requests once more, and requests of
+this process itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import itertools
-import logging
-from collections.abc import Mapping
+import json
 from typing import TYPE_CHECKING, Any
 
-from mcp.shared.message import ServerMessageMetadata, SessionMessage
-from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCRequest, JSONRPCResponse
-from starlette.requests import Request as HttpRequest
-
 from perdure._core import sticky
-from perdure.runtime.base import Flow
-from perdure.runtime.sdk import Heard, Runtime
-from perdure.sessions.ledger import Calls
-from perdure.sessions.messages import stand_in
-from perdure.telemetry.events import log_event
+from perdure._core.jsonrpc import Envelope, Request
+from perdure._core.states import SessionState
+from perdure.runtime.base import Runtime
 
 if TYPE_CHECKING:
-    from perdure.sessions.session import Session
-
-_private_ids = itertools.count(1)
+    from perdure.sessions.exchange import Exchange
 
 _OWN_SECONDS = 10.0
 """How long a server may take to tell which tools it has."""
 
 
 class RuntimeSlot:
-    """Holds a runtime, or none. An exchange is one, rather than has one: sessions at rest are counted in bytes."""
+    """Holds a runtime, or none."""
 
-    __slots__ = ("_fed", "_private", "_runtime", "_subscribed", "calls", "closed", "session")
+    __slots__ = ("_exchange", "_own", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.calls = Calls(session.context.work)
-        """What the runtime is running."""
-        self.closed = False
-        """The session has ended."""
+    def __init__(self, exchange: Exchange) -> None:
+        self.notifications = 0
+        """How many wait for their handler, or are being handled."""
+        self.notification_bytes = 0
+        """Bytes of memory that they take, estimated."""
+        self._exchange = exchange
         self._runtime: Runtime | None = None
-        self._fed = session.record.active
-        self._private: dict[str, asyncio.Future[dict[str, Any] | None]] | None = None
+        self._sent = exchange.session.record.active
+        """When something was last sent to it."""
+        self._own: dict[int, asyncio.Future[bytes | None]] | None = None
+        """This process's own requests that wait for their answer."""
         self._subscribed: tuple[bytes, ...] = ()
         """Subscriptions that are alive in this runtime, whatever the record says by now."""
 
-    def emit(self, message: JSONRPCMessage, related: int | str | None) -> Flow | None:
-        """What the runtime sends."""
-        raise NotImplementedError
-
-    def interrupted(self, number: object) -> None:
-        """The runtime cut a call short."""
-        raise NotImplementedError
-
-    def abandon(self, reason: str) -> None:
-        """Nobody will answer the running calls any more."""
-        raise NotImplementedError
-
     @property
-    def work(self) -> int:
-        """Bytes of memory that messages take which are being handled, estimated."""
-        return self.calls.size + (0 if self._runtime is None else self._runtime.heard.size)
+    def loaded(self) -> bool:
+        return self._runtime is not None
 
-    @property
-    def notifications(self) -> int:
-        """How many wait for their handler, or are being handled."""
-        return 0 if self._runtime is None else self._runtime.heard.count
-
-    def feed(self, message: JSONRPCMessage, metadata: ServerMessageMetadata, *, size: int = 0) -> None:
+    def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         """Hand a message to the runtime, which is loaded if it is not there.
 
         `size`: the bytes of memory that a notification takes until its handler is through.
         """
-        if self.closed:
+        session = self._exchange.session
+        if session.state is SessionState.ENDED:
             return  # a runtime that is loaded now would never be dropped
-        self._fed = self.session.context.clock()
+        self._sent = session.context.clock()
         runtime = self._runtime or self._load()
-        context = contextvars.copy_context()
         if size:
-            runtime.heard.add(size, context)
-        runtime.inbox.feed(context, SessionMessage(message, metadata))
+            self._count(1, size)
+        runtime.send(message, origin=origin, size=size)
 
-    def metadata(self, http: HttpRequest | None) -> ServerMessageMetadata:
-        """What goes with a message to the runtime."""
-        as_json = self.session.context.settings.json_response
-        return ServerMessageMetadata(request_context=http or stand_in(self.session.id), can_send_request=not as_json)
+    def handled(self, size: int) -> None:
+        """A notification of that size has been handled."""
+        self._count(-1, -size)
+
+    def _count(self, notifications: int, size: int) -> None:
+        self.notifications += notifications
+        self.notification_bytes += size
+        self._exchange.session.context.work.take(size)
 
     def _load(self) -> Runtime:
-        context, record = self.session.context, self.session.record
-        runtime = Runtime(
-            context.server,
-            context.lifespan_state,
-            self,
-            record,
-            ask_ids=context.ask_ids,
-            node=context.node,
-            context=context.task_context.copy(),
-            heard=Heard(context.work),
-        )
-        runtime.task.add_done_callback(lambda _: self._runtime_ended(runtime))
-        self._runtime = runtime
-        subscriptions = sticky.subscriptions(record.sticky)
-        self._subscribed = subscriptions if self.session.home.here else ()
-        for request in record.sticky:
-            if self.session.home.here or request not in subscriptions:
-                self._repeat(runtime, request)
-        return runtime
+        session = self._exchange.session
+        self._runtime = session.context.runtimes.load(session.record, self._exchange)
+        subscriptions = sticky.subscriptions(session.record.sticky)
+        self._subscribed = subscriptions if session.home.here else ()
+        for request in session.record.sticky:
+            if session.home.here or request not in subscriptions:
+                self.repeat(request)
+        return self._runtime
 
     def repeat(self, request: bytes) -> None:
-        """Another node has taken a sticky request that concerns every runtime."""
+        """Send a sticky request once more, if a runtime is there. Its answer is dropped."""
         if self._runtime is not None:
-            self._repeat(self._runtime, request)
+            body = json.loads(request)
+            number = self._exchange.calls.new_number()
+            message = Request(id=number, method=body["method"], params=body.get("params"), raw={})
+            context = self._exchange.session.context.task_context.copy()
+            context.run(self._runtime.send, message, origin=None)
 
-    def stuck(self, request: bytes) -> None:
+    def on_sticky_accepted(self, request: bytes) -> None:
         """The runtime has taken a sticky request."""
         self._subscribed = sticky.subscriptions(sticky.after(self._subscribed, request))
 
-    def _repeat(self, runtime: Runtime, request: bytes) -> None:
-        """Feed a sticky request once more; nobody hears its answer."""
-        message = JSONRPCRequest.model_validate_json(request, by_name=False)
-        message.id = f"sticky-{next(_private_ids)}"
-        runtime.inbox.feed(self.session.context.task_context.copy(), SessionMessage(message, self.metadata(None)))
-
-    def came_home(self) -> None:
+    def on_home_gained(self) -> None:
         """This node is the session's home now: what the session has subscribed to lives here."""
-        subscriptions = sticky.subscriptions(self.session.record.sticky)
+        session = self._exchange.session
+        subscriptions = sticky.subscriptions(session.record.sticky)
         if self._runtime is None:
-            if subscriptions and not self.closed:
+            if subscriptions and session.state is not SessionState.ENDED:
                 self._load()
             return
         self._subscribed = subscriptions
         for request in subscriptions:
-            self._repeat(self._runtime, request)
+            self.repeat(request)
 
-    def left_home(self) -> None:
+    def on_home_lost(self) -> None:
         """Another node is the home now: no subscription may be alive twice."""
         subscribed, self._subscribed = self._subscribed, ()
-        if self._runtime is not None:
-            for request in subscribed:
-                self._repeat(self._runtime, sticky.unsubscribe(request))
+        for request in subscribed:
+            self.repeat(sticky.unsubscribe(request))
 
     def mark_initialized(self) -> None:
         """The client's `initialized` has reached another node."""
         if self._runtime is not None:
             self._runtime.mark_initialized()
 
-    async def ask_runtime(
-        self, method: str, params: Mapping[str, Any] | None, http: HttpRequest | None
-    ) -> dict[str, Any] | None:
-        """Ask the runtime something on our own behalf; `None` if it has no result for us."""
-        name = f"own-{next(_private_ids)}"
-        self._private = self._private if self._private is not None else {}
-        future: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
-        self._private[name] = future
-        message = JSONRPCRequest(jsonrpc="2.0", id=name, method=method, params=dict(params or {}))
-        self.feed(message, self.metadata(http))
+    async def ask(self, method: str, params: dict[str, Any], origin: object) -> dict[str, Any] | None:
+        """Ask the runtime something on this process's own behalf; `None` if it has no result."""
+        number = self._exchange.calls.new_number()
+        self._own = self._own if self._own is not None else {}
+        future = self._own[number] = asyncio.get_running_loop().create_future()
+        self.send(Request(id=number, method=method, params=params, raw={}), origin=origin)
         try:
             async with asyncio.timeout(_OWN_SECONDS):
-                return await future
+                body = await future
         except TimeoutError:
             return None
         finally:
-            del self._private[name]
+            del self._own[number]
+        result: dict[str, Any] | None = None if body is None else json.loads(body)
+        return result
 
-    def answer_own(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        """An answer to a request of our own; one to a repeated sticky request is heard by nobody."""
-        future = None if self._private is None else self._private.get(str(message.id))
+    def answer_own(self, number: int, body: bytes | None) -> None:
+        """Take the answer to a request of this process itself (`None`: it has no result)."""
+        future = None if self._own is None else self._own.get(number)
         if future is not None and not future.done():
-            future.set_result(message.result if isinstance(message, JSONRPCResponse) else None)
-
-    def _runtime_ended(self, runtime: Runtime) -> None:
-        """A runtime that ends by itself has failed: what it was running gets its answer all the same."""
-        if self._runtime is not runtime:
-            return
-        self._runtime = None
-        runtime.heard.close()
-        failure = None if runtime.task.cancelled() else runtime.task.exception()
-        name = self.session.name
-        log_event(logging.ERROR, "runtime.failed", f"a session's runtime ended: {failure!r}", session=name)
-        self.abandon("its runtime failed")
-        self.calls.runtime_gone()
-
-    @property
-    def loaded(self) -> bool:
-        return self._runtime is not None
+            future.set_result(body)
 
     def is_idle(self, idle: float) -> bool:
-        """It was not used for so long, and nothing would be lost with it that loading it again does not bring back."""
-        runtime = self._runtime
+        """Whether it was not used for so long, and loading it again brings back everything that is lost with it."""
+        runtime, session = self._runtime, self._exchange.session
         return (
             runtime is not None
-            and self.session.context.clock() - self._fed >= idle
-            and self.calls.runtime_is_idle
-            and not runtime.heard.count
-            and not self._private
+            and session.context.clock() - self._sent >= idle
+            and self._exchange.calls.runtime_is_idle
+            and not self.notifications
+            and not self._own
             and not runtime.keeps_state
-            and not (self.session.home.here and sticky.subscriptions(self.session.record.sticky))
+            and not (session.home.here and sticky.subscriptions(session.record.sticky))
         )
 
-    async def drop_runtime(self) -> None:
-        """Let the runtime go; the next message loads it again."""
+    def forget(self) -> Runtime | None:
+        """The runtime goes; the next message loads it again. Handlers that still run count no longer."""
         runtime, self._runtime = self._runtime, None
-        if runtime is not None:
-            self.calls.runtime_gone()
-            runtime.heard.close()
+        self._count(-self.notifications, -self.notification_bytes)
+        return runtime
+
+    async def drop(self) -> None:
+        """Let the runtime go, in silence."""
+        if (runtime := self.forget()) is not None:
+            self._exchange.calls.runtime_gone()
             await runtime.aclose()

@@ -1,4 +1,4 @@
-"""One session: its record, its streams, and what it keeps of them.
+"""A session that this process serves: its record, its streams, its runtime, and what it keeps of them.
 
 Several processes may hold the same session. What they share is in the store; the record here is what was read, with
 this process's own changes on top until they are written.
@@ -8,35 +8,31 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
-
-from pydantic_core import to_json
 
 from perdure._core import mail, sticky
-from perdure._core.ids import Kind, StreamId, new_stream_id
-from perdure._core.jsonrpc import Request
+from perdure._core.ids import SessionId, StreamId
 from perdure._core.revisions import REVISIONS
-from perdure._core.states import SESSION, SessionState, SessionStep, StreamStep, advance
-from perdure.errors import PerdureError, SessionEnded, StoreError
+from perdure._core.states import SESSION, SessionState, SessionStep, advance
+from perdure.errors import PerdureError, StoreError
+from perdure.log.journal import Steps
 from perdure.log.stream import Stream
+from perdure.log.streams import Streams
 from perdure.sessions import replay as replayed
 from perdure.sessions.context import ServerContext
 from perdure.sessions.exchange import Exchange
 from perdure.sessions.home import Home
-from perdure.sessions.kept_streams import KeptStreams
-from perdure.sessions.ledger import Call, rows
+from perdure.sessions.kept_streams import KeptStreams, usage_of
+from perdure.sessions.ledger import Call
 from perdure.sessions.orphans import Orphans
 from perdure.sessions.reattach import begin_incarnation
 from perdure.sessions.record import RecordKeeper
 from perdure.store.base import (
     ChangeSession,
-    DropStream,
     EndSession,
     Event,
-    OpenStream,
+    KeptRecord,
     Release,
     SendMail,
     SessionRecord,
@@ -47,39 +43,76 @@ from perdure.store.base import (
 from perdure.telemetry.events import log_event
 
 
-class Session(RecordKeeper):
-    """A session that this process serves."""
+class Session:
+    """One session, as this process has it."""
 
     __slots__ = (
-        "_tells_by_log",
+        "_call_streams",
         "_users",
+        "context",
         "exchange",
         "home",
+        "keeper",
         "orphans",
         "retained",
         "seen",
         "standalone",
-        "streams",
+        "tells_by_log",
         "waits",
     )
 
-    def __init__(self, context: ServerContext, record: SessionRecord, standalone: StreamRecord) -> None:
-        super().__init__(context, record)
-        self.seen = record.active
-        self.standalone = context.stream(standalone, writes=standalone.node == context.node)
-        self.home = Home(self, is_new=record.state is SessionState.OPENING)
-        self.streams: dict[StreamId, Stream] = {}
+    def __init__(
+        self,
+        context: ServerContext,
+        record: SessionRecord,
+        standalone: StreamRecord,
+        call_streams: Streams,
+        *,
+        stamp: object,
+        waits: bool = False,
+        kept: Sequence[KeptRecord] = (),
+    ) -> None:
+        self.context = context
+        self.keeper = RecordKeeper(context, record, stamp)
+        self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
+        """When its client was last here."""
+        self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
+        self.standalone = self.home.standalone
+        self._call_streams = call_streams
         self.retained = KeptStreams(context.limits)
+        self.retained.load(kept)
         self.exchange = Exchange(self)
         self.orphans = Orphans(self)
-        self.waits = False
+        self.waits = waits
         """Calls of it wait for their principal to come back."""
-        self._tells_by_log = _declares_logging(record.result)
+        self.tells_by_log = _declares_logging(record.result)
+        """The server declared logging, so a log message may tell of a gap."""
         self._users = 0
+
+    @property
+    def record(self) -> SessionRecord:
+        return self.keeper.record
+
+    @property
+    def id(self) -> SessionId:
+        return self.keeper.record.id
+
+    @property
+    def name(self) -> str:
+        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
+        return self.keeper.record.id[:8]
+
+    @property
+    def state(self) -> SessionState:
+        return self.keeper.record.state
+
+    def put(self, *steps: Step) -> None:
+        """Write steps for which no caller waits."""
+        self.context.journal.put(Steps(steps))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the session in memory: a request, or a chore, has it in hand and has yet to do something with it."""
+        """Keep the session in memory: a request, or a chore, has yet to do something with it."""
         self._users += 1
         try:
             yield
@@ -87,150 +120,83 @@ class Session(RecordKeeper):
             self._users -= 1
 
     @property
-    def closes_early(self) -> bool:
-        """A tool may close its connection before the answer is there."""
-        return bool(self.record.version) and self.revision.closes_early and not self.context.settings.json_response
-
-    @property
-    def tells_by_log(self) -> bool:
-        """The server declared logging, so a log message may tell of a gap."""
-        return self._tells_by_log
+    def streams(self) -> Mapping[StreamId, Stream]:
+        """The streams of its calls that are in memory."""
+        return self._call_streams.of(self.record.id)
 
     @property
     def connected(self) -> bool:
-        return self.standalone.is_read or any(s.is_read for s in self.streams.values())
+        return self.standalone.readers.present or any(s.readers.present for s in self.streams.values())
 
     @property
     def busy(self) -> bool:
-        """It must stay in memory: something is under way that only this object knows of."""
+        """Whether it must stay in memory: something is under way that only this object knows of."""
         return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.connected
 
     def touch(self) -> None:
         """The client is here."""
-        self.seen = self.active = self.context.clock()
+        self.keeper.touch()
+        self.seen = self.keeper.active
         if self.state is SessionState.DORMANT:
-            self.update(state=advance(SESSION, self.state, SessionStep.CLIENT_CAME_BACK))
+            self.keeper.update(state=advance(SESSION, self.state, SessionStep.CLIENT_CAME_BACK))
+
+    def mark_waiting(self, waits: bool) -> None:
+        """Calls of it wait for their principal to come back, or do so no longer."""
+        self.waits = waits
 
     async def come_back(self) -> None:
         """The client is here; if it was away for so long that its home went, this node is the home now."""
         rested = self.state is SessionState.DORMANT
         self.touch()
         if rested:
-            await self.home.come_here()
+            await self.home.claim()
 
-    # Accepting requests
+    # The streams of its calls
 
-    async def accept(
-        self,
-        requests: Sequence[Request],
-        bodies: Sequence[bytes],
-        *steps: Step,
-        incarnation: int,
-        most_calls: int | None = None,
-    ) -> list[Call]:
-        """Write the ledger rows and the stream that will carry the answers; their ids are reserved already, in that
-        incarnation (the session may have come further since).
-
-        Only then may the runtime see them.
-        """
-        context, calls = self.context, self.exchange.calls
-        record = StreamRecord(
-            id=new_stream_id(context.random),
-            session=self.record.id,
-            kind=Kind.CALL,
-            node=context.node,
-            fence=context.fence,
-            opened=context.clock(),
-        )
-        try:
-            ledger = rows(requests, bodies, session=self.record, incarnation=incarnation, stream=record.id)
-            await context.journal.write(*steps, OpenStream(record=record, calls=ledger, most_calls=most_calls))
-            if self.state is SessionState.ENDED:
-                raise SessionEnded
-        except BaseException:
-            calls.release(requests, incarnation=incarnation)
-            self.put(DropStream(stream=record.id))  # it may have been written all the same
-            raise
-        stream = self._enter(record, owed=len(requests))
-        context.counters.call_streams += 1
-        context.counters.calls_accepted += len(requests)
-        return calls.open(requests, incarnation=incarnation, stream=stream)
-
-    def _enter(self, record: StreamRecord, *, owed: int) -> Stream:
+    def write(self, record: StreamRecord, *, owed: int) -> Stream:
         """A call's stream that this node writes from now on."""
-        stream = self.streams.get(record.id)
-        if stream is None:
-            stream = self.streams[record.id] = self.context.stream(record, writes=True, owed=owed)
-        else:
-            stream.claimed(record, owed=owed)
-        self._own(stream)
-        return stream
+        return self._call_streams.write(record, owed=owed)
 
-    def _own(self, stream: Stream) -> None:
-        stream.on_settled = self._settled
-        stream.on_lost = self._call_lost
-        stream.on_also = self.written
+    def follow(self, record: StreamRecord) -> Stream:
+        """A call's stream of it that a reader needs, and that has come this far."""
+        return self._call_streams.follow(record)
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
 
-    def adopt(self, stream: Stream) -> None:
-        """A call's stream that this node has claimed before it held the session."""
-        if self.streams.get(stream.id) is not stream:
-            if (before := self.streams.get(stream.id)) is not None and before.reader is not None:
-                self.context.hub.move(before.reader, stream)  # it came while the stream was being claimed
-                self.context.neighbours.now_written_here(stream)
-            self.streams[stream.id] = stream
-            self._own(stream)
-
-    def take_over(self, record: StreamRecord, *, owed: int) -> Stream:
-        """A call's stream of a node that died, claimed by this one."""
-        stream = self._enter(record, owed=owed)
-        self.context.neighbours.now_written_here(stream)
-        return stream
-
-    def _call_lost(self, stream: Stream, _: Sequence[Event], __: int) -> None:
-        """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
-        stream.on_settled = self.let_go  # it is retained by whoever writes it now
-        self.exchange.stop_calls(stream)
-
-    def consequence(self, call: Call, result: dict[str, Any]) -> Step | None:
+    def record_change(self, call: Call, result: bytes) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""
         method = call.request.method
         if method == "initialize" and self.state is SessionState.OPENING:
-            return self._handshake_done(result)
+            version = json.loads(result).get("protocolVersion")
+            if version not in REVISIONS:
+                return None  # a middleware answered in place of the SDK; the session does not open
+            state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
+            self.tells_by_log = _declares_logging(result)
+            return self.keeper.change(ChangeSession(session=self.id, state=state, version=version, result=result))
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
-            self.exchange.stuck(request)
-            return self.change(Stick(session=self.id, request=request))
+            self.exchange.runtime.on_sticky_accepted(request)
+            return self.keeper.change(Stick(session=self.id, request=request))
         return None
-
-    def _handshake_done(self, result: dict[str, Any]) -> Step | None:
-        version = result.get("protocolVersion")
-        if version not in REVISIONS:
-            return None  # somebody's middleware answered in place of the SDK; the session does not open
-        state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-        encoded = to_json(result, inf_nan_mode="null")
-        self._tells_by_log = _declares_logging(encoded)
-        return self.change(ChangeSession(session=self.id, state=state, version=version, result=encoded))
 
     # The record, and what follows from it
 
     def refresh(self, stored: SessionRecord, stamp: object, *, reattached: bool = False) -> None:
-        """Take over what other processes have changed; or that the client has begun anew, here and now."""
+        """Take over what other processes have changed; or that the client has reattached, here and now."""
         before = self.record
-        self.stamp = stamp
+        self.keeper.stamp = stamp
         if before.state is SessionState.OPENING or stored.incarnation < before.incarnation:
-            return  # still this node's alone; or read before the client began anew
-        self.take_in(stored)
+            return  # still this node's alone; or read before the client reattached
+        self.keeper.take_in(stored)
         stored = self.record
-        if level := sticky.news(before.sticky, stored.sticky):
-            self.exchange.repeat(level)
+        if level := sticky.changed_log_level(before.sticky, stored.sticky):
+            self.exchange.runtime.repeat(level)
         if stored.incarnation > before.incarnation:
             begin_incarnation(self, here=reattached)
         if stored.initialized and not before.initialized:
-            self.exchange.mark_initialized()
+            self.exchange.runtime.mark_initialized()
 
     async def rest(self) -> None:
         """No client has used it for long: its runtime and its home go, record and answers stay (R8).
@@ -238,28 +204,28 @@ class Session(RecordKeeper):
         The runtime goes first, because what it still said behind the release would be refused.
         """
         self.orphans.close()
-        await self.exchange.drop_runtime()
+        await self.exchange.runtime.drop()
         if self.home.here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
                 state = advance(SESSION, self.state, SessionStep.GRACE_PASSED)
-                steps.insert(0, ChangeSession(session=self.id, active=self.active, state=state))
+                steps.insert(0, ChangeSession(session=self.id, active=self.keeper.active, state=state))
             try:
                 await self.context.journal.write(*steps)
-            except PerdureError as failure:  # another node is the home; or nobody will know that this one is not
+            except PerdureError as failure:  # another node is the home; or no node will know that this one is not
                 log_event(logging.INFO, "session.rest", f"a home could not be let go of: {failure}", session=self.name)
 
     async def end(self, step: SessionStep, reason: str) -> None:
         """End the session: running calls get their answer, readers their end, and everything stored goes."""
         if self.state is SessionState.ENDED:
             return
-        state = advance(SESSION, self.state, step)
-        self.record = replace(self.record, state=state, ended=step.value)
+        advance(SESSION, self.state, step)
+        self.keeper.end(step.value)
         await self._close(reason)
         self.context.counters.sessions_ended += 1
         told = mail.encode(mail.Ended(session=self.id, reason=step.value))
         end = EndSession(session=self.id, time=self.context.clock(), reason=step.value)
-        posts = [SendMail(node=node, message=told) for node in self.context.neighbours.others]
+        posts = [SendMail(node=node, message=told) for node in self.context.nodes.others]
         try:
             await self.context.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
@@ -268,41 +234,35 @@ class Session(RecordKeeper):
     async def was_ended(self, reason: str) -> None:
         """It was ended by another process: let go of it."""
         if self.state is not SessionState.ENDED:
-            self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
-            for stream in self.streams.values():
+            self.keeper.end(reason)
+            for stream in list(self.streams.values()):
                 stream.unlog()
             await self._close("The session has ended")
 
     async def _close(self, reason: str) -> None:
         self.orphans.close()
         await self.exchange.aclose(reason)
-        self.standalone.advance(StreamStep.SESSION_ENDED)
         for stream in (self.standalone, *self.streams.values()):
-            if stream.reader is not None and not (stream.writes and stream.sealed):
+            if not stream.is_sealed:
+                stream.expire()
+            if stream.reader is not None and not (stream.writer is not None and stream.is_sealed):
                 stream.reader.end()
 
     # Streams that are over
 
-    def _settled(self, stream: Stream) -> None:
-        """A call's stream is over and nobody reads: from now on the store alone knows it."""
-        self.let_go(stream)
-        if self.state is not SessionState.ENDED:
+    def on_call_settled(self, stream: Stream) -> None:
+        """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
+        if (writer := stream.writer) is not None:  # else the node that writes it retains it
             self.orphans.ended(stream)
-            self.retained.add(stream.kept, time=self.context.clock())
+            self.retained.add(usage_of(stream, writer), time=self.context.clock())
             self.enforce_limits()
-
-    def let_go(self, stream: Stream) -> None:
-        """A call's stream that nobody needs in memory."""
-        if self.streams.get(stream.id) is stream:  # or it was overtaken, and another object follows its new writer
-            del self.streams[stream.id]
-        self.streams = self.streams or {}
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         return await replayed.lost_answers(self, stream)
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
-        """Of replayed events, those that are asks which nobody waits for any more."""
+        """Of replayed events, those that are asks which wait for no answer any more."""
         return await replayed.closed_asks(self, events)
 
     def enforce_limits(self) -> None:

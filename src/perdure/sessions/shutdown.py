@@ -1,30 +1,24 @@
-"""A stop: calls that may run again are left to the next process, the others get their answer."""
+"""Ends the running calls of a process that stops."""
 
 from __future__ import annotations
 
-from perdure._core import settling
-from perdure._core.settling import Verdict
-from perdure.sessions.registry import Sessions
+from perdure._core.settling import Rerun, rerun
+from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.tool_hints import ToolHints
 
 
-class Handover:
-    def __init__(self, sessions: Sessions, *, outlived: bool) -> None:
-        self._sessions = sessions
-        self._outlived = outlived
-        """There may be a next process: the store outlives this one."""
-        self._tools = ToolHints(sessions)
+async def learn_tools(sessions: SessionRegistry, tools: ToolHints) -> None:
+    """Find out, while there is time, which of the tools that run here may run again elsewhere."""
+    for session, call in sessions.running_calls():
+        if call.request.method == "tools/call":
+            await tools.ask(session.id, call.request, None)
 
-    async def learn_tools(self) -> None:
-        """Find out, while there is time, which of the tools that run here may run again elsewhere."""
-        for session, call in self._sessions.running_calls():
-            if call.request.method == "tools/call":
-                await self._tools.ask(session.id, str((call.request.params or {}).get("name")), None)
 
-    def __call__(self, reason: str) -> None:
-        for session, call in self._sessions.running_calls():
-            verdict = settling.verdict(call.request.method, attempt=call.attempt)
-            name = str((call.request.params or {}).get("name"))
-            again = verdict is Verdict.RERUN or (verdict is Verdict.ASK and self._tools.known(name))
-            if not (again and self._outlived):
-                session.exchange.answer_unknown(call, reason)
+def end_calls(sessions: SessionRegistry, tools: ToolHints, reason: str, *, outlived: bool) -> None:
+    """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
+    process, because the store outlives this one."""
+    for session, call in sessions.running_calls():
+        may = rerun(call.request.method, attempt=call.attempt)
+        may = tools.known(call.request) if may is Rerun.ASK else may
+        if not (outlived and may is Rerun.YES):
+            session.exchange.answer_unknown(call, reason)

@@ -1,1 +1,1 @@
-"""`perdure stdio`: puts `remote` behind the pipes of a desktop host. Uses `remote` and what `remote` uses."""
+"""Puts `remote` behind the pipes of a desktop host (`perdure stdio`); uses `remote` and the rooms below it."""

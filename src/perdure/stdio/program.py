@@ -1,4 +1,4 @@
-"""`perdure stdio` from its start to its end."""
+"""Runs `perdure stdio` from its start to its end."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
 from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
-from perdure.remote.auth import TokenProvider
-from perdure.remote.endpoint import Wire
-from perdure.stdio import failures as troubles
+from perdure._files.locks import HAS_FLOCK
+from perdure.remote.endpoint import Endpoint
+from perdure.remote.failures import Refusal, Refused
+from perdure.remote.message import encode, error
+from perdure.remote.notice import Notice
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.credentials import BadCredentials, provider
-from perdure.stdio.dialing import http_client
-from perdure.stdio.messages import encode, error
-from perdure.stdio.no_slot import NoSlot
+from perdure.stdio.connection_log import ConnectionLog
+from perdure.stdio.host.identity import identify
+from perdure.stdio.http_client import http_client, token_provider
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resuming import Resuming
+from perdure.stdio.slots import NoSlot, Slot, Target, default_directory, open_slot
 from perdure.telemetry.events import log_event
-
-if TYPE_CHECKING:
-    from perdure.stdio.tokens import Slot
 
 #: As for the other commands: what was asked for cannot be done.
 REFUSED = 2
@@ -56,67 +54,36 @@ class Options:
 
 def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
     """The exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if it could not have worked."""
-    log, unwritten = _log(options)
-    if unwritten is not None:
-        log_event(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {unwritten}")
-    try:
-        if sys.stdin is None or sys.stdout is None:
-            log_event(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
-            return REFUSED
-        return anyio.run(_run, options, arguments, environ)
-    except KeyboardInterrupt:  # before anybody listens to signals
-        return BY_SIGNAL + signal.SIGINT
-    finally:
-        log.finish()
-
-
-def _log(options: Options) -> tuple[logs.Unblocked, OSError | None]:
     log = logs.to_stderr(options.log_level)
     try:
         if options.log_file is not None:
             logs.to_file(options.log_file)
     except OSError as failure:
-        return log, failure
-    return log, None
+        log_event(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {failure}")
+    try:
+        if sys.stdin is None or sys.stdout is None:
+            log_event(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
+            return REFUSED
+        return anyio.run(_run, options, arguments, environ)
+    except KeyboardInterrupt:  # before the signals are handled
+        return BY_SIGNAL + signal.SIGINT
+    finally:
+        log.finish()
 
 
 async def _run(options: Options, arguments: list[str], environ: Mapping[str, str]) -> int:
     output = Output(sys.stdout.fileno())
-    trouble = troubles.of_address(options.url)
-    token: TokenProvider | None = None
-    if trouble is None:
-        try:
-            token = provider(options.token_env, options.token_file, environ)
-        except BadCredentials as bad:
-            trouble = bad.trouble
-    if trouble is not None:
-        return await _refuse(output, trouble)
-    return await _bridge(options, arguments, environ, output, token)
-
-
-async def _bridge(
-    options: Options,
-    arguments: list[str],
-    environ: Mapping[str, str],
-    output: Output,
-    token: TokenProvider | None,
-) -> int:
     try:
+        token = token_provider(options.token_env, options.token_file, environ)
         client = http_client(options.url, token)
-    except troubles.Refused as refused:
-        return await _refuse(output, refused.trouble)
+    except Refused as refused:
+        return await _refuse(options.url, output, refused.refusal)
+    on_401 = "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
+    endpoint = Endpoint(client, options.url, on_401=on_401)
     async with client:
         slot = await _slot(options, arguments, environ)
         notes = Notes(lambda: slot.notes)
-        has_token = token is not None
-        bridge = Bridge(
-            Wire(client, options.url),
-            output,
-            Resuming(client, options.url, slot, credentials=has_token),
-            notes,
-            patience=Patience(max_time=options.patience),
-            credentials=has_token,
-        )
+        bridge = Bridge(endpoint, output, Resuming(endpoint, slot), notes, patience=Patience(max_time=options.patience))
 
         def leaving() -> None:
             notes.close()
@@ -130,15 +97,18 @@ async def _bridge(
 async def _slot(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot:
     if not options.resume:
         return NoSlot()
-    try:
-        # Here, because on Windows they cannot be imported: its kind of lock is missing.
-        from perdure.stdio import target, tokens
-        from perdure.stdio.host import identity as parent
-    except ImportError:
-        sentence = "Could not verify parent process start time, session resume disabled for this instance"
-        log_event(logging.WARNING, "stdio.no_resume", sentence)
+    if not HAS_FLOCK:  # Windows
+        log_event(
+            logging.WARNING,
+            "stdio.no_resume",
+            "Could not verify parent process start time, session resume disabled for this instance",
+        )
         return NoSlot()
-    directory = options.token_dir or tokens.default_directory(environ, platform=sys.platform, home=_home())
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without an entry and without HOME, as in some containers
+        home = None
+    directory = options.token_dir or default_directory(environ, platform=sys.platform, home=home)
     try:
         started_in = Path.cwd()
     except OSError as error:  # it was removed: the target is not known
@@ -148,20 +118,13 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
         return NoSlot()
     name = options.token_env or (str(options.token_file) if options.token_file else "")
     secret = environ.get(options.token_env, "") if options.token_env else ""
-    meant = target.Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
-    return await tokens.open_slot(directory, parent.identify(), meant)
-
-
-def _home() -> Path | None:
-    try:
-        return Path.home()
-    except RuntimeError:  # a user without an entry and without HOME, as in some containers
-        return None
+    target = Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
+    return await open_slot(directory, identify(), target)
 
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The signal that was received, if one was; the second of them ends the process as if nobody listened."""
+    """The signal that was received, if one was; the second one ends the process as it would without a handler."""
     received: list[int] = []
     loop = asyncio.get_running_loop()
     wanted = (signal.SIGTERM, signal.SIGINT)
@@ -178,9 +141,9 @@ def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
     yield received
 
 
-async def _refuse(output: Output, trouble: troubles.Trouble) -> int:
+async def _refuse(url: str, output: Output, refusal: Refusal) -> int:
     """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
-    troubles.Teller().refused(trouble)
+    ConnectionLog(url)(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):
             try:
@@ -188,6 +151,6 @@ async def _refuse(output: Output, trouble: troubles.Trouble) -> int:
             except InvalidMessage:
                 message = None
             if isinstance(message, Request):
-                data = {"reason": trouble.reason}
-                await output.write(error(encode(message.id), NO_SERVER, trouble.sentence, data))
+                data = {"reason": refusal.reason}
+                await output.write(error(encode(message.id), NO_SERVER, refusal.sentence, data).text)
     return REFUSED

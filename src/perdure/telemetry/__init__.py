@@ -1,4 +1,2 @@
-"""Log records with an action, counters, Prometheus metrics and spans.
-
-Uses `store`, `settings`, `errors` and `_core`.
-"""
+"""Tells operators what happens, by log records, counters, Prometheus metrics and spans; uses `store`, `settings`,
+`errors` and `_core`."""

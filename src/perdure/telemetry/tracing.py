@@ -63,8 +63,6 @@ class TracedStream(Protocol):
 class TracedReader(Protocol):
     """What the span of a request needs of its reader."""
 
-    replay: Replay | None
-
     @property
     def stream(self) -> TracedStream: ...
     @property
@@ -78,22 +76,22 @@ class TracedReader(Protocol):
 class Request:
     """The span of one request at the endpoint, from its arrival until its response has ended."""
 
-    __slots__ = ("_reader", "_span", "_token")
+    __slots__ = ("_reader", "_replay", "_span", "_token")
 
     def __init__(self, span: Span, context: Context) -> None:
         self._span = span
         self._token: Token[Context] = contexts.attach(within(span, context))
         self._reader: TracedReader | None = None
+        self._replay: Replay | None = None
 
     def __enter__(self) -> Request:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        reader = self._reader
-        if reader is not None:
-            if reader.replay is not None:
-                reader.replay.given_up()
-            error = error or reader.failure
+        if self._replay is not None:
+            self._replay.give_up()
+        if self._reader is not None:
+            error = error or self._reader.failure
         if isinstance(error, Exception):  # a cancelled request is a client that left, or the end of the process
             self._span.record_exception(error)
             self._span.set_attribute(ERROR, type(error).__qualname__)
@@ -108,17 +106,20 @@ class Request:
         if name != "nothing_more":
             span.set_status(Status(StatusCode.ERROR, sentence))
 
-    def reads(self, reader: TracedReader, *, session: str, headers: Headers, resumes: bool, timed: Histogram) -> None:
-        """The response is a stream. Its reader missed the events that were there before it came (`resumes`: by GET)."""
+    def reads(
+        self, reader: TracedReader, *, session: str, headers: Headers, resumes: bool, timed: Histogram
+    ) -> Replay | None:
+        """The response is a stream. What it missed is what was there before its reader came (`resumes`: by GET); the
+        replay of that is given back."""
         missed = max(0, reader.live_from - reader.cursor) if resumes else 0
         stream = reader.stream.id
-        if missed:
-            reader.replay = Replay(session=session, stream=stream, missed=missed, timed=timed)
+        replay = Replay(session=session, stream=stream, missed=missed, timed=timed) if missed else None
         if self._span.is_recording():
-            self._reader = reader
+            self._reader, self._replay = reader, replay
             self._span.set_attributes(_reading(session, stream, missed))
             if resumes and (named := next((value for name, value in headers if name == b"last-event-id"), b"")):
                 self._span.set_attribute(LAST_EVENT_ID, printable(named[:_MOST_CHARS].decode("latin-1")))
+        return replay
 
 
 class Replay:
@@ -139,10 +140,11 @@ class Replay:
         self._span.end()
         return None
 
-    def given_up(self) -> None:
-        """The reader left, or was ended, before it had caught up."""
-        self._span.set_status(Status(StatusCode.ERROR, "the reader left before it had caught up"))
-        self._span.end()
+    def give_up(self) -> None:
+        """The reader has left, or was ended; before it had caught up, if the replay has not ended."""
+        if self._span.is_recording():
+            self._span.set_status(Status(StatusCode.ERROR, "the reader left before it had caught up"))
+            self._span.end()
 
 
 class _Untraced(Request):

@@ -1,4 +1,4 @@
-"""Tests for a store of your own: does it keep the promises of `perdure.store.base`?
+"""Tests whether a store keeps the promises of `perdure.store.base`; uses `store` and the rooms below it.
 
     def make(name: str) -> Store:
         return MyStore(f"/somewhere/{name}")      # the same name: the same data

@@ -1,14 +1,14 @@
-"""What every check of the contract stands on: a fresh store, and a few ways to say what was promised."""
+"""A fresh store for each check of the contract, and a few ways to say what was promised."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from perdure._core.ids import Fence, Kind, StreamId
 from perdure.errors import StaleFence
-from perdure.store.base import OpenStream, PutSession, Refusals, Refused, Store, StreamRecord
+from perdure.store.base import OpenStream, PutSession, Refusals, Step, StepRefusal, Store, StreamRecord, stream_by_id
 from perdure.testing._values import NODE, STREAM, a_call, a_session, a_stream, put
 
 
@@ -19,6 +19,9 @@ class Case:
     store: Store
     fence: Fence
     again: Callable[[], Store] | None
+    hang: Callable[[], AbstractContextManager[object]] | None
+    patience: float
+    """Seconds within which something must happen that no promise gives a time for."""
 
     async def reopen(self) -> bool:
         """Close and open again; `False` where nothing outlives the object."""
@@ -38,15 +41,22 @@ class Case:
         async with self.again() as store:
             yield store
 
+    async def put(self, *steps: Step) -> Refusals:
+        return await put(self.store, *steps)
+
+    async def accept(self, *steps: Step) -> None:
+        """Commit steps of which none is refused."""
+        accepted(await put(self.store, *steps))
+
     async def open_stream(self, name: str = STREAM, *, kind: Kind = Kind.CALL) -> None:
         """With requests of its own: no two streams run one id."""
         record = a_stream(self.fence, name, kind=kind)
         ids: tuple[int | str, ...] = (1, "one") if name == STREAM else (f"{name} 1", f"{name} 2")
         calls = tuple(a_call(id_, stream=name) for id_ in ids) if kind is Kind.CALL else ()
-        accepted(await put(self.store, PutSession(record=a_session()), OpenStream(record=record, calls=calls)))
+        await self.accept(PutSession(record=a_session()), OpenStream(record=record, calls=calls))
 
     async def record(self, name: str = STREAM) -> StreamRecord:
-        record = await self.store.stream(StreamId(name))
+        record = await stream_by_id(self.store, StreamId(name))
         if record is None:
             raise AssertionError(f"stream {name} is gone")
         return record
@@ -69,7 +79,7 @@ def accepted(refusals: Refusals) -> None:
     same("refusals", list(refusals), [None] * len(refusals))
 
 
-def refused(refusals: Refusals, *places: int, why: type[Refused] = StaleFence) -> None:
+def refused(refusals: Refusals, *places: int, why: type[StepRefusal] = StaleFence) -> None:
     """These steps for this reason, and no other step."""
     seen = {place: type(refusal).__name__ for place, refusal in enumerate(refusals) if refusal is not None}
     same("refused steps", seen, dict.fromkeys(places, why.__name__))

@@ -1,4 +1,4 @@
-"""Promises 8, 10, 11 and 15: hints, mail, who is dead, and who holds what is not written."""
+"""Promises 8, 10, 11 and 15: hints, mail, which nodes are dead, and which hold what is not written."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from perdure.store.base import (
     OpenStream,
     PutReader,
     PutSession,
-    Refused,
     SendMail,
+    StepRefusal,
     Store,
 )
 from perdure.testing._case import Case, accepted, refused, same
@@ -40,12 +40,9 @@ from perdure.testing._values import (
 THIRD = NodeId("third")
 LEASE = 15.0
 
-PATIENCE = 10.0
-"""Seconds that a hint may take. It may also be lost for good, but then nobody would notice a broken one."""
-
 
 class Clock:
-    """A monotonic clock that stands still until it is told to go on."""
+    """A monotonic clock that stands still until a check sets it."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -54,14 +51,14 @@ class Clock:
         return self.now
 
 
-async def promise_8_reading_tells_the_truth_whether_or_not_somebody_listens(case: Case) -> None:
+async def promise_8_reading_tells_the_truth_with_and_without_a_listener(case: Case) -> None:
     await case.open_stream()
     stop = case.store.subscribe(NODE, lambda streams: None)
-    await put(case.store, an_append(case.fence, some_events(1, 1)))
+    await case.put(an_append(case.fence, some_events(1, 1)))
     same("events while listening", await numbers(case.store), [1])
     stop()
     stop()
-    await put(case.store, an_append(case.fence, some_events(2, 2)))
+    await case.put(an_append(case.fence, some_events(2, 2)))
     same("events without", await numbers(case.store), [1, 2])
 
 
@@ -72,92 +69,91 @@ async def promise_8_a_hint_reaches_the_node_that_it_is_for(case: Case) -> None:
         told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
         stop = elsewhere.subscribe(OTHER, told.put_nowait)
         case.store.hint(OTHER, [StreamId("grown"), STREAM])
-        await _told(told, "grown")
-        accepted(await put(case.store, SendMail(node=OTHER, message=b"look")))
-        await _told(told)
+        await _told(told, case.patience, "grown")
+        await case.accept(SendMail(node=OTHER, message=b"look"))
+        await _told(told, case.patience)
         stop()
         case.store.hint(OTHER, [STREAM])
-        case.store.hint(NodeId("nobody"), [STREAM])
+        case.store.hint(NodeId("unknown"), [STREAM])
         same("mail", await messages(elsewhere, OTHER), [b"look"])
 
 
-async def _told(queue: asyncio.Queue[Sequence[StreamId]], name: str | None = None) -> None:
+async def _told(queue: asyncio.Queue[Sequence[StreamId]], patience: float, name: str | None = None) -> None:
     """Wait for a hint at a stream, or at everything."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             while (streams := await queue.get()) and name not in streams:
                 pass
     except TimeoutError:
-        raise AssertionError(f"no hint at {name or 'the mail'} came within {PATIENCE} seconds") from None
+        raise AssertionError(f"no hint at {name or 'the mail'} came within {patience} seconds") from None
 
 
-async def equal_stamps_mean_that_nobody_else_has_written(case: Case) -> None:
-    await put(case.store, PutSession(record=a_session()))
+async def equal_stamps_mean_that_no_other_process_has_written(case: Case) -> None:
+    await case.put(PutSession(record=a_session()))
     async with case.elsewhere() as elsewhere:
         for number in range(3):
             before = case.store.stamp()
             accepted(await put(elsewhere, ChangeSession(session=SESSION, active=float(number))))
             if case.store.stamp() == before:
-                raise AssertionError(f"the stamp {before!r} stayed, though somebody else has written")
+                raise AssertionError(f"the stamp {before!r} stayed, though another process has written")
             before = case.store.stamp()
             await elsewhere.reattach(SESSION)
             if case.store.stamp() == before:
-                raise AssertionError(f"the stamp {before!r} stayed, though somebody else has begun an incarnation")
+                raise AssertionError(f"the stamp {before!r} stayed, though another process has begun an incarnation")
 
 
 async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
     await case.store.join(OTHER)
-    await put(case.store, *(SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
-    await put(case.store, SendMail(node=OTHER, message=b"theirs"))
+    await case.put(*(SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
+    await case.put(SendMail(node=OTHER, message=b"theirs"))
     await case.reopen()
     mail = list(await case.store.mail(NODE))
     same("mail", [message for _, message in mail], [b"0", b"1", b"2", b"3", b"4"])
     same("keys in order", [key for key, _ in mail], sorted({key for key, _ in mail}))
     same("mail read before", list(await case.store.mail(NODE)), mail)
     for _ in range(2):
-        await put(case.store, MailReceived(node=NODE, through=mail[2].key))
+        await case.put(MailReceived(node=NODE, through=mail[2].key))
         same("mail that was not received", list(await case.store.mail(NODE)), mail[3:])
-    await put(case.store, SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
+    await case.put(SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
     same("mail that came meanwhile", await messages(case.store), [b"late"])
     same("the other's mail", await messages(case.store, OTHER), [b"theirs"])
-    same("mail of nobody", list(await case.store.mail(NodeId("nobody"))), [])
+    same("mail of an unknown node", list(await case.store.mail(NodeId("unknown"))), [])
 
 
 async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(case: Case) -> None:
     await case.store.join(OTHER)
     posts = [SendMail(node=NODE, message=b"%d" % number) for number in range(MAX_MAIL + 100)]
     # Many commits: one of so many steps may take a store longer than one operation may.
-    refusals: list[Refused | None] = []
+    refusals: list[StepRefusal | None] = []
     for start in range(0, len(posts), 500):
-        refusals += await put(case.store, *posts[start : start + 500])
+        refusals += await case.put(*posts[start : start + 500])
     same("messages that were taken", [refusal is None for refusal in refusals], [True] * MAX_MAIL + [False] * 100)
     same("why the others were not", {type(refusal) for refusal in refusals[MAX_MAIL:]}, {MailFull})
-    accepted(await put(case.store, SendMail(node=OTHER, message=b"theirs")))
+    await case.accept(SendMail(node=OTHER, message=b"theirs"))
     page = list(await case.store.mail(NODE))
     same("the first page", [message for _, message in page], [b"%d" % number for number in range(MAIL_AT_ONCE)])
     (after, _), *_ = await case.store.mail(NODE, after=page[-1].key)
     same("the next page begins later", after > page[-1].key, True)
-    await put(case.store, MailReceived(node=NODE, through=page[-1].key + MAX_MAIL * 2))
-    accepted(await put(case.store, *posts[:64]))
+    await case.put(MailReceived(node=NODE, through=page[-1].key + MAX_MAIL * 2))
+    await case.accept(*posts[:64])
 
 
 async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_all(case: Case) -> None:
     await case.open_stream()
-    await put(case.store, SendMail(node=NODE, message=b"say it"))
+    await case.put(SendMail(node=NODE, message=b"say it"))
     (mail,) = await case.store.mail(NODE)
     done = (an_append(case.fence, some_events(1, 1)), MailReceived(node=NODE, through=mail.key))
     for _ in range(2):
-        accepted(await put(case.store, *done))
+        await case.accept(*done)
         same("mail", await messages(case.store), [])
         same("events", await numbers(case.store), [1])
 
 
-async def promise_10_a_message_for_nobody_is_refused_and_its_neighbours_are_not(case: Case) -> None:
+async def promise_10_a_message_for_an_unknown_node_is_refused_and_its_neighbours_are_not(case: Case) -> None:
     await case.open_stream()
-    refusals = await put(
-        case.store,
+    refusals = await case.put(
         an_append(case.fence, some_events(1, 1)),
-        SendMail(node=NodeId("nobody"), message=b"lost"),
+        SendMail(node=NodeId("unknown"), message=b"lost"),
         SendMail(node=NODE, message=b"found"),
     )
     refused(refusals, 1, why=NodeGone)
@@ -165,19 +161,19 @@ async def promise_10_a_message_for_nobody_is_refused_and_its_neighbours_are_not(
     same("mail", await messages(case.store), [b"found"])
 
 
-async def promise_10_the_heir_gets_the_mail_of_whom_it_buries(case: Case) -> None:
+async def promise_10_the_heir_gets_the_mail_of_the_node_it_buries(case: Case) -> None:
     await case.store.join(OTHER)
     for number in range(3):
-        await put(case.store, SendMail(node=OTHER, message=b"theirs %d" % number))
-        await put(case.store, SendMail(node=NODE, message=b"ours %d" % number))
+        await case.put(SendMail(node=OTHER, message=b"theirs %d" % number))
+        await case.put(SendMail(node=NODE, message=b"ours %d" % number))
     ours = list(await case.store.mail(NODE))
     await case.store.leave(OTHER)
     await case.store.bury(OTHER, heir=NODE)
     inherited = [message for message in await messages(case.store) if message.startswith(b"theirs")]
-    same("mail of the one who was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
-    await put(case.store, MailReceived(node=NODE, through=ours[-1].key))
+    same("mail of the node that was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
+    await case.put(MailReceived(node=NODE, through=ours[-1].key))
     same("mail that the heir had not seen", await messages(case.store), inherited)
-    refused(await put(case.store, SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
+    refused(await case.put(SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
     same("nodes", [node.id for node in await case.store.nodes()], [NODE])
     await case.store.bury(OTHER, heir=NODE)
     same("mail, after another burial", await messages(case.store), inherited)
@@ -216,7 +212,7 @@ async def promise_11_a_node_that_left_is_dead_until_it_is_buried(case: Case) -> 
         same("dead nodes", list(await mine.dead()), [])
         await elsewhere.leave(OTHER)
         same("dead nodes", list(await mine.dead()), [OTHER])
-        same("whether the claims of one who left hold", theirs.holds, False)
+        same("whether the claims of a node that left hold", theirs.holds, False)
     same("what it wrote", list(await case.store.written_by(OTHER)), [left])
     claimed = await case.store.claim(left.id, node=NODE, held=left.fence)
     same("the stream that was claimed", claimed and replace(claimed, fence=fence, node=OTHER, generation=1), left)
@@ -242,17 +238,17 @@ async def promise_15_a_node_that_holds_is_named_until_it_holds_nothing_more(case
     async with case.elsewhere() as elsewhere:
         await elsewhere.join(OTHER)
         theirs = _view(elsewhere, OTHER, clock)
-        same("who holds, before any node does", [list(await view.holders()) for view in (mine, theirs)], [[], []])
+        same("holders, before any node is one", [list(await view.holders()) for view in (mine, theirs)], [[], []])
         for _ in range(2):
             theirs.hold(True)
-            same("who holds, to another", list(await mine.holders()), [OTHER])
-            same("who else holds, to the one who does", list(await theirs.holders()), [])
+            same("holders, as another node sees them", list(await mine.holders()), [OTHER])
+            same("other holders, as the holder sees them", list(await theirs.holders()), [])
         mine.hold(True)
-        same("two who hold", [list(await mine.holders()), list(await theirs.holders())], [[OTHER], [NODE]])
+        same("two holders", [list(await mine.holders()), list(await theirs.holders())], [[OTHER], [NODE]])
         for view in (mine, theirs):
             view.hold(False)
             view.hold(False)
-        await _wait_until_none_holds(mine, theirs)
+        await _wait_until_none_holds(mine, theirs, patience=case.patience)
         same("dead nodes", list(await mine.dead()), [])
         await elsewhere.leave(OTHER)
 
@@ -264,17 +260,17 @@ async def promise_15_a_node_that_is_gone_holds_nothing(case: Case) -> None:
         await elsewhere.join(OTHER)
         theirs = _view(elsewhere, OTHER, clock)
         theirs.hold(True)
-        same("who holds", list(await mine.holders()), [OTHER])
+        same("holders", list(await mine.holders()), [OTHER])
         await elsewhere.leave(OTHER)
-        same("who holds, when it has left", list(await mine.holders()), [])
+        same("holders, when it has left", list(await mine.holders()), [])
         theirs.hold(True)
-        same("who holds, whatever one says who has left", list(await mine.holders()), [])
+        same("holders, whatever a node says that has left", list(await mine.holders()), [])
 
 
-async def _wait_until_none_holds(*views: Liveness) -> None:
+async def _wait_until_none_holds(*views: Liveness, patience: float) -> None:
     """Wait until no node holds anything: a look of another process may be in the way for a moment."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             while any([await view.holders() for view in views]):
                 for view in views:
                     await view.dead()  # a round, as each node makes them

@@ -1,20 +1,23 @@
-"""Records and steps with as little said as possible, and a picture of all that a store shows."""
+"""Records and steps with as few arguments as possible, and a picture of all that a store shows."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
-from perdure._core.states import SessionState
+from perdure._core.states import CallState, SessionState
 from perdure.store.base import (
     Append,
     AskRecord,
+    CallEnd,
     CallRecord,
     Event,
+    PutCall,
     ReaderRecord,
     Refusals,
     SessionRecord,
@@ -33,7 +36,7 @@ STREAM = StreamId("stream")
 
 
 def a_session(
-    id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "somebody"
+    id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "owner"
 ) -> SessionRecord:
     return SessionRecord(
         id=SessionId(id_),
@@ -83,8 +86,17 @@ def a_call(
         stream=StreamId(stream),
         method="tools/call",
         request=b'{"method":"tools/call"}',
-        principal="somebody",
+        principal="owner",
     )
+
+
+def an_end(request_id: int | str = 1, state: CallState = CallState.ANSWERED) -> CallEnd:
+    return CallEnd(incarnation=1, request_id=request_id, state=state)
+
+
+def a_put_call(fence: Fence, *, state: CallState = CallState.WAITING, **more: Any) -> PutCall:
+    values: dict[str, Any] = {"incarnation": 1, "request_id": 1, "attempt": 1, "progress": None} | more
+    return PutCall(stream=STREAM, fence=fence, state=state, **values)
 
 
 def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> AskRecord:
@@ -142,19 +154,37 @@ async def all_sessions(store: Store, *, page: int = 100) -> list[SessionRecord]:
     return found
 
 
+async def count_open(store: Store) -> int:
+    """How many sessions have not ended."""
+    return sum(count for state, count in (await store.count_states()).items() if state is not SessionState.ENDED)
+
+
+async def together(store: Store, asked: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+    """Give several answers of a store by name.
+
+    A store that others share is somewhere else: it is asked for all at once, which takes as long as asking for a few.
+    """
+    answers = await asyncio.gather(*asked.values()) if store.shared else [await each for each in asked.values()]
+    return {
+        name: list(answer) if isinstance(answer, Sequence) else answer
+        for name, answer in zip(asked, answers, strict=True)
+    }
+
+
 async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
     """All that a store shows of some sessions, as plain values."""
-    seen: dict[str, Any] = {"sessions": await all_sessions(store)}
+    asked: dict[str, Awaitable[Any]] = {"sessions": all_sessions(store)}
     for session in map(SessionId, sessions):
-        streams = list(await store.streams(session))
-        seen[f"{session}: streams"] = streams
-        seen[f"{session}: calls"] = list(await store.calls(session))
-        seen[f"{session}: asks"] = list(await store.asks(session))
-        seen[f"{session}: chain"] = await store.chain_of(session)
-        seen[f"{session}: unread"] = list(await store.unread(session))
-        seen[f"{session}: kept"] = list(await store.kept(session))
-        for stream in streams:
-            seen[f"{stream.id}: events"] = await all_events(store, stream.id)
-            seen[f"{stream.id}: generations"] = list(await store.generations(stream.id))
-            seen[f"{stream.id}: reader"] = await store.reader(stream.id)
-    return seen
+        asked[f"{session}: streams"] = store.streams(session)
+        asked[f"{session}: calls"] = store.calls(session)
+        asked[f"{session}: asks"] = store.asks(session)
+        asked[f"{session}: chain"] = store.chain_of(session)
+        asked[f"{session}: unread"] = store.unread(session)
+        asked[f"{session}: kept"] = store.kept(session)
+    seen = await together(store, asked)
+    of_streams: dict[str, Awaitable[Any]] = {}
+    for stream in [stream for session in sessions for stream in seen[f"{session}: streams"]]:
+        of_streams[f"{stream.id}: events"] = all_events(store, stream.id)
+        of_streams[f"{stream.id}: generations"] = store.generations(stream.id)
+        of_streams[f"{stream.id}: reader"] = store.reader(stream.id)
+    return seen | await together(store, of_streams)

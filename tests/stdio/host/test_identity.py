@@ -16,7 +16,7 @@ import pytest
 
 from perdure.stdio.host import identity as parent
 from perdure.stdio.host.identity import Identity, identify
-from perdure.stdio.host.processes import MAX_COMMAND, Processes, ProcFs, Psutil, Seen, here
+from perdure.stdio.host.processes import MAX_COMMAND, Processes, ProcessInfo, ProcFs, Psutil, here
 from tests.support.process_trees import Workshop, make_workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -279,7 +279,7 @@ def killed_after(pid: int, *, looks: int, table: ProcFs) -> Iterator[Processes]:
         space = table.space
         left = looks
 
-        def look(self, asked: int, /) -> Seen | None:
+        def look(self, asked: int, /) -> ProcessInfo | None:
             if self.left == 0:
                 os.kill(pid, signal.SIGKILL)
             self.left -= 1

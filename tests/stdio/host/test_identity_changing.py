@@ -12,19 +12,19 @@ import pytest
 
 from perdure.stdio.host import identity as parent
 from perdure.stdio.host.identity import Identity, identify
-from perdure.stdio.host.processes import ProcFs, Psutil, Seen
+from perdure.stdio.host.processes import ProcessInfo, ProcFs, Psutil
 
 
 @dataclass(kw_only=True)
 class Changing:
     """Processes of which each look may show others."""
 
-    looks: Iterator[dict[int, Seen]]
+    looks: Iterator[dict[int, ProcessInfo]]
     boot: str = "boot"
     space: str = "space"
     count: int = field(default=0)
 
-    def look(self, pid: int, /) -> Seen | None:
+    def look(self, pid: int, /) -> ProcessInfo | None:
         self.count += 1
         return next(self.looks).get(pid)
 
@@ -32,14 +32,14 @@ class Changing:
         raise NotImplementedError
 
 
-def tree(*processes: tuple[int, int, int, str]) -> dict[int, Seen]:
+def tree(*processes: tuple[int, int, int, str]) -> dict[int, ProcessInfo]:
     return {
-        pid: Seen(pid=pid, parent=above, start=start, name="x", words=tuple(line.split()))
+        pid: ProcessInfo(pid=pid, parent=above, start=start, name="x", words=tuple(line.split()))
         for pid, above, start, line in processes
     }
 
 
-def after(count: int, first: dict[int, Seen], then: dict[int, Seen]) -> Iterator[dict[int, Seen]]:
+def after(count: int, first: dict[int, ProcessInfo], then: dict[int, ProcessInfo]) -> Iterator[dict[int, ProcessInfo]]:
     yield from [first] * count
     while True:
         yield then
@@ -72,7 +72,7 @@ def test_a_process_without_a_command_line_is_looked_at_again() -> None:
 
 
 def test_a_tree_that_never_rests_has_no_identity() -> None:
-    def looks() -> Iterator[dict[int, Seen]]:
+    def looks() -> Iterator[dict[int, ProcessInfo]]:
         start = 0
         while True:
             start += 1

@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from perdure.stdio.host.launchers import MANAGERS, Kind, kind
+from perdure.stdio.host.launchers import MANAGERS, ProcessKind, classify
 
 LAUNCHERS = [
     "uvx perdure stdio URL",
@@ -133,22 +133,22 @@ HOSTS = [
 
 @pytest.mark.parametrize("line", LAUNCHERS)
 def test_a_command_line_that_is_only_there_to_start_us(line: str) -> None:
-    assert kind(name="anything", words=shlex.split(line)) is Kind.LAUNCHER
+    assert classify(name="anything", words=shlex.split(line)) is ProcessKind.LAUNCHER
 
 
 @pytest.mark.parametrize("line", HOSTS)
 def test_a_command_line_that_may_be_a_hosts(line: str) -> None:
     """T7: what is in doubt is a host."""
-    assert kind(name="anything", words=shlex.split(line)) is Kind.HOST
+    assert classify(name="anything", words=shlex.split(line)) is ProcessKind.HOST
 
 
 @pytest.mark.parametrize("name", sorted(MANAGERS))
 def test_a_manager_is_known_by_its_name_or_its_program(name: str) -> None:
     """T2."""
-    assert kind(name=name, words=["perdure", "stdio"]) is Kind.MANAGER
-    assert kind(name="x", words=[f"/usr/lib/{name}", "--user"]) is Kind.MANAGER
+    assert classify(name=name, words=["perdure", "stdio"]) is ProcessKind.MANAGER
+    assert classify(name="x", words=[f"/usr/lib/{name}", "--user"]) is ProcessKind.MANAGER
 
 
 def test_a_command_line_without_end_is_a_hosts() -> None:
-    assert kind(name="env", words=[*["env"] * 10, "perdure", "stdio"]) is Kind.LAUNCHER
-    assert kind(name="env", words=[*["env"] * 10_000, "perdure", "stdio"]) is Kind.HOST
+    assert classify(name="env", words=[*["env"] * 10, "perdure", "stdio"]) is ProcessKind.LAUNCHER
+    assert classify(name="env", words=[*["env"] * 10_000, "perdure", "stdio"]) is ProcessKind.HOST

@@ -15,7 +15,7 @@ import pytest
 from perdure._core.ids import NodeId
 from perdure._files.locks import flock
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.store.base import Liveness, PutSession, Release
+from perdure.store.base import Liveness, PutSession, Release, stream_by_id
 from perdure.store.sqlite import SqliteStore
 from perdure.store.sqlite import locks as _sqlite_locks
 from perdure.store.sqlite.locks import Locks
@@ -125,7 +125,7 @@ async def test_who_left_nothing_behind_needs_no_burial(store: SqliteStore, path:
         assert list(await view(store).dead()) == [OTHER], "although its process still runs"
         await store.bury(OTHER, heir=NODE)
     fence = await store.join(NodeId("third"))
-    held = await store.stream((await store.streams(a_session().id))[0].id)
+    held = await stream_by_id(store, (await store.streams(a_session().id))[0].id)
     assert held is not None
     claimed = await store.claim(held.id, node=NodeId("third"), held=held.fence)
     assert claimed is not None
@@ -188,7 +188,7 @@ async def test_a_file_opened_by_a_link_has_the_same_locks(store: SqliteStore, pa
 async def test_a_folder_for_the_locks_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "log.db-nodes").write_text("in the way")
     async with SqliteStore(str(tmp_path / "log.db")) as store:
-        with pytest.raises(StoreUnavailable, match=r"the locks in .*log\.db-nodes cannot be used: the folder"):
+        with pytest.raises(StoreUnavailable, match=r"the locks in .*log\.db-nodes cannot be used: it is not a folder"):
             await store.join(NODE)
         assert list(await store.nodes()) == []
 

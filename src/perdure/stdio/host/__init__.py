@@ -1,1 +1,1 @@
-"""Finds out which host started the bridge. Uses `telemetry.events` and `_core`."""
+"""Finds out which host started the bridge; uses `telemetry.events` and `_core`."""

@@ -1,23 +1,23 @@
-"""Whether a process is an MCP host, or only a launcher on the way from the host to us.
+"""Classifies a process above the bridge: an MCP host, a launcher on the way from the host, or a process manager.
 
-Hosts start us through `uvx`, `npx` or a shell. These are new processes with each start, so a session cannot be found
-again by them; the host behind them stays. A launcher is known by its command line alone:
+Hosts start the bridge through `uvx`, `npx` or a shell. These are new processes with each start, so a session cannot be
+found again by them; the host behind them stays. A launcher is known by its command line alone:
 
 | program | is a launcher if |
 |---|---|
 | `uv`, `uvx` | it runs something (`uvx …`, `uv run …`, `uv tool run …`) |
 | `npx`, `npm` | it is `npx …`, `npm exec …` or `npm x …` |
 | `pipx` | it is `pipx run …` |
-| `env` | what follows its options and variables would be a launcher, or is us |
+| `env` | what follows its options and variables would be a launcher, or is the bridge |
 | a shell | its `-c` is one such command, after `cd`, `export` and the like at most; or its script is `perdure` |
-| Python, Node | its script or module is us, or one of the above (`python -m uv`, `node …/npx-cli.js`) |
+| Python, Node | its script or module is the bridge, or one of the above (`python -m uv`, `node …/npx-cli.js`) |
 | `perdure` | it is `perdure stdio …` (a wrapper of that name) |
 
 Nothing else is one. To take a launcher for a host costs a resume: the session starts fresh. To take a host for a
 launcher could mix the sessions of two hosts that have the same parent. So every doubt is decided for the host.
 
-A **manager** adopts the children of others, or starts whatever a user logs in to: it is not a host, and nothing is
-known of the one that was.
+A **manager** adopts the children of other processes, or starts whatever a user logs in to. It is not a host, and the
+host that was there is not known.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+Rule = Callable[[Sequence[str]], bool]
+"""Whether a program starts the bridge when it is called with these words."""
 
-class Kind(enum.Enum):
-    """What a process above us is."""
 
-    HOST = "host"  #: whose child we are, with launchers in between at most
-    LAUNCHER = "launcher"  #: is there to start us; look at its parent
-    MANAGER = "manager"  #: starts or adopts anything; no identity
+class ProcessKind(enum.Enum):
+    """What a process above the bridge is."""
+
+    HOST = "host"  #: the bridge is its child, with launchers in between at most
+    LAUNCHER = "launcher"  #: is there to start the bridge; look at its parent
+    MANAGER = "manager"  #: starts or adopts anything; gives no identity
 
 
 #: Processes of any session, and those that adopt orphans. What is written to `comm` has 15 characters on Linux.
@@ -52,7 +55,7 @@ _PYTHON = re.compile(r"(python|pypy)(\d+(\.\d+)?t?)?", re.IGNORECASE)
 _SUFFIX = re.compile(r"\.(py|pyz|js|mjs|cjs|sh)$")
 _OPERATOR = re.compile(r"[();<>|&]+")
 
-#: What a shell may do before it starts us. It changes how we start, and starts nothing that could be our host.
+#: What a shell may do before it starts the bridge. It starts nothing that could be the host.
 _PREPARATIONS = frozenset({"cd", "export", "unset", "source", ".", "umask", "ulimit", "set"})
 
 _ENV_VALUED = frozenset({"-u", "--unset", "-C", "--chdir", "-P"})
@@ -60,18 +63,21 @@ _NODE_VALUED = frozenset({"-r", "--require", "--import", "--loader", "--experime
 _SHELL_VALUED = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
 
 
-def kind(*, name: str, words: Sequence[str]) -> Kind:
+def classify(*, name: str, words: Sequence[str]) -> ProcessKind:
     """What a process is, by the name that the system has for it and its command line."""
     if name in MANAGERS or (words and _name(words[0]) in MANAGERS):
-        return Kind.MANAGER
+        return ProcessKind.MANAGER
+    # npm replaces its command line by a title: one word that holds them all, and nothing in the room that is left.
+    if words and words[0].startswith(("npm exec ", "npm x ")) and not any(words[1:]):
+        words = words[0].split()
     try:
-        return Kind.LAUNCHER if starts_us(_untitled(words)) else Kind.HOST
+        return ProcessKind.LAUNCHER if starts_bridge(words) else ProcessKind.HOST
     except RecursionError:  # thousands of `env` in a row
-        return Kind.HOST
+        return ProcessKind.HOST
 
 
-def starts_us(words: Sequence[str]) -> bool:
-    """Whether a command line is only there to start us, or is our own."""
+def starts_bridge(words: Sequence[str]) -> bool:
+    """Whether a command line is only there to start the bridge, or is the bridge's own."""
     if not words:
         return False
     program = _program(words[0])
@@ -89,43 +95,16 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _untitled(words: Sequence[str]) -> Sequence[str]:
-    """npm replaces its command line by a title: one word that holds them all, and nothing in the room that is left."""
-    is_title = bool(words) and words[0].startswith(("npm exec ", "npm x ")) and not any(words[1:])
-    return words[0].split() if is_title else words
-
-
-def _perdure(words: Sequence[str]) -> bool:
-    return _subcommand(words) == "stdio"
-
-
-def _uv(words: Sequence[str]) -> bool:
-    """Options with values may stand first (`uv --directory PATH run …`); uv starts nothing else that stays."""
-    return "run" in words or "uvx" in words
-
-
-def _npm(words: Sequence[str]) -> bool:
-    return _subcommand(words) in {"exec", "x"}
-
-
-def _pipx(words: Sequence[str]) -> bool:
-    return _subcommand(words) == "run"
-
-
-def _any(words: Sequence[str]) -> bool:
-    return bool(words)
-
-
-def _subcommand(words: Sequence[str]) -> str:
-    """It stands first, or there is doubt: what follows an option may be its value."""
-    return words[0] if words else ""
+def _begins_with(*subcommands: str) -> Rule:
+    """The subcommand stands first, or there is doubt: what follows an option may be its value."""
+    return lambda words: bool(words) and words[0] in subcommands
 
 
 def _env(words: Sequence[str]) -> bool:
     rest = _after_options(words, _ENV_VALUED)
     while rest and _ASSIGNMENT.fullmatch(rest[0]):
         rest = rest[1:]
-    return starts_us(rest)
+    return starts_bridge(rest)
 
 
 def _node(words: Sequence[str]) -> bool:
@@ -154,7 +133,7 @@ def _python(words: Sequence[str]) -> bool:
 
 def _script(words: Sequence[str]) -> bool:
     """A script or module that an interpreter runs: it stands for a program of its name."""
-    return bool(words) and not words[0].startswith("-") and starts_us(words)
+    return bool(words) and not words[0].startswith("-") and starts_bridge(words)
 
 
 def _shell(words: Sequence[str]) -> bool:
@@ -164,31 +143,23 @@ def _shell(words: Sequence[str]) -> bool:
         letters = "" if option.startswith("--") else option[1:]
         if option[0] == "-" and "c" in letters:
             rest = list(_after_options(rest, _SHELL_VALUED))
-            return bool(rest) and _line_starts_us(rest[0])
+            return bool(rest) and _line_starts_bridge(rest[0])
         if "s" in letters:
             return False  # its commands come from elsewhere
         # `-euo pipefail`: the last letter takes a value.
         rest = rest[1:] if option in _SHELL_VALUED or letters[-1:] in {"o", "O"} else rest
-    return bool(rest) and _program(rest[0]) == "perdure" and _perdure(rest[1:])
+    return bool(rest) and _program(rest[0]) == "perdure" and starts_bridge(rest)
 
 
-def _line_starts_us(line: str) -> bool:
-    commands = _commands(line)
-    if not commands:
-        return False
-    *before, last = commands
-    return all(_prepares(command) for command in before) and _command_starts_us(last)
-
-
-def _prepares(command: Sequence[str]) -> bool:
-    return command[0] in _PREPARATIONS or all(_ASSIGNMENT.fullmatch(word) for word in command)
-
-
-def _command_starts_us(command: Sequence[str]) -> bool:
-    rest = list(command)
-    while rest and (rest[0] in {"exec", "command"} or _ASSIGNMENT.fullmatch(rest[0])):
-        rest = rest[1:]
-    return starts_us(rest)
+def _line_starts_bridge(line: str) -> bool:
+    """Whether the last command of a shell's line starts the bridge, and those before it only prepare that."""
+    *before, last = _commands(line) or [[]]
+    for command in before:
+        if command[0] not in _PREPARATIONS and not all(_ASSIGNMENT.fullmatch(word) for word in command):
+            return False
+    while last and (last[0] in {"exec", "command"} or _ASSIGNMENT.fullmatch(last[0])):
+        last = last[1:]
+    return starts_bridge(last)
 
 
 def _commands(line: str) -> list[list[str]]:
@@ -228,15 +199,16 @@ def _after_options(words: Sequence[str], valued: frozenset[str]) -> Sequence[str
     return rest
 
 
-_RULES: Mapping[str, Callable[[Sequence[str]], bool]] = {
-    "perdure": _perdure,
-    "uv": _uv,
-    "uvx": _any,
-    "npx": _any,
-    "npx-cli": _any,
-    "npm": _npm,
-    "npm-cli": _npm,
-    "pipx": _pipx,
+_RULES: Mapping[str, Rule] = {
+    "perdure": _begins_with("stdio"),
+    # Options with values may stand first (`uv --directory PATH run …`); uv starts nothing else that stays.
+    "uv": lambda words: "run" in words or "uvx" in words,
+    "uvx": bool,
+    "npx": bool,
+    "npx-cli": bool,
+    "npm": _begins_with("exec", "x"),
+    "npm-cli": _begins_with("exec", "x"),
+    "pipx": _begins_with("run"),
     "env": _env,
     "python": _python,
     "node": _node,

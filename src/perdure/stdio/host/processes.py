@@ -1,6 +1,6 @@
-"""What the operating system says of a process: its parent, when it started, its command line.
+"""Processes: asks the operating system for a process's parent, the time of its start and its command line.
 
-Linux says it in `/proc`, exactly: the start is a count of clock ticks since the machine started, which no change of
+On Linux they are in `/proc`, exactly: the start is a count of clock ticks since the machine started, which no change of
 the clock moves, and each start of the machine has an id. macOS is asked through `psutil`; the start is the time of day
 in microseconds as it was written down when the process began, so it needs no such id. Elsewhere, on Windows too,
 nothing is known, and resume is off.
@@ -20,7 +20,7 @@ MAX_COMMAND = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ProcessInfo:
     """One process, as it was at one moment."""
 
     pid: int
@@ -47,7 +47,7 @@ class Processes(Protocol):
     def space(self) -> str:
         """Which of several sets of pids these are: containers have their own, and share the machine's ticks."""
 
-    def look(self, pid: int, /) -> Seen | None: ...
+    def look(self, pid: int, /) -> ProcessInfo | None: ...
 
     def is_gone(self, pid: int, start: int, /) -> bool: ...
 
@@ -60,13 +60,20 @@ class ProcFs:
         self.boot = (self._root / "sys/kernel/random/boot_id").read_text().strip()
         self.space = os.readlink(self._root / "self/ns/pid")
 
-    def look(self, pid: int, /) -> Seen | None:
+    def look(self, pid: int, /) -> ProcessInfo | None:
         folder = self._root / str(pid)
         try:
             stat = (folder / "stat").read_text(errors="replace")
             with open(folder / "cmdline", "rb") as file:
                 command = file.read(MAX_COMMAND)
-            return _seen(stat, command)
+            # The name stands in parentheses and may hold some, and spaces.
+            begin, _, rest = stat.rpartition(")")
+            name, fields = begin.partition(" (")[2], rest.split()
+            is_cut = len(command) >= MAX_COMMAND
+            said = command.rstrip(b"\0").decode(errors="replace").split("\0") if command else []
+            words = (name,) if is_cut else tuple(said)
+            # proc(5) counts from 1 and with pid and name: the parent is field 4, the start 22.
+            return ProcessInfo(pid=pid, parent=int(fields[1]), start=int(fields[19]), name=name, words=words)
         except (OSError, ValueError, IndexError):
             return None
 
@@ -83,7 +90,7 @@ class Psutil:
     def __init__(self) -> None:
         self._psutil: Any = importlib.import_module("psutil")  # a dependency on macOS alone
 
-    def look(self, pid: int, /) -> Seen | None:
+    def look(self, pid: int, /) -> ProcessInfo | None:
         try:
             process = self._psutil.Process(pid)
             with process.oneshot():
@@ -92,12 +99,12 @@ class Psutil:
             try:
                 words = tuple(process.cmdline())
             except self._psutil.AccessDenied:
-                words = (name,)  # of another user: no launcher of ours
+                words = (name,)  # of another user: not a launcher of this bridge
             except self._psutil.ZombieProcess:
                 words = ()
         except (self._psutil.Error, OSError, ValueError):
             return None
-        return Seen(pid=pid, parent=parent, start=start, name=name, words=words)
+        return ProcessInfo(pid=pid, parent=parent, start=start, name=name, words=words)
 
     def is_gone(self, pid: int, start: int, /) -> bool:
         return _is_gone(self.look(pid), pid, start)
@@ -113,21 +120,9 @@ def here(platform: str = sys.platform) -> Processes | None:
         return None
 
 
-def _seen(stat: str, command: bytes) -> Seen:
-    """Of `/proc/PID/stat`. The name stands in parentheses and may hold some, and spaces."""
-    begin, _, rest = stat.rpartition(")")
-    pid, _, name = begin.partition(" (")
-    fields = rest.split()
-    is_cut = len(command) >= MAX_COMMAND
-    said = command.rstrip(b"\0").decode(errors="replace").split("\0") if command else []
-    words = [name] if is_cut else said
-    # proc(5) counts from 1 and with pid and name: the parent is field 4, the start 22.
-    return Seen(pid=int(pid), parent=int(fields[1]), start=int(fields[19]), name=name, words=tuple(words))
-
-
-def _is_gone(seen: Seen | None, pid: int, start: int) -> bool:
-    if seen is not None:
-        return seen.start != start
+def _is_gone(found: ProcessInfo | None, pid: int, start: int) -> bool:
+    if found is not None:
+        return found.start != start
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

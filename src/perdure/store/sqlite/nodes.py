@@ -1,4 +1,4 @@
-"""Nodes of a SQLite store: joining, leaving, burying, and who is alive."""
+"""Nodes of a SQLite store: joining, leaving, burying, and which nodes are alive."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from perdure._core.ids import Fence, NodeId
+from perdure.store import rows
 from perdure.store.base import RECORD_VERSION, StreamRecord
-from perdure.store.sqlite import rows
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.locks import Locks
 from perdure.store.sqlite.read_pool import ReaderPool
-from perdure.store.sqlite.steps import Steps
+from perdure.store.sqlite.steps import StepWriter
 from perdure.store.sqlite.writer import Writer
 
 _SQL = _sql.queries()
 
 
 def join(
-    steps: Steps, connection: sqlite3.Connection, *, node: NodeId, locks: Locks, offset: float
+    steps: StepWriter, connection: sqlite3.Connection, *, node: NodeId, locks: Locks, offset: float
 ) -> tuple[Fence, float]:
     """The node's fence, and what it adds to its monotonic clock: what those that live do, or else what it says."""
     found = connection.execute(_SQL["read_clock"]).fetchone()
@@ -28,16 +28,18 @@ def join(
     else:
         connection.execute(_SQL["set_clock"], (offset,))
     connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
-    return steps.next_fence(), offset
+    return steps.streams.next_fence(), offset
 
 
-def leave(_: Steps, connection: sqlite3.Connection, *, node: NodeId) -> None:
+def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> None:
     connection.execute(_SQL["forget_sender"], (node,))
     connection.execute(_SQL["leave_node"], {"node": node})
 
 
-def bury(_: Steps, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId) -> tuple[list[StreamRecord], bool]:
-    """The streams that it read, and whether it had mail."""
+def bury(
+    _: StepWriter, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId
+) -> tuple[list[StreamRecord], bool]:
+    """Give the streams that it read, and whether it had mail."""
     read = [rows.stream_record(row) for row in connection.execute(_SQL["streams_read_from"], (node,))]
     connection.execute(_SQL["drop_readers"], (node,))
     mail = connection.execute(_SQL["inherit_mail"], (heir, node)).rowcount > 0

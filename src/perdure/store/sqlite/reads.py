@@ -1,4 +1,4 @@
-"""What a SQLite store is asked without writing anything."""
+"""Reads records and events from a SQLite file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from perdure._core.chains import Chain
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.states import SessionState
+from perdure.store import rows
 from perdure.store.base import (
     FORWARDED_AT_ONCE,
     MAIL_AT_ONCE,
@@ -27,7 +28,7 @@ from perdure.store.base import (
     SessionRecord,
     StreamRecord,
 )
-from perdure.store.sqlite import rows
+from perdure.store.codec import Payloads
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.read_pool import ReaderPool
 
@@ -42,7 +43,10 @@ Beyond that each single row would wait for its turn: 10,000 took 0.9 s beside a 
 
 
 class Reads:
+    """Answers what a store is asked without writing. All payloads are decoded here, at the edge."""
+
     _readers: ReaderPool
+    _payloads: Payloads
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         found: list[Event] = []
@@ -50,23 +54,22 @@ class Reads:
         while True:
             page = min(limit - len(found), MAX_READ)
             last = found[-1].seq if found else after
-            more, room = await self._readers.run(partial(_events, stream=stream, after=last, limit=page, room=room))
+            more, room = await self._readers.run(
+                partial(_events, self._payloads, stream=stream, after=last, limit=page, room=room)
+            )
             found += more
             if len(more) < page or len(found) >= limit or room <= 0:
                 return found
 
     # Streams
 
-    async def stream(self, stream: StreamId) -> StreamRecord | None:
-        return await self._one("stream_by_id", rows.stream_record, stream)
-
     async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         return await self._all("streams_of_session", rows.stream_record, session)
 
-    async def ends(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
-        found: list[StreamRecord] = []
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        found: dict[StreamId, StreamRecord] = {}
         for start in range(0, len(streams), MAX_READ):
-            found += await self._readers.run(partial(_ends, streams=streams[start : start + MAX_READ]))
+            found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
         return found
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
@@ -76,7 +79,7 @@ class Reads:
         return await self._all("unread_streams", rows.stream_record, session)
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
-        return await self._all("kept_of_session", rows.kept_record, session)
+        return await self._all("kept_of_session", rows.kept_record, session=session, overhead=self._payloads.overhead)
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         return await self._all("generations_of_stream", rows.generation, stream)
@@ -88,11 +91,6 @@ class Reads:
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         return await self._all("sessions_after", rows.session_record, after or "", limit)
-
-    async def count_sessions(self, owner: str | None = None) -> int:
-        if owner is None:
-            return (await self._all("count_sessions", rows.number))[0]
-        return (await self._all("count_sessions_of", rows.number, rows.loose(owner)))[0]
 
     async def count_states(self) -> Mapping[SessionState, int]:
         return dict(await self._all("count_states", rows.state_count))
@@ -121,12 +119,6 @@ class Reads:
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))
 
-    async def requests(self, stream: StreamId) -> Sequence[tuple[int | str, str]]:
-        return await self._all("requests_of_stream", rows.request, stream)
-
-    async def ask(self, session: SessionId, ask: str) -> AskRecord | None:
-        return await self._one("ask_by_id", rows.ask_record, session, ask)
-
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         return await self._all("asks_of_session", rows.ask_record, session)
 
@@ -149,27 +141,29 @@ class Reads:
         found = await self._all(query, record, *values)
         return found[0] if found else None
 
-    async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> list[T]:
-        return await self._readers.run(
-            lambda connection: [record(row) for row in connection.execute(_SQL[query], values)]
-        )
+    async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any, **named: Any) -> Sequence[T]:
+        def read(connection: sqlite3.Connection) -> Sequence[T]:
+            return self._payloads.decode_all([record(row) for row in connection.execute(_SQL[query], named or values)])
+
+        return await self._readers.run(read)
 
 
 def _events(
-    connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
-) -> tuple[list[Event], int]:
-    """Events, and how many bytes there is room for behind them."""
+    payloads: Payloads, connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
+) -> tuple[Sequence[Event], int]:
+    """Give events, and how many bytes there is room for behind them."""
     events: list[Event] = []
+    overhead = payloads.overhead
     # Closed at its end: a query that is left in the middle would keep the file's log from being reused.
     with contextlib.closing(connection.execute(_SQL["read_events"], (stream, after, limit))) as found:
         for seq, time, payload, final in found:
             events.append(Event(seq, time, payload, final == 1))
-            room -= len(payload)
+            room -= len(payload) - overhead if payload else 0
             if room <= 0:
                 break
-    return events, room
+    return payloads.decode_all(events), room
 
 
-def _ends(connection: sqlite3.Connection, *, streams: Sequence[StreamId]) -> list[StreamRecord]:
-    found = (connection.execute(_SQL["stream_by_id"], (stream,)).fetchone() for stream in streams)
-    return [rows.stream_record(row) for row in found if row is not None]
+def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, StreamRecord]:
+    found = (connection.execute(_SQL["stream_by_id"], (id_,)).fetchone() for id_ in ids)
+    return {record.id: record for record in (rows.stream_record(row) for row in found if row is not None)}

@@ -25,6 +25,7 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.store.base import Listener, Liveness, Refusals, SendMail, SessionRecord, Step, StreamRecord
+from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.cost import weigh
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
@@ -43,19 +44,27 @@ class SqliteStore(Reads):
     """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
 
     `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
-    in the queues of the threads does not count. `wall`: the time in seconds since 1970, asked when a node joins.
+    in the queues of the threads does not count. `codec`: the form in which payloads are in the file; all processes that
+    share it use the same. `wall`: the time in seconds since 1970, asked when a node joins.
     """
 
     shared = True
     keeps_time = True
 
     def __init__(
-        self, path: str, *, sync: Sync = "normal", busy_timeout: float = 1.0, wall: Callable[[], float] = time.time
+        self,
+        path: str,
+        *,
+        sync: Sync = "normal",
+        busy_timeout: float = 1.0,
+        codec: Codec = PLAIN,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._path = os.path.abspath(path)
         self._wall = wall
         self._offset = wall() - time.monotonic()
-        self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout)
+        self._payloads = Payloads(codec)
+        self._writer = Writer(self._path, sync=sync, busy_timeout=busy_timeout, codec=codec)
         self._readers = ReaderPool(
             self._path, busy_timeout=busy_timeout, check=self._writer.check, identity=self._writer.identity
         )
@@ -103,7 +112,7 @@ class SqliteStore(Reads):
         return refusals
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        """In this thread, if the steps are few, nothing is queued, nobody else writes, and `sync` is normal."""
+        """In this thread, if the steps are few, nothing is queued, no other process writes, and `sync` is normal."""
         refusals = self._writer.commit_now(steps)
         if refusals is not None:
             self._announce(steps, refusals)
@@ -115,7 +124,7 @@ class SqliteStore(Reads):
                 self._hints.hint(step.node, ())
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        return await self._writer.run(lambda apply, _: apply.claim(stream, node=node, held=held))
+        return await self._writer.run(lambda apply, _: apply.streams.claim(stream, node=node, held=held))
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._writer.run(lambda apply, _: apply.reattach(session))

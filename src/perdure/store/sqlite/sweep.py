@@ -10,7 +10,7 @@ from perdure._core.ids import SessionId
 from perdure._core.retention import Cutoffs
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.read_pool import ReaderPool
-from perdure.store.sqlite.steps import Steps
+from perdure.store.sqlite.steps import StepWriter
 from perdure.store.sqlite.writer import Writer
 
 _SQL = _sql.queries()
@@ -52,8 +52,10 @@ def _stale_streams(connection: sqlite3.Connection, *, after: int, cutoffs: Cutof
     return [key for (key,) in connection.execute(_SQL["stale_streams"], values)]
 
 
-def _expire(steps: Steps, connection: sqlite3.Connection, keys: Sequence[int], cutoffs: Cutoffs) -> tuple[int, int]:
-    """How many of the streams were finished, and how many rows went."""
+def _expire(
+    steps: StepWriter, connection: sqlite3.Connection, keys: Sequence[int], cutoffs: Cutoffs
+) -> tuple[int, int]:
+    """Give how many of the streams were finished, and how many rows went."""
     room = CHUNK
     for place, key in enumerate(keys):
         values = {"stream": key, "events": cutoffs.events, "answers": cutoffs.answers, "limit": room}
@@ -61,7 +63,7 @@ def _expire(steps: Steps, connection: sqlite3.Connection, keys: Sequence[int], c
         if room <= 0:
             return place, CHUNK
         if connection.execute(_SQL["expire_stream"], {"stream": key, "answers": cutoffs.answers}).rowcount:
-            steps.forget()
+            steps.streams.forget()
             room -= 1
     return len(keys), CHUNK - room
 
@@ -80,7 +82,7 @@ def _stale_sessions(connection: sqlite3.Connection, cutoffs: Cutoffs) -> list[Se
 
 
 async def _sweep_session(writer: Writer, session: SessionId, cutoffs: Cutoffs) -> int:
-    """The events first, then all the rest with the record: who comes back in between still finds the session."""
+    """Forget the events first, then the rest with the record: a client that comes back in between finds the session."""
     rows = 0
     values = {"session": session, "answers": cutoffs.answers, "limit": CHUNK}
     while True:
@@ -90,13 +92,13 @@ async def _sweep_session(writer: Writer, session: SessionId, cutoffs: Cutoffs) -
             return rows
 
 
-def _forget(steps: Steps, connection: sqlite3.Connection, values: dict[str, object]) -> tuple[int, bool]:
+def _forget(steps: StepWriter, connection: sqlite3.Connection, values: dict[str, object]) -> tuple[int, bool]:
     """How many rows went, and whether the session is done with."""
     gone = connection.execute(_SQL["empty_session"], values).rowcount
     if gone == values["limit"]:
         return gone, False
     if connection.execute(_SQL["expire_session"], (values["session"], values["answers"])).rowcount:
-        steps.forget()
+        steps.streams.forget()
         connection.execute(_SQL["drop_streams"], (values["session"],))
         gone += 1
     return gone, True

@@ -22,11 +22,11 @@ SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
 -- set_sticky: what a session repeats from now on
 UPDATE session SET record = ?, sticky = ? WHERE id = ?;
 
--- next_incarnation: a client begins anew in a session that has not ended
+-- next_incarnation: a client begins again in a session that has not ended
 UPDATE session SET incarnation = incarnation + 1 WHERE id = ? AND state <> 'ended';
 
--- params_of: how large a session's client params are, if it has not ended
-SELECT length(client_params) FROM session WHERE id = ? AND state <> 'ended';
+-- params_of: how large a session's client params are, less what the codec added, if it has not ended
+SELECT max(0, length(client_params) - ?) FROM session WHERE id = ? AND state <> 'ended';
 
 -- end_session: mark a session's record as ended, and keep little more than why; the first reason stays
 UPDATE session SET
@@ -83,7 +83,7 @@ UPDATE stream SET last = ?, sealed = ? WHERE key = ?;
 -- append_event: one event
 INSERT INTO event (stream, seq, time, payload, final) VALUES (?, ?, ?, ?, ?);
 
--- end_call: the end of a call that has none yet; nobody will need its request again
+-- end_call: the end of a call that has none yet; its request is not needed any more
 UPDATE call SET state = ?, request = x''
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
@@ -91,7 +91,7 @@ WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running',
 UPDATE call SET record = ?, state = ?, attempt = ?, progress = ?
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
--- release_stream: nobody writes a stream any more
+-- release_stream: no node writes a stream any more
 UPDATE stream SET node = '' WHERE key = ?;
 
 -- trim: forget events up to a number, final answers excepted
@@ -111,7 +111,7 @@ ON CONFLICT (session, id) DO NOTHING;
 -- close_ask: an ask that was answered or given up
 DELETE FROM ask WHERE session = ? AND id = ?;
 
--- put_reader: who reads a stream, and how far
+-- put_reader: the reader of a stream, and how far it has got
 INSERT OR REPLACE INTO reader (stream, record, reader, node, seq) SELECT key, ?, ?, ?, ? FROM stream WHERE id = ?;
 
 -- move_reader: a reader has got further, unless another one has taken its place
@@ -158,12 +158,12 @@ ORDER BY key;
 UPDATE stream SET listed = 1 WHERE key = :stream AND NOT EXISTS (
     SELECT 1 FROM call WHERE stream = :stream AND state IN ('running', 'waiting'));
 
--- kept_of_session: what is retained of a session's sealed streams, the oldest first
+-- kept_of_session: what is retained of a session's sealed streams, the oldest first; sizes less what the codec added
 SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END),
-       coalesce(sum(CASE e.final WHEN 0 THEN length(e.payload) END), 0),
-       coalesce(sum(CASE e.final WHEN 1 THEN length(e.payload) END), 0)
+       coalesce(sum(CASE e.final WHEN 0 THEN max(0, length(e.payload) - :overhead) END), 0),
+       coalesce(sum(CASE e.final WHEN 1 THEN max(0, length(e.payload) - :overhead) END), 0)
 FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
-WHERE s.session = ? AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
+WHERE s.session = :session AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
 -- generations_of_stream: the ended generations of a stream, the oldest first
 SELECT g.generation, g."end"
@@ -182,9 +182,6 @@ FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- count_sessions: how many have not ended
 SELECT open FROM tally WHERE only = 1;
-
--- count_sessions_of: how many of an owner's have not ended
-SELECT count(*) FROM session WHERE owner = ? AND state <> 'ended';
 
 -- count_sessions_at: how many that one caller has opened have not ended
 SELECT count(*) FROM session WHERE owner = ? AND address = ? AND state <> 'ended';
@@ -225,22 +222,12 @@ SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.reque
 FROM call AS c JOIN stream AS s ON s.key = c.stream
 WHERE c.session = ? AND c.incarnation = ? AND c.id_key = ? AND c.state IN ('running', 'waiting');
 
--- requests_of_stream: what a stream answers, in order, without the requests' bodies
-SELECT c.request_id, c.method
-FROM stream AS s JOIN call AS c ON c.stream = s.key
-WHERE s.id = ? ORDER BY c.place;
-
--- ask_by_id: one open ask
-SELECT a.record, a.session, a.id, s.id, a.request, a.node
-FROM ask AS a JOIN stream AS s ON s.key = a.stream
-WHERE a.session = ? AND a.id = ?;
-
 -- asks_of_session: a session's open asks, the oldest first
 SELECT a.record, a.session, a.id, s.id, a.request, a.node
 FROM ask AS a JOIN stream AS s ON s.key = a.stream
 WHERE a.session = ? ORDER BY a.key;
 
--- reader_of_stream: who reads a stream
+-- reader_of_stream: the reader of a stream
 SELECT r.record, s.id, r.reader, r.node, r.seq
 FROM stream AS s JOIN reader AS r ON r.stream = s.key
 WHERE s.id = ?;
@@ -294,7 +281,7 @@ INSERT INTO clock (only, offset) VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET 
 -- beat: what a node has to tell of itself
 UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
 
--- all_nodes: who has joined and is not buried
+-- all_nodes: the nodes that have joined and are not buried
 SELECT id, record, beat, facts FROM node ORDER BY key;
 
 -- drop_node: a node is buried
@@ -316,7 +303,7 @@ SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generatio
 FROM reader AS r CROSS JOIN stream AS s ON s.key = r.stream
 WHERE r.node = ? ORDER BY r.stream;
 
--- drop_readers: nobody reads on a node any more
+-- drop_readers: a node has no readers any more
 DELETE FROM reader WHERE node = ?;
 
 -- post_mail: a message for a node that is there
@@ -328,7 +315,7 @@ SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
 -- stream_writer: the key behind a stream's id, and whether the node that writes it is there
 SELECT key, EXISTS (SELECT 1 FROM node WHERE id = stream.node) FROM stream WHERE id = ?;
 
--- sender_to: who forwards to a stream from a node, and the number of the last message
+-- sender_to: the sender that forwards to a stream from a node, and the number of its last message
 SELECT sender, last FROM sender WHERE stream = ? AND node = ?;
 
 -- put_sender: the same, from now on
@@ -340,8 +327,8 @@ DELETE FROM sender WHERE node = ?;
 -- forward: a message for the writer of a stream
 INSERT INTO forward (stream, payload) VALUES (?, ?);
 
--- count_forwarded: how many messages wait for a stream, and their bytes
-SELECT count(*), coalesce(sum(length(payload)), 0) FROM forward WHERE stream = ?;
+-- count_forwarded: how many messages wait for a stream, and their bytes, less what the codec added
+SELECT count(*), coalesce(sum(max(0, length(payload) - ?)), 0) FROM forward WHERE stream = ?;
 
 -- read_forwarded: some of the messages that wait for a stream after a key, the oldest first
 SELECT f.key, f.payload FROM stream AS s JOIN forward AS f ON f.stream = s.key
@@ -368,7 +355,7 @@ DELETE FROM mail WHERE node = ? AND key <= ?;
 -- empty_mail: forget a node's messages
 DELETE FROM mail WHERE node = ?;
 
--- write_ballast: bytes that nobody needs, under the name of no node
+-- write_ballast: bytes without a use, under the name of no node
 INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
 -- stale_streams: streams, from a key on, that hold something expired, as far as their oldest events tell

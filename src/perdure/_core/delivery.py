@@ -1,0 +1,259 @@
+"""Delivery: a table that says what a response, or a failure, means for what a client has sent.
+
+A client sends five kinds of things. A *call* is a request that waits for an answer, sent by POST until the server has
+taken it, then read by GET from its last position. A *listener* reads a session's standalone stream by GET. A
+*notification* and a *reply* (to a request of the server's) have no answer. A *handshake* is `initialize`.
+
+**May it be sent again?** What the server has not taken may: nothing was sent, or the server said so (429, or 503 with
+`Retry-After`), or the session was gone (404). What the server may have taken may not, because a tool would run twice
+(H8), unless the request is one that the specification makes a read, or whose second run changes nothing (`REPEATABLE`).
+Then it starts over under a new id, because the first one may still run there. What has no answer may arrive twice:
+servers drop a reply that no tool waits for. So may a handshake: at worst a session that no client uses remains.
+
+**What is an answer?** A result counts under the request's own id and with a success only, whatever type the body claims
+to be. An error counts there too, and without an id: the server could not read one. With 3xx or 4xx an error under any
+id counts, because servers give such refusals an id of their own ("server-error"), and nothing ran. With 5xx only an
+error under the request's own id counts, because then the server has said what became of this request. One without an id
+has not: the official Python SDK answers 500 with id null when a session ends in the middle of a call, and the tool has
+run by then.
+
+**A call that runs is not given up early.** Once it has a position its answer will be in the server's log. What keeps a
+client from reading it (no token to be had, 401, 403, a page of a hotel's network in place of the server) may pass. Only
+the server's own word that it cannot go on from that position (400, 405, 404) ends it before patience does. Patience is
+the caller's (`_core/reconnect.py`); when it ends, that is `Failure.PATIENCE_ENDED` here.
+
+The table has a row for each thing that can be seen and a column for each thing that was sent. The same table is in the
+browser's client (`clients/browser/src/delivery.ts`), and both are tested by `tests/vectors/delivery.json`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perdure._core.settling import READS
+from perdure._core.sticky import METHODS as STICKY
+
+EVENTS = "text/event-stream"
+
+REPEATABLE = READS | STICKY
+"""Methods of requests that may be sent again when they may have run: reads by the specification, and requests whose
+second run changes nothing. A list, because names of other servers' methods promise nothing."""
+
+_UNAUTHORIZED = frozenset({401, 403})
+_NO_READING = frozenset({400, 404, 405})
+_AWAY = frozenset({502, 503, 504})
+
+
+class Meaning(enum.Enum):
+    """What a client does next."""
+
+    FOLLOW = "read the answer from this response's event stream"
+    ANSWER = "it is settled: the body is the answer, or what has no answer was taken"
+    AGAIN = "send the same once more after a pause: by POST what was not taken, by GET what has a position"
+    RESTART = "start over after a pause: a request under a new id, a stream without its position"
+    RENEW = "begin another session, then look up `Failure.SESSION_REPLACED`"
+    UNKNOWN = "tell the caller: interrupted, outcome unknown"
+    UNREACHABLE = "tell the caller: no server took it within the limits"
+    REFUSED = "tell the caller: it cannot work, and was not taken or did no harm"
+
+
+class Purpose(enum.Enum):
+    """What a client has sent."""
+
+    CALL = "call"
+    LISTENER = "listener"
+    NOTIFICATION = "notification"
+    REPLY = "reply"
+    HANDSHAKE = "handshake"
+
+
+class Body(enum.Enum):
+    """The JSON-RPC response in a body that is no event stream, as the request's sender sees it."""
+
+    NONE = "none"
+    """No response, or another request's result, or a result without an id."""
+    RESULT = "result"
+    ERROR = "error"
+    ERROR_WITHOUT_ID = "error without id"
+    ERROR_OF_ANOTHER = "error of another"
+
+
+class Failure(enum.Enum):
+    """What can happen in place of a response, or after it; with the reason for its row."""
+
+    NOT_SENT = "no connection could be made", "nothing was sent"
+    UNTRUSTED = "TLS fails: certificate or version", "waiting does not mend it; a call that runs is not given up for it"
+    NO_CREDENTIALS = "the provider of credentials fails", "nothing was sent; a call that runs is not given up for it"
+    LOST = "the connection is lost, or ends without the answer", "the server may have taken it"
+    TOO_LARGE = "a message is larger than the limit", "it would come again and again"
+    SESSION_REPLACED = "another session was begun", "what was refused with 404 did not run; what ran is out of reach"
+    PATIENCE_ENDED = "patience has ended", "only a call with a position is known to run"
+
+
+class Seen(enum.Enum):
+    """What a response comes to; with the reason for its row."""
+
+    STREAM = "200 with an event stream", "the answer will be on it"
+    ANSWERED = "another success, with the answer", "the server's answer"
+    TAKEN = "another success", "the server has taken it, and does not say what became of it"
+    NOT_NOW = "429, or 503 with `Retry-After`", "the server says that it has not taken it"
+    SESSION_GONE = "404, and the session may be renewed", "the server refused it because it does not know the session"
+    SAID_NO = "3xx or 4xx, with a JSON-RPC error", "the server's own words; it did not run"
+    SAID_WHO = "401 or 403, with a JSON-RPC error", "as above; before a handshake can succeed, the user must act"
+    NO = "3xx or 4xx", "it did not run"
+    SAID_FAILED = "5xx, with an error under the request's id", "the server says what became of this request"
+    AWAY = "502, 503 or 504", "a gateway's word that the server did not answer: it may have arrived there"
+    FAILED = "another 5xx", "it may have run; a read that made the server fail would do so again"
+    BAD_POSITION = "400, 404 or 405 to a position", "the server cannot go on from there"
+    NO_STREAM = "404 or 405 to a listener, or 400 without a position", "the server has no such stream"
+    UNREADABLE = "anything else in place of a stream", "it may pass, and what was to be read is still there"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One HTTP request of a client's."""
+
+    purpose: Purpose
+    is_repeatable: bool = False
+    """Its method is in `REPEATABLE`. Of calls only."""
+    has_position: bool = False
+    """A call with a position is read by GET; without one it is sent by POST."""
+    may_renew: bool = False
+    """404 means that the session is gone. Not so where there is no session, where this was sent again in a new one
+    already (H6), or where a listener's stream has never been there: many servers answer 404 to every GET."""
+
+
+class Column(enum.Enum):
+    """What was sent, as the table tells it apart: five by POST, then three by GET."""
+
+    CALL = "a call"
+    READ = "a call that may be repeated"
+    NOTIFICATION = "a notification"
+    REPLY = "a reply"
+    HANDSHAKE = "a handshake"
+    CALL_RESUMED = "a call with a position"
+    READ_RESUMED = "the same, and it may be repeated"
+    LISTENER = "a listener"
+
+
+def _row(*cells: Meaning) -> Mapping[Column, Meaning]:
+    """The cells of a row in the order of the columns: those by POST, those by GET, or all."""
+    columns = list(Column)
+    return dict(zip(columns[5:] if len(cells) == 3 else columns[: len(cells)], cells, strict=True))
+
+
+_FOLLOW, _ANSWER, _AGAIN, _RESTART = Meaning.FOLLOW, Meaning.ANSWER, Meaning.AGAIN, Meaning.RESTART
+_RENEW, _UNKNOWN, _UNREACH, _REFUSED = Meaning.RENEW, Meaning.UNKNOWN, Meaning.UNREACHABLE, Meaning.REFUSED
+
+# fmt: off
+POST: Mapping[Seen, Mapping[Column, Meaning]] = {
+    #                       call      read      notification reply   handshake
+    Seen.STREAM:       _row(_FOLLOW,  _FOLLOW,  _ANSWER,  _ANSWER,  _FOLLOW),
+    Seen.ANSWERED:     _row(_ANSWER,  _ANSWER,  _ANSWER,  _ANSWER,  _ANSWER),
+    Seen.TAKEN:        _row(_UNKNOWN, _REFUSED, _ANSWER,  _ANSWER,  _REFUSED),
+    Seen.NOT_NOW:      _row(_AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,   _AGAIN),
+    Seen.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW,   _RENEW,   _REFUSED),
+    Seen.SAID_NO:      _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _ANSWER),
+    Seen.SAID_WHO:     _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _REFUSED),
+    Seen.NO:           _row(_REFUSED, _REFUSED, _REFUSED, _REFUSED, _REFUSED),
+    Seen.SAID_FAILED:  _row(_ANSWER,  _ANSWER,  _AGAIN,   _AGAIN,   _ANSWER),
+    Seen.AWAY:         _row(_UNKNOWN, _RESTART, _AGAIN,   _AGAIN,   _AGAIN),
+    Seen.FAILED:       _row(_UNKNOWN, _REFUSED, _AGAIN,   _AGAIN,   _REFUSED),
+}
+
+GET: Mapping[Seen, Mapping[Column, Meaning]] = {
+    #                       call      read      listener
+    Seen.STREAM:       _row(_FOLLOW,  _FOLLOW,  _FOLLOW),
+    Seen.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW),
+    Seen.BAD_POSITION: _row(_UNKNOWN, _RESTART, _RESTART),
+    Seen.NO_STREAM:    {Column.LISTENER:           _REFUSED},
+    Seen.UNREADABLE:   _row(_AGAIN,   _AGAIN,   _AGAIN),
+}
+
+FAILED: Mapping[Failure, Mapping[Column, Meaning]] = {
+    #                              by POST                                                  by GET
+    #                              call      read      notification reply  handshake  call      read      listener
+    Failure.NOT_SENT:         _row(_AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,    _AGAIN,   _AGAIN,   _AGAIN),
+    Failure.UNTRUSTED:        _row(_REFUSED, _REFUSED, _REFUSED, _REFUSED, _REFUSED,  _AGAIN,   _AGAIN,   _AGAIN),
+    Failure.NO_CREDENTIALS:   _row(_REFUSED, _REFUSED, _REFUSED, _REFUSED, _REFUSED,  _AGAIN,   _AGAIN,   _AGAIN),
+    Failure.LOST:             _row(_UNKNOWN, _RESTART, _AGAIN,   _AGAIN,   _AGAIN,    _AGAIN,   _AGAIN,   _AGAIN),
+    Failure.TOO_LARGE:        _row(_UNKNOWN, _REFUSED, _ANSWER,  _ANSWER,  _REFUSED,  _UNKNOWN, _REFUSED, _REFUSED),
+    Failure.SESSION_REPLACED: _row(_AGAIN,   _AGAIN,   _AGAIN,   _REFUSED, _AGAIN,    _UNKNOWN, _RESTART, _RESTART),
+    Failure.PATIENCE_ENDED:   _row(_UNREACH, _UNREACH, _UNREACH, _UNREACH, _UNREACH,  _UNKNOWN, _UNREACH, _UNREACH),
+}
+# fmt: on
+
+
+def of_response(
+    attempt: Attempt, *, status: int, media: str = "", body: Body = Body.NONE, says_when: bool = False
+) -> Meaning:
+    """What a response means. `media` is its type without parameters; `says_when`: it has a `Retry-After`."""
+    table = GET if is_read(attempt) else POST
+    return table[seen(attempt, status=status, media=media, body=body, says_when=says_when)][column_of(attempt)]
+
+
+def of_failure(attempt: Attempt, failure: Failure) -> Meaning:
+    """What it means that there is no response, or that it broke off."""
+    return FAILED[failure][column_of(attempt)]
+
+
+def is_read(attempt: Attempt) -> bool:
+    """Whether it is a GET. What is not is a POST."""
+    return attempt.purpose is Purpose.LISTENER or (attempt.purpose is Purpose.CALL and attempt.has_position)
+
+
+def body_of(message: object, request_id: int | str) -> Body:
+    """What one parsed message of a body, or of an event, is to the request with this id."""
+    if not isinstance(message, Mapping):
+        return Body.NONE
+    named, error = message.get("id"), message.get("error")
+    is_own = named == request_id and type(named) is type(request_id)
+    if isinstance(error, Mapping) and error.get("code") is not None:
+        return Body.ERROR if is_own else Body.ERROR_WITHOUT_ID if named is None else Body.ERROR_OF_ANOTHER
+    return Body.RESULT if is_own and isinstance(message.get("result"), Mapping) else Body.NONE
+
+
+def is_answer(body: Body) -> bool:
+    """Whether a message that came with a success, or on the request's own stream, is its answer."""
+    return body in (Body.RESULT, Body.ERROR, Body.ERROR_WITHOUT_ID)
+
+
+def column_of(attempt: Attempt) -> Column:
+    if attempt.purpose is not Purpose.CALL:
+        return Column[attempt.purpose.name]
+    called = (Column.READ, Column.READ_RESUMED) if attempt.is_repeatable else (Column.CALL, Column.CALL_RESUMED)
+    return called[attempt.has_position]
+
+
+def seen(attempt: Attempt, *, status: int, media: str, body: Body, says_when: bool) -> Seen:
+    """The row of the table for a response."""
+    if status == 200 and media == EVENTS:
+        return Seen.STREAM
+    if status == 404 and attempt.may_renew:
+        return Seen.SESSION_GONE
+    if is_read(attempt):
+        return _seen_by_get(attempt, status)
+    return _seen_by_post(status, body, says_when)
+
+
+def _seen_by_post(status: int, body: Body, says_when: bool) -> Seen:
+    if status == 429 or (status == 503 and says_when):
+        return Seen.NOT_NOW
+    if status < 300:
+        return Seen.ANSWERED if is_answer(body) else Seen.TAKEN
+    if status < 500:
+        if body in (Body.NONE, Body.RESULT):
+            return Seen.NO
+        return Seen.SAID_WHO if status in _UNAUTHORIZED else Seen.SAID_NO
+    if body is Body.ERROR:
+        return Seen.SAID_FAILED
+    return Seen.AWAY if status in _AWAY else Seen.FAILED
+
+
+def _seen_by_get(attempt: Attempt, status: int) -> Seen:
+    if status not in _NO_READING:
+        return Seen.UNREADABLE
+    is_listener = attempt.purpose is Purpose.LISTENER
+    return Seen.NO_STREAM if is_listener and (status != 400 or not attempt.has_position) else Seen.BAD_POSITION

@@ -1,0 +1,328 @@
+"""The transport below the SDK's client: values of the SDK on one side, a link to the server on the other.
+
+Each message of the SDK's client is sent by a task of its own, so that none waits for another.
+
+**Ids.** The SDK's client counts its requests from 1 in every process. On the wire a request is called
+`<start>-<run>.<number>`, where `start` counts the processes that used this state, and `run` is chance: so ids never
+repeat within a session, not even where a state was copied or an older one was restored. The alternative, a reattach
+(R10), would let the server tell the two lives apart; but then calls of earlier processes belong to another incarnation:
+they can no longer be cancelled, their progress comes under other tokens, and servers other than Perdure know no such
+thing. Here the session simply goes on, so the recorded result of `initialize` is given to the SDK's client, and the
+server is not asked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import anyio
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params, progress_token_from_params
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from perdure._core.codes import NO_SERVER, UNREACHABLE
+from perdure._core.delivery import Purpose
+from perdure._core.gap import Gap
+from perdure._core.sticky import METHODS as STICKY
+from perdure.client.callback_limit import CallbackLimit
+from perdure.client.earlier_calls import EarlierCalls
+from perdure.client.incoming import Incoming, OnGap, encoded
+from perdure.client.memory import Memory
+from perdure.client.outcomes import answer_of
+from perdure.client.pending import PendingCall
+from perdure.remote.call import Call
+from perdure.remote.endpoint import Endpoint
+from perdure.remote.failures import Refusal, Refused, Unavailable
+from perdure.remote.limits import Limits
+from perdure.remote.link import Link
+from perdure.remote.message import Message, encode, error
+from perdure.remote.notice import Notice
+from perdure.remote.sender import Sender
+from perdure.remote.state import Handshake, Running
+from perdure.telemetry.events import log_event
+
+#: Seconds for leaving: a server that does not answer does not keep the program from ending.
+LEAVING_SECONDS = 5.0
+#: Seconds that a session waits for its standalone stream. Some servers answer a GET only with their first event.
+LISTENING_SECONDS = 1.0
+
+Inbound = MemoryObjectReceiveStream[SessionMessage | Exception]
+Outbound = MemoryObjectSendStream[SessionMessage]
+
+
+class Transport:
+    """One client's connection to one server, for as long as the client lives.
+
+    `on_renewed` is given what a new session, in place of one that is gone, agreed to.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limits: Limits,
+        memory: Memory,
+        *,
+        callback_limit: CallbackLimit,
+        on_gap: OnGap | None,
+        on_renewed: Callable[[types.InitializeResult], None],
+        ends_session: bool,
+    ) -> None:
+        self._memory = memory
+        self._on_renewed = on_renewed
+        self._ends_session = ends_session
+        prefix = f"{memory.state.start}-{secrets.token_hex(4)}"
+        self._link = Link(endpoint, limits, self, _report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
+        self._sender = Sender(self._link)
+        self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
+        self._earlier = EarlierCalls(self._link, memory, self._incoming, self._send)
+        self._calls: dict[RequestId, Call] = {}
+        """The calls of this process, by the ids that the SDK's client knows."""
+        self._is_ready = anyio.Event()
+        """The first handshake is through: nothing else may be sent before."""
+
+    @property
+    def handshake(self) -> Handshake | None:
+        return self._memory.state.handshake
+
+    @property
+    def pending(self) -> list[PendingCall]:
+        return self._earlier.calls
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[tuple[Inbound, Outbound]]:
+        """What the SDK's client reads and writes (its `Transport`)."""
+        outbound, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+        inbox, inbound = self._incoming.inbox, self._incoming.inbound
+        async with inbox, inbound, outbound, outbox, self._link.running() as scope:
+            self._link.start(self._run, outbox)
+            try:
+                yield inbound, outbound
+            finally:
+                with anyio.move_on_after(LEAVING_SECONDS, shield=True):
+                    await self._sender.idle()
+                    # A task that still runs would find the session gone, and begin another.
+                    scope.cancel()
+                    await self._leave()
+                scope.cancel()
+
+    async def _leave(self) -> None:
+        handshake = self.handshake
+        self._earlier.close()
+        if handshake is None or not self._ends_session:
+            return
+        try:
+            if handshake.session:
+                await self._link.endpoint.delete(handshake)
+        except Exception as failure:  # whatever it is, the client leaves
+            sentence = f"the server could not be told that the session has ended: {failure}"
+            log_event(logging.INFO, "client.not_deleted", sentence)
+        self._memory.state.forget_session()
+
+    # From the SDK's client to the server
+
+    async def _run(self, outbox: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        async for item in outbox:
+            match item.message:
+                case JSONRPCRequest(method="initialize"):
+                    self._link.start(self._initialize, item.message)
+                case JSONRPCRequest():
+                    self._request(item.message)
+                case JSONRPCNotification(method="notifications/initialized"):
+                    self._link.start(self._initialized, item.message)
+                case JSONRPCNotification(method="notifications/cancelled"):
+                    self._cancel(item.message)
+                case JSONRPCNotification():
+                    self._link.start(self._send, encoded(item.message))
+                case JSONRPCResponse() | JSONRPCError():
+                    self._link.start(self._reply, item.message)
+
+    async def _initialize(self, message: JSONRPCRequest) -> None:
+        """The SDK's client begins: with the recorded session, if it can go on, or with a new one."""
+        state, params = self._memory.state, dict(message.params or {})
+        recorded = state.handshake
+        trouble = None if recorded is None else _why_not(recorded, params)
+        if recorded is not None:
+            self._earlier.recall(recorded)
+            if trouble is None:
+                self._link.use(recorded)
+                await self._incoming.deliver(JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result))
+                return
+            self._earlier.lose(f"its session could not go on: {trouble}")
+        state.forget_session()
+        try:
+            found, session = await self._link.handshakes.begin(json.dumps(encoded(message)), self._link.new_id())
+        except Unavailable as unavailable:
+            found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
+        except Refused as refused:
+            found = error("0", NO_SERVER, str(refused), {"reason": refused.refusal.reason})
+        answer = answer_of(found, message.id)
+        if isinstance(answer, JSONRPCResponse):
+            state.handshake = Handshake(session=session, request=params, result=dict(answer.result))
+            self._link.use(state.handshake)
+            self._memory.changed()
+        await self._incoming.deliver(answer)
+
+    async def _initialized(self, message: JSONRPCNotification) -> None:
+        """The second half of the handshake."""
+        state, handshake = self._memory.state, self.handshake
+        is_new = handshake is not None and not handshake.initialized
+        if handshake is not None and is_new:
+            body = encode(encoded(message)).encode()
+            handshake.initialized = await self._sender.send(body, Purpose.NOTIFICATION, may_renew=False)
+            self._memory.changed()
+        await self._link.listen(position=state.position, retry=state.retry, is_new=is_new)
+        self._is_ready.set()
+        if not is_new:
+            await self._earlier.revive()
+
+    def _request(self, message: JSONRPCRequest) -> None:
+        wire_id = self._link.new_id()
+        request = encoded(message)
+        if progress_token_from_params(message.params) == message.id:
+            # The SDK's client takes the id for the token: what it never repeats must not be repeated here.
+            params = request["params"]
+            request["params"] = {**params, "_meta": {**params["_meta"], "progressToken": wire_id}}
+            self._incoming.tokens[wire_id] = message.id
+        running = Running(id=wire_id, params=request.get("params") or {})
+        is_tool = message.method == "tools/call"
+
+        def move(position: str | None, retry: int | None) -> None:
+            is_first = running.position is None
+            running.moved(position, retry)
+            if is_tool and is_first:
+                self._memory.changed()  # without a position the next process could not go on at all
+            elif is_tool:
+                self._memory.moved()
+
+        async def take(found: Message) -> None:
+            await self._incoming.take(found, wire_id, running.tool or None)
+
+        call = Call(
+            self._link,
+            lambda request_id: encode({**request, "id": request_id}).encode(),
+            request_id=wire_id,
+            method=message.method,
+            name=running.tool,
+            take=take,
+            move=move,
+        )
+        self._calls[message.id] = call
+        if is_tool:
+            self._memory.state.calls[wire_id] = running
+            self._memory.changed()
+        self._link.start(self._follow, message, call, wire_id)
+
+    async def _follow(self, message: JSONRPCRequest, call: Call, key: str) -> None:
+        with call.scope:
+            await self._is_ready.wait()
+            answer = answer_of(await call.answer(), message.id)
+            if isinstance(answer, JSONRPCResponse) and message.method in STICKY:
+                self._memory.state.stick(message.method, message.params or {})
+                self._memory.changed()
+            # Delivered, then forgotten: what the SDK's client was not there to take is for the next process.
+            if await self._incoming.deliver(answer):
+                self._forget(message.id, key)
+            await self._link.listen_again()
+
+    def _forget(self, local_id: RequestId, key: str) -> None:
+        self._calls.pop(local_id, None)
+        self._incoming.tokens.pop(key, None)
+        self._memory.end(key)
+
+    def _cancel(self, message: JSONRPCNotification) -> None:
+        """The answer is no longer wanted: say so under the name that the server knows."""
+        local_id = cancelled_request_id_from_params(message.params)
+        call = None if local_id is None else self._calls.get(local_id)
+        if local_id is None or call is None:
+            return
+        call.scope.cancel()
+        self._forget(local_id, call.first_id)
+        body = encoded(message)
+        body["params"] = {**body["params"], "requestId": call.id}
+        self._link.start(self._send, body)
+
+    async def _reply(self, message: JSONRPCResponse | JSONRPCError) -> None:
+        await self._send(encoded(message))
+        self._memory.answered(message.id)
+
+    async def _send(self, body: dict[str, Any]) -> bool:
+        await self._is_ready.wait()
+        purpose = Purpose.NOTIFICATION if "method" in body else Purpose.REPLY
+        return await self._sender.send(encode(body).encode(), purpose)
+
+    # The program of the link
+
+    async def take(self, message: Message) -> None:
+        await self._incoming.take(message, None, None)
+
+    async def complain(self, error: Exception) -> None:
+        await self._incoming.complain(error)
+
+    def move(self, position: str | None, retry: int | None) -> None:
+        self._memory.state.moved(position, retry)
+        self._memory.moved()
+
+    async def lose_position(self) -> None:
+        """What may have been missed is told."""
+        await self._incoming.gap(Gap(stream="", first=None, last=None, reason="the server refused the position"))
+
+    def initialize(self, gone: Handshake) -> str:
+        return encode({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": gone.request})
+
+    async def prepare(self, handshake: Handshake) -> None:
+        if _read(handshake) is None:
+            sentence = "the handshake cannot be read, or is of an unknown revision"
+            raise Refused(Refusal(reason="not_mcp", sentence=sentence))
+
+    def sticky(self, handshake: Handshake) -> list[str]:
+        return [encode({"jsonrpc": "2.0", "id": 0, **request}) for request in self._memory.state.sticky.values()]
+
+    async def adopt(self, handshake: Handshake) -> None:
+        self._memory.state.replace_session(handshake)
+        self._memory.changed()
+        if (result := _read(handshake)) is not None:
+            self._on_renewed(result)
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+def _report(notice: Notice, why: str = "", *, reason: str = "") -> None:
+    match notice:
+        case Notice.SESSION_GONE:
+            log_event(logging.WARNING, "client.session_gone", "the session is gone; a new one is begun")
+        case Notice.NOT_SENT:
+            log_event(logging.WARNING, "client.not_told", f"a notification or a reply could not be sent: {why}")
+        case Notice.LISTENING_LOST:
+            sentence = f"the standalone stream is given up, what belongs to no call is missed: {why}"
+            log_event(logging.WARNING, "client.standalone_lost", sentence)
+
+
+def _why_not(recorded: Handshake, request: dict[str, Any]) -> str | None:
+    """Why a recorded session cannot go on; None if it can."""
+    if not recorded.session:
+        return "the server has no sessions"
+    if not recorded.initialized:
+        return "its handshake was not finished"
+    if not recorded.fits(request):
+        return "the client now has other capabilities"
+    return None if _read(recorded) is not None else "its handshake cannot be read"
+
+
+def _read(handshake: Handshake) -> types.InitializeResult | None:
+    """What the server agreed to, if the SDK's client can take it."""
+    try:
+        result = types.InitializeResult.model_validate(handshake.result, by_name=False)
+    except ValidationError:
+        return None
+    return result if result.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS else None

@@ -1,0 +1,270 @@
+"""Keeps readers and writers of one stream together that are at different nodes.
+
+A stream has one writer. A reader at another node is entered in the store (`PutReader`), and the writer gets mail about
+it. The row says which reader is on the stream, at whatever node, so the newest reader wins across processes as it does
+within one. The writer then hints whenever the stream has grown, and the reader's node looks. A hint may be lost; now
+and then the store says that something was written, and everything is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from perdure._core import mail
+from perdure._core.ids import Kind, NodeId, StreamId
+from perdure.cluster.on_demand import OnDemand
+from perdure.cluster.peers import Peers
+from perdure.errors import PerdureError, StoreError
+from perdure.log.chores import Chores
+from perdure.log.journal import Journal, Steps
+from perdure.log.reader import Reader
+from perdure.log.stream import Stream
+from perdure.store.base import LeaveReader, MoveReader, PutReader, ReaderRecord, SendMail, Step, Store, StreamRecord
+from perdure.telemetry.events import log_event
+
+_ENDS_AT_ONCE = 500
+"""Streams looked at in one query."""
+
+
+async def stream_ends(store: Store, streams: Sequence[StreamId]) -> list[StreamRecord]:
+    """How far streams have grown; those that are there."""
+    found: list[StreamRecord] = []
+    for start in range(0, len(streams), _ENDS_AT_ONCE):
+        found += (await store.streams_by_id(streams[start : start + _ENDS_AT_ONCE])).values()
+    return found
+
+
+class RemoteReaders:
+    """Readers here of streams that other nodes write, and readers there of streams that this node writes."""
+
+    def __init__(
+        self, *, node: NodeId, store: Store, journal: Journal, peers: Peers, arrivals: Iterator[int], lag: int
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._journal = journal
+        self._peers = peers
+        self._arrivals = arrivals
+        self._lag = max(1, lag // 4)
+        """Events after which a reader tells its writer how far it has got."""
+        self._followed: dict[StreamId, _Entry] = {}
+        """Written elsewhere, read here."""
+        self._lent: dict[StreamId, Stream] = {}
+        """Written here, read elsewhere."""
+        self._grown: dict[NodeId, set[StreamId]] = {}
+        self._unsure: dict[StreamId, Stream] = {}
+        """Streams of which the store has to say who reads them."""
+        self._look_up = OnDemand(self._look_up_readers, name="perdure-readers", on_failure=self._not_looked_up)
+        self._chores = Chores()
+
+    async def aclose(self) -> None:
+        await self._look_up.aclose()
+
+    @property
+    def is_idle(self) -> bool:
+        """No stream is read at one node and written at another, and no reader is being looked for."""
+        return not (self._lent or self._followed or self._look_up.is_running)
+
+    @property
+    def has_readers_beyond(self) -> bool:
+        """Readers here rest beyond the end of their stream, and wait for its writer to write what it has shown."""
+        return any(entry.rests_beyond for entry in self._followed.values())
+
+    def follows(self, stream: StreamId) -> bool:
+        return stream in self._followed
+
+    # Streams that this node writes and others read
+
+    def on_grown(self, stream: Stream) -> None:
+        """Hint at the end of this turn of the loop: one hint for all that grew in it."""
+        assert stream.readers.remote is not None
+        if not self._grown:
+            asyncio.get_running_loop().call_soon(self._hint)
+        self._grown.setdefault(stream.readers.remote.node, set()).add(stream.id)
+
+    def _hint(self) -> None:
+        grown, self._grown = self._grown, {}
+        for node, streams in grown.items():
+            self._store.hint(node, list(streams))
+
+    def on_claimed(self, stream: Stream) -> None:
+        entry = self._followed.pop(stream.id, None)
+        stream.readers.lose(next(self._arrivals))
+        if entry is not None and entry.reader is stream.reader:
+            self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
+        else:
+            self._want_look_up(stream)
+
+    def _want_look_up(self, stream: Stream) -> None:
+        self._unsure[stream.id] = stream
+        self._look_up.want()
+
+    async def _look_up_readers(self) -> None:
+        while self._unsure:
+            await self.look_who_reads(self._unsure.pop(next(iter(self._unsure))))
+
+    def _not_looked_up(self, failure: Exception, _: bool) -> None:
+        level = logging.WARNING if isinstance(failure, StoreError) else logging.ERROR
+        log_event(level, "neighbours.reader", f"it could not be seen who reads a stream: {failure!r}")
+        if self._unsure:
+            self._look_up.want()  # the other streams are looked up all the same
+
+    async def look_who_reads(self, stream: Stream) -> None:
+        """Learn from the store who reads a stream."""
+        row = await self._store.reader(stream.id)
+        if stream.writer is not None:
+            self._look_as_writer(stream, None if row is None or row.node == self._node else row)
+            return
+        entry = self._followed.get(stream.id)
+        if entry is None or entry.reader is not stream.reader or not entry.is_listed:
+            return  # no reader is here; or it is about to overtake the one in the row
+        if row is None or row.reader != self._name(entry.reader):
+            del self._followed[stream.id]
+            entry.reader.end()
+
+    def _look_as_writer(self, stream: Stream, row: ReaderRecord | None) -> None:
+        before = stream.readers.remote
+        if row is None or stream.is_over:
+            self._lent.pop(stream.id, None)
+        else:
+            self._lent[stream.id] = stream
+        stream.set_remote_reader(row, arrival=next(self._arrivals))
+        if row is not None and before is not None and before.node not in (row.node, self._node):
+            self._put(self._reading(before.node, stream))
+        if row is not None and stream.tail.last > row.seq:
+            self.on_grown(stream)
+
+    # Streams that others write and this node reads
+
+    def on_attached(self, reader: Reader) -> None:
+        stream = reader.stream
+        if stream.writer is not None:
+            remote = stream.readers.drop_remote()
+            self._lent.pop(stream.id, None)
+            if remote is not None:
+                leave = LeaveReader(stream=stream.id, reader=remote.reader)
+                self._put(leave, self._reading(remote.node, stream))
+            return
+        entry = _Entry(reader, reader.cursor, rests_beyond=reader.cursor > stream.tail.durable)
+        self._followed[stream.id] = entry
+        row = ReaderRecord(stream=stream.id, reader=self._name(reader), node=self._node, seq=reader.cursor)
+        told = (self._reading(stream.node, stream),) if stream.node else ()
+        self._journal.put(_Hinting(self._store, (PutReader(record=row), *told), self._node, stream.id, entry))
+
+    def on_progress(self, reader: Reader) -> None:
+        entry = self._followed.get(reader.stream.id)
+        if entry is not None and entry.reader is reader and reader.cursor - entry.seq >= self._lag:
+            entry.seq = reader.cursor
+            moved = MoveReader(stream=reader.stream.id, reader=self._name(reader), seq=reader.cursor)
+            self._journal.put(_Hinting(self._store, (moved,), reader.stream.node, reader.stream.id))
+
+    def on_detached(self, reader: Reader) -> None:
+        stream, entry = reader.stream, self._followed.get(reader.stream.id)
+        if entry is None or entry.reader is not reader:
+            return
+        del self._followed[stream.id]
+        leave = LeaveReader(stream=stream.id, reader=self._name(reader))
+        self._put(leave, *((self._reading(stream.node, stream),) if stream.node else ()))
+
+    def _name(self, reader: Reader) -> str:
+        return f"{self._node}.{reader.arrival}"
+
+    def _reading(self, node: NodeId, stream: Stream) -> SendMail:
+        return SendMail(node=node, message=mail.encode(mail.Reading(session=stream.session, stream=stream.id)))
+
+    def _put(self, *steps: Step) -> None:
+        self._journal.put(Steps(steps))
+
+    # Looking
+
+    async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
+        """See how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
+        all. Gives the standalone streams that are read here and have no writer any more."""
+        holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
+        homeless = await self._follow([stream for stream in self._followed if everything or stream in named])
+        if everything:
+            self._end_beyond(holders)
+        for stream in list(self._lent.values()):
+            if stream.is_over:
+                del self._lent[stream.id]  # nothing comes that its reader would have to learn
+            # Who comes and goes is in the mail; only progress is hinted at, and matters once a writer waits for it.
+            elif stream.id in named or (everything and stream.is_full):
+                with self._chores.surviving("it could not be seen who reads a stream", stream.id):
+                    await self.look_who_reads(stream)
+        return homeless
+
+    async def _follow(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+        homeless = []
+        found = await stream_ends(self._store, streams)
+        for stream_id in set(streams) - {record.id for record in found}:
+            if (gone := self._followed.pop(stream_id, None)) is not None:
+                gone.reader.end()
+        for record in found:
+            if (entry := self._followed.get(record.id)) is None:
+                continue
+            with self._chores.surviving("a stream could not be followed", record.id):
+                stream = entry.reader.stream
+                before = stream.node
+                stream.follow(record)
+                if not record.node and record.kind is Kind.STANDALONE:
+                    homeless.append(record)
+                elif record.node not in ("", before, self._node) and not stream.is_over:
+                    # The new writer may have looked before our row was there, and a reader that overtook ours told the
+                    # old one.
+                    self._put(self._reading(record.node, stream))
+                    self._want_look_up(stream)
+        return homeless
+
+    def _end_beyond(self, holders: Sequence[NodeId]) -> None:
+        """A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it goes
+        on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap when it
+        comes again."""
+        for entry in [entry for entry in self._followed.values() if entry.rests_beyond]:
+            stream = entry.reader.stream
+            beyond = entry.reader.cursor > stream.tail.durable
+            entry.rests_beyond = beyond and stream.node in holders
+            if beyond and not entry.rests_beyond:
+                entry.reader.end()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A reader here on a stream that another node writes, as the store knows it."""
+
+    reader: Reader
+    seq: int
+    """How far the reader had got when that was last written."""
+    rests_beyond: bool
+    """The writer has shown it what is not in the store yet."""
+    is_listed: bool = False
+    """Its row is written, and says which reader is on the stream."""
+
+
+class _Hinting(Steps):
+    """Steps after which a node is hinted at a stream. With `entry`, they enter a reader in the store, and its own node
+    looks once its row is there: what came before the row was hinted to no node."""
+
+    __slots__ = ("_entry", "_node", "_store", "_stream")
+
+    def __init__(
+        self, store: Store, steps: Sequence[Step], node: NodeId, stream: StreamId, entry: _Entry | None = None
+    ) -> None:
+        super().__init__(steps)
+        self._store = store
+        self._node = node
+        self._stream = stream
+        self._entry = entry
+
+    def written(self, steps: Sequence[Step]) -> None:
+        if self._entry is not None:
+            self._entry.is_listed = True
+        if self._node:
+            self._store.hint(self._node, [self._stream])
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        if self._entry is not None:
+            self.written(steps)  # only the writer did not get its mail, and it is gone
+        # Otherwise the stream is gone, and its readers with it.

@@ -1,0 +1,323 @@
+"""Delivers one stream to one HTTP response.
+
+A reader holds a position and pulls: read what comes after it, write it, go on; nothing there, then rest until woken.
+Reading at the end is live delivery, reading from further back is resuming; there is one path for both, so there is no
+moment between them in which an event could fall through (promise 2).
+
+At rest a reader costs no task of its own: its response waits for the client to leave, and `wake` starts a pump that
+runs until it has caught up. The newest reader of a stream wins; the older one is ended at once and writes nothing more.
+`_core.states.READER` says what a reader may do in which state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from perdure._core import sse
+from perdure._core.ids import Kind
+from perdure._core.states import READER, ReaderState, ReaderStep, advance
+from perdure.errors import StoreUnavailable
+from perdure.log.stream import Stream
+from perdure.store.base import READ_BYTES, Event
+from perdure.telemetry.tracing import Replay
+
+if TYPE_CHECKING:
+    from perdure.log.hub import Hub
+
+
+class History(Protocol):
+    """What a session knows of the events that a reader reads again."""
+
+    @property
+    def tells_by_log(self) -> bool:
+        """A log message may tell of a gap."""
+        ...
+
+    async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
+        """Error responses for the answers of a stream that are no longer retained."""
+        ...
+
+    async def closed_asks(self, events: Sequence[Event]) -> set[int]:
+        """The sequence numbers of those events that are asks which wait for no answer any more."""
+        ...
+
+
+class Connection(Protocol):
+    """The response that a reader writes to."""
+
+    async def write(self, body: bytes, *, last: bool) -> None: ...
+
+    def abort(self) -> None:
+        """Break it off: its client takes nothing, so it could not even be ended politely."""
+        ...
+
+    def finish(self) -> None:
+        """Stop waiting for the client: the reader has written all that it will."""
+        ...
+
+
+BATCH = 256
+"""Events read and written together at the most: one write for many, and never a long one for a slow reader. They are no
+more than `READ_BYTES`, as the store reads them: what was read is written, and nothing of it is read twice."""
+
+_CLOSE_SECONDS = 1.0
+"""How long ending a connection politely may take; a dead socket is not waited for."""
+
+_logger = logging.getLogger("perdure")
+
+_KEEPALIVE = sse.encode_comment("keep-alive")
+
+_OPEN = (ReaderState.STARTING, ReaderState.RESTING, ReaderState.PUMPING)
+
+
+class Reader:
+    """One response on one stream. `cursor` is the sequence number of the last event that was written."""
+
+    __slots__ = (
+        "_ahead",
+        "_connection",
+        "_gapped",
+        "_history",
+        "_hub",
+        "_preamble",
+        "_pump",
+        "_replay",
+        "_retry",
+        "_stop_at",
+        "_woken",
+        "_writing_since",
+        "arrival",
+        "cursor",
+        "failure",
+        "last_write",
+        "live_from",
+        "since",
+        "state",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        hub: Hub,
+        stream: Stream,
+        history: History,
+        *,
+        cursor: int,
+        arrival: int,
+        ahead: Sequence[Event] = (),
+        preamble: bytes = b"",
+        retry: bytes = b"",
+    ) -> None:
+        self.state = ReaderState.STARTING
+        self.stream = stream
+        self.cursor = cursor
+        self.arrival = arrival
+        self.live_from = stream.tail.visible
+        self.failure: Exception | None = None
+        self.since = hub.clock()
+        self.last_write = hub.monotonic()
+        self._hub = hub
+        self._history = history
+        self._ahead = ahead
+        self._preamble = preamble
+        self._retry = retry
+        self._replay: Replay | None = None
+        self._connection: Connection | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._woken = False
+        """There may be more to write than the pump has seen, or there is something before it has begun."""
+        self._gapped = False
+        self._stop_at: int | None = None
+        self._writing_since: float | None = None
+
+    def watch(self, replay: Replay) -> None:
+        """Tell a replay how far this reader gets with what was there when it came."""
+        self._replay = replay
+
+    async def begin(self, connection: Connection) -> None:
+        """Write what comes before the first event. The pump starts afterwards, and only if there is something.
+
+        The caller then waits for its client to leave; `finish` is called when the reader is through before that.
+        """
+        self._connection = connection
+        if self.state is ReaderState.CLOSING:  # another reader was faster than the start of this response
+            await self._close()
+            return
+        preamble, self._preamble = self._preamble, b""
+        if preamble:
+            await self._send(preamble, last=False)
+        if self.state is ReaderState.STARTING:
+            self._advance(ReaderStep.BEGIN)
+            if self._woken or self.stream.tail.visible > self.cursor or self.stream.is_over:
+                self.wake()
+
+    @property
+    def is_writing(self) -> bool:
+        """Events are on their way that `cursor` does not count yet."""
+        return self._writing_since is not None
+
+    def leave(self) -> None:
+        """Let go of the stream, whatever happened."""
+        if self.state is not ReaderState.FINISHED:
+            self._advance(ReaderStep.FINISH)
+        if self._pump is not None:
+            self._pump.cancel()
+        self._hub.detach(self)
+
+    def wake(self) -> None:
+        """There may be something to write."""
+        if self.state is ReaderState.RESTING:
+            self.state = READER[ReaderState.RESTING][ReaderStep.WAKE]
+            self._pump = asyncio.create_task(self._run_pump())
+        else:
+            self._woken = True
+
+    def keep_alive(self) -> None:
+        if self.state is ReaderState.RESTING:
+            self._preamble += _KEEPALIVE
+            self.wake()
+
+    def stop_here(self) -> None:
+        """Close the connection once everything appended so far is written; the stream goes on (P7)."""
+        self._stop_at = self.stream.tail.last
+        self.wake()
+
+    def close_with_retry(self) -> None:
+        """Write what is there and a hint when to come back, then close the connection."""
+        self._preamble += self._retry
+        self.stop_here()
+
+    def end(self) -> None:
+        """Close the connection now, without another event."""
+        if self.state not in _OPEN:
+            return
+        has_begun = self._connection is not None
+        self._advance(ReaderStep.END)
+        if self._pump is not None:
+            self._pump.cancel()
+        if has_begun:  # else `begin` closes it
+            self._pump = asyncio.create_task(self._close())
+
+    def end_if_stuck(self, before: float) -> None:
+        """End a connection that has taken nothing since then, though there is something to write."""
+        if self._writing_since is not None and self._writing_since <= before:
+            self._hub.counters.slow_readers_ended += 1
+            self.failure = TimeoutError("the reader made no progress")
+            self._hub.peers.log_event(
+                logging.WARNING, "reader.slow", "a reader made no progress and was ended", stream=self.stream.id
+            )
+            if self._connection is not None:
+                self._connection.abort()
+            self._finish()
+
+    def _advance(self, step: ReaderStep) -> None:
+        self.state = advance(READER, self.state, step)
+
+    async def _run_pump(self) -> None:
+        try:
+            while (await self._deliver() or self._woken) and self.state is ReaderState.PUMPING:
+                self._woken = False
+        except StoreUnavailable as failure:
+            self.failure = failure
+            peers = self._hub.peers
+            peers.log_event(logging.WARNING, "reader.store", f"a reader was ended, its client may resume: {failure}")
+            self._pump = None
+            self.end()
+        except OSError:
+            self._finish()  # the connection broke; the client may resume
+        except Exception as failure:
+            self.failure = failure
+            _logger.exception("a reader failed and was ended; its client may resume", extra={"action": "reader.failed"})
+            self._finish()
+        else:
+            self._pump = None
+            if self.state is ReaderState.PUMPING:
+                self.state = READER[ReaderState.PUMPING][ReaderStep.CATCH_UP]
+
+    async def _deliver(self) -> bool:
+        """Write what is there; tells whether there was anything."""
+        stream = self.stream
+        target = stream.tail.durable
+        events = self._ahead or await stream.read(after=self.cursor, limit=BATCH)
+        self._ahead = ()
+        skipped: set[int] = set()
+        if events and events[0].seq <= self.live_from:
+            skipped = await self._history.closed_asks(events)
+        frames = [self._preamble] if self._preamble else []
+        self._preamble = b""
+        cursor = self._encode(events, frames, skipped)
+        if not events and cursor < target:
+            frames.append(self._gap(cursor + 1, target))
+            cursor = target
+        moved = cursor > self.cursor
+        stops = self._stop_at is not None and cursor >= self._stop_at
+        last = stops or (stream.is_over and cursor >= stream.tail.visible)
+        if last and stream.is_over and self._gapped and stream.kind is Kind.CALL:
+            name = stream.position(cursor)
+            answers = await self._history.lost_answers(stream)
+            frames += [sse.encode_event(name.priming(self._hub.random).encode(), answer) for answer in answers]
+        if frames or last:
+            await self._send(b"".join(frames), last=last)
+        if frames or last or moved:
+            self._move(cursor)
+        if last:
+            self._finish()
+            return False
+        return moved
+
+    def _encode(self, events: Sequence[Event], frames: list[bytes], skipped: set[int]) -> int:
+        """Add the frames of events, as many as fit into one write; gives the sequence number of the last one."""
+        cursor, size, prefix = self.cursor, 0, self.stream.prefix
+        for event in events:
+            if event.seq != cursor + 1:
+                frames.append(self._gap(cursor + 1, event.seq - 1))
+            if event.seq not in skipped:
+                frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
+            cursor = event.seq
+            size += len(event.payload)
+            if size >= READ_BYTES:
+                break
+        return cursor
+
+    def _gap(self, first: int, last: int) -> bytes:
+        self._gapped = True
+        return self._hub.tell_gap(self.stream, first, last, reason="trimmed", by_log=self._history.tells_by_log)
+
+    def _move(self, cursor: int) -> None:
+        """What was read up to there is written."""
+        hub, stream = self._hub, self.stream
+        if self._replay is not None:
+            hub.counters.events_replayed += max(0, min(cursor, self.live_from) - self.cursor)
+            self._replay = self._replay.at(cursor, end=self.live_from)
+        self.cursor = cursor
+        stream.readers.advance(cursor)
+        hub.marks.moved(stream)
+        if stream.writer is None:
+            hub.registry.on_progress(self)
+        stream.moved()
+
+    async def _send(self, body: bytes, *, last: bool) -> None:
+        self._writing_since = self._hub.monotonic()
+        assert self._connection is not None
+        await self._connection.write(body, last=last)
+        self._writing_since = None
+        self.last_write = self._hub.monotonic()
+
+    async def _close(self) -> None:
+        assert self._connection is not None
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._connection.write(b"", last=True)
+        except (OSError, TimeoutError):
+            self._connection.abort()  # dead or stuck: letting go of it is all that is left
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.state is not ReaderState.FINISHED:
+            self._advance(ReaderStep.FINISH)
+            if self._connection is not None:
+                self._connection.finish()

@@ -1,0 +1,213 @@
+"""One request on its way to its one answer.
+
+It is sent until the server has taken it, then read until it is answered. What each response and each failure means for
+it stands in one table, `_core/delivery.py`; here is what is done then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
+from perdure._core.delivery import REPEATABLE, Attempt, Failure, Meaning, Purpose, is_read, of_failure
+from perdure._core.sse import EventTooLarge
+from perdure.remote.endpoint import Response
+from perdure.remote.failures import Refusal, Refused, RequestFailed
+from perdure.remote.link import Link
+from perdure.remote.message import Message, encode, error
+from perdure.remote.notice import Notice
+from perdure.remote.stream import Listener, Stream
+
+#: Seconds until a message without any sign of the server counts as sent, and the next one may follow it. Servers that
+#: answer with plain JSON give no sign before the answer.
+DEPARTURE = 0.5
+
+_WAITS = (Meaning.AGAIN, Meaning.RESTART, Meaning.RENEW)
+
+
+class Call:
+    """`body` makes the request's JSON for an id on the wire; a call of an earlier process has none, and is only read.
+
+    `take` is given each message of the call's stream before its position moves, `move` each position.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        body: Callable[[str], bytes] | None,
+        *,
+        request_id: str,
+        method: str,
+        name: str = "",
+        take: Callable[[Message], Awaitable[None]],
+        move: Callable[[str | None, int | None], None],
+        position: str | None = None,
+        retry: int | None = None,
+    ) -> None:
+        self.id = request_id
+        """On the wire. A request that is sent again, and may have arrived, gets another one."""
+        self.first_id = request_id
+        """Under which it is remembered."""
+        self.is_begun = False
+        self.scope = anyio.CancelScope()
+        self.departed = anyio.Event()
+        """Set when the next message may follow, where messages leave one after the other."""
+        self._link = link
+        self._body = body
+        self._method = method
+        self._name = name
+        self._handshake = link.handshake
+        self._was_renewed = False
+        self._stream = Stream(
+            link.endpoint,
+            link.limits,
+            Listener(take=take, complain=link.complain, move=move),
+            patience=link.limits.patience,
+            position=position,
+            retry=retry,
+            course=link.limits.course() if position is None else None,
+        )
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self._method in REPEATABLE
+
+    async def answer(self) -> Message:
+        """Exactly one, whatever happens."""
+        self.is_begun = True
+        try:
+            while (found := await self._attempt()) is None:
+                self._link.report(Notice.WAITING, self._stream.trouble)
+                if not await self._stream.wait():
+                    ended = of_failure(self._attempted(), Failure.PATIENCE_ENDED)
+                    return self._end(ended, f"the server did not come back: {self._stream.trouble}")
+            return found
+        except EventTooLarge as too_large:
+            refusal = Refusal(reason="too_large", sentence=str(too_large))
+            return self._end(of_failure(self._attempted(), Failure.TOO_LARGE), str(too_large), refusal)
+        except Exception as failure:  # whatever it is, it costs this request alone
+            said = f"{type(failure).__name__}: {failure}"
+            if self._stream.position is not None and not self.is_repeatable:
+                return self.unknown(said)
+            return error(encode(self.id), INTERNAL_ERROR, said)
+        finally:
+            self.departed.set()
+
+    def _attempted(self) -> Attempt:
+        has_session = self._handshake is not None and bool(self._handshake.session)
+        has_position = self._stream.position is not None
+        return Attempt(
+            purpose=Purpose.CALL,
+            is_repeatable=self.is_repeatable,
+            has_position=has_position,
+            may_renew=has_session and (has_position or not self._was_renewed),
+        )
+
+    async def _attempt(self) -> Message | None:
+        """One HTTP request; None if there shall be another one after a pause."""
+        if self._stream.position is None:
+            self._handshake = self._link.handshake
+        attempt, at_least = self._attempted(), None
+        try:
+            async with self._open() as response:
+                request_id = None if is_read(attempt) else self.id
+                meaning, message = await response.meaning(attempt, request_id, self._link.limits.message_bytes)
+                if meaning not in _WAITS or response.status == 429:
+                    self.departed.set()  # where there are too many at once, those in front must be able to end
+                if meaning is Meaning.FOLLOW:
+                    return await self._follow(response)
+                if message is not None and meaning is Meaning.ANSWER:
+                    self._link.report(Notice.REACHED)
+                    return message
+                at_least = response.retry_after
+                why, refusal = self._explain(response, attempt)
+        except RequestFailed as failed:
+            meaning, why, refusal = of_failure(attempt, failed.failure), str(failed), failed.refusal
+        if meaning is Meaning.RENEW:
+            return await self._renew(attempt)
+        return self._conclude(meaning, why, refusal, at_least=at_least)
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Response]:
+        if self._stream.position is not None or self._body is None:
+            self.departed.set()
+            async with self._link.endpoint.get(self._stream.position, self._handshake) as response:
+                yield response
+            return
+        timer = asyncio.get_running_loop().call_later(DEPARTURE, self.departed.set)
+        try:
+            async with self._link.endpoint.post(self._body(self.id), self._handshake) as response:
+                yield response
+        finally:
+            timer.cancel()
+
+    async def _follow(self, response: Response) -> Message | None:
+        self._link.report(Notice.REACHED)
+        if not self.is_repeatable:
+            self._body = None  # it will not be sent again, and may be large
+        found = await self._stream.read(response, awaited=self.id)
+        if found is not None:
+            return found
+        return self._conclude(of_failure(self._attempted(), Failure.LOST), self._stream.trouble, None)
+
+    async def _renew(self, attempt: Attempt) -> Message | None:
+        """The session is gone. What was not accepted goes out again in a new one, at once, and once."""
+        trouble = await self._link.renew(self._handshake)
+        if is_read(attempt):
+            return self._conclude(of_failure(attempt, Failure.SESSION_REPLACED), "its session is gone", None)
+        if trouble is None:
+            self._was_renewed = True
+            return await self._attempt()
+        if isinstance(trouble, Refused):
+            sentence = f"Session terminated, and no new one could be begun: {trouble}"
+            return self._end(Meaning.REFUSED, sentence, Refusal(reason=trouble.refusal.reason, sentence=sentence))
+        self._stream.failed(str(trouble))
+        return None
+
+    def _explain(self, response: Response, attempt: Attempt) -> tuple[str, Refusal]:
+        refusal = self._link.endpoint.refusal(response)
+        if is_read(attempt):
+            return f"the server does not resume it: HTTP {response.status}", refusal
+        if response.status == 404 and self._was_renewed:
+            refusal = Refusal(reason="session_gone", sentence="Session terminated, and so was the new one")
+        return refusal.sentence if response.status < 300 else f"HTTP {response.status}", refusal
+
+    def _conclude(
+        self, meaning: Meaning, why: str, refusal: Refusal | None, *, at_least: float | None = None
+    ) -> Message | None:
+        if meaning is Meaning.AGAIN:
+            self._stream.failed(why, at_least=at_least)
+            return None
+        if meaning is Meaning.RESTART:
+            self._stream.failed(why, at_least=at_least)
+            self._stream.position = None
+            # The server may still have the first one: ids never repeat within a session.
+            self.id = self._link.new_id()
+            return None
+        return self._end(meaning, why, refusal)
+
+    def _end(self, meaning: Meaning, why: str, refusal: Refusal | None = None) -> Message:
+        match meaning:
+            case Meaning.UNREACHABLE:
+                sentence = f"The server did not answer within the limits: {self._stream.trouble}"
+                return error(encode(self.id), UNREACHABLE, sentence)
+            case Meaning.REFUSED:
+                refusal = refusal or Refusal(reason="refused", sentence=why)
+                self._link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
+                return error(encode(self.id), NO_SERVER, refusal.sentence, {"reason": refusal.reason})
+            case _:
+                return self.unknown(why)
+
+    def unknown(self, reason: str) -> Message:
+        data = {
+            "outcome": "unknown",
+            "reason": reason,
+            "method": self._method,
+            "name": self._name,
+            "told_by": "client",
+        }
+        return error(encode(self.id), OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)

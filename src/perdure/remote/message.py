@@ -1,0 +1,92 @@
+"""A JSON-RPC message as its text, and the few messages that a client makes itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perdure._core import splice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One message: its text as it came, and its body to look at."""
+
+    text: str
+    body: Mapping[str, Any]
+
+    @property
+    def method(self) -> str | None:
+        found = self.body.get("method")
+        return found if isinstance(found, str) else None
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        found = self.body.get("params")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def is_request(self) -> bool:
+        return self.method is not None and "id" in self.body
+
+    @property
+    def is_answer(self) -> bool:
+        return self.method is None and ("result" in self.body or isinstance(self.body.get("error"), dict))
+
+    @property
+    def is_error(self) -> bool:
+        return self.body.get("error") is not None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The result of an answer, as a value to keep: `body` is to look at only (`_core/splice.py`)."""
+        try:
+            found = json.loads(self.text).get("result")
+        except (ValueError, RecursionError):  # an integer of thousands of digits
+            found = self.body.get("result")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def why(self) -> str:
+        """The sentence of an error."""
+        error = self.body.get("error")
+        found = error.get("message") if isinstance(error, dict) else None
+        return found if isinstance(found, str) else "no reason given"
+
+    def answering(self, request_id: str) -> str:
+        """The answer under the id that its request had, given as JSON."""
+        if "id" in self.body:
+            return splice.replaced(self.text, request_id, "id")
+        return f'{{"jsonrpc":"2.0","id":{request_id},"error":{splice.cut(self.text, "error") or "{}"}}}'
+
+
+def messages_in(text: str) -> list[Message]:
+    """The messages in a server's text; 2025-03-26 allows several in an array. Raises `ValueError`."""
+    text = splice.one_line(text).strip(" ")
+    found = splice.decode(text)
+    bodies, texts = (found, splice.items(text)) if isinstance(found, list) else ([found], [text])
+    if not all(isinstance(body, dict) for body in bodies):
+        raise ValueError("a message must be an object")
+    return [Message(text=one, body=body) for one, body in zip(texts, bodies, strict=True)]
+
+
+def encode(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def error(request_id: str, code: int, message: str, data: Mapping[str, Any] | None = None) -> Message:
+    """An error response of our own; the id is given as JSON."""
+    told: dict[str, Any] = {"code": code, "message": message}
+    if data is not None:
+        told["data"] = data
+    text = f'{{"jsonrpc":"2.0","id":{request_id},"error":{encode(told)}}}'
+    return Message(text=text, body={"jsonrpc": "2.0", "id": splice.decode(request_id), "error": told})
+
+
+def notification(method: str, params: Mapping[str, Any] | None = None) -> str:
+    body: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
+    if params is not None:
+        body["params"] = params
+    return encode(body)

@@ -1,0 +1,126 @@
+"""Passes every payload through one codec on its way into a store and out of it.
+
+A payload is what a client or a server said: events, requests, `initialize` params and results, sticky requests, asks,
+forwarded messages, mail. Ids, names, states and numbers are not, because a store looks things up by them. `_changed`
+lists all payloads of steps and records, so a store that uses `Payloads` for both keeps none of them in another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from perdure._core import sticky
+from perdure.store.base import (
+    Append,
+    AskRecord,
+    CallRecord,
+    ChangeSession,
+    Event,
+    Forward,
+    Forwarded,
+    Mail,
+    OpenAsk,
+    OpenStream,
+    PutSession,
+    SendMail,
+    SessionRecord,
+    Step,
+    Stick,
+)
+
+R = TypeVar("R")
+
+
+class Codec(Protocol):
+    """Gives payloads the form in which a store keeps them. May be used in any thread."""
+
+    @property
+    def overhead(self) -> int:
+        """Bytes that `encode` adds, the same for every payload, so that its size is known without decoding it."""
+        ...
+
+    def encode(self, payload: bytes) -> bytes: ...
+
+    def decode(self, stored: bytes) -> bytes: ...
+
+
+class _Plain:
+    overhead = 0
+
+    def encode(self, payload: bytes) -> bytes:
+        return payload
+
+    def decode(self, stored: bytes) -> bytes:
+        return stored
+
+
+PLAIN: Codec = _Plain()
+"""Keeps payloads as they are. `Payloads` never calls it, so it costs nothing."""
+
+
+class Payloads:
+    """Encodes the payloads of steps and decodes those of records, with one codec.
+
+    An empty payload stays empty: a store empties some by itself, when a call or a session has ended.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._is_plain = codec is PLAIN
+        self.overhead = codec.overhead
+
+    def encode_steps(self, steps: Sequence[Step]) -> Sequence[Step]:
+        return steps if self._is_plain else [_changed(step, self._encode) for step in steps]
+
+    def decode(self, record: R) -> R:
+        """Give a record of any kind, or `None`, as it came into the store."""
+        return record if self._is_plain else _changed(record, self._decode)
+
+    def decode_all(self, records: Sequence[R]) -> Sequence[R]:
+        return records if self._is_plain else [_changed(record, self._decode) for record in records]
+
+    def size(self, stored: bytes) -> int:
+        """Give the size of a payload, as limits count it: before it was encoded."""
+        return max(0, len(stored) - self.overhead)
+
+    def stick(self, kept: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
+        """Give the sticky requests behind another one (`_core.sticky`), all of them as they are stored."""
+        if self._is_plain:
+            return sticky.after(kept, request)
+        plain = sticky.after(tuple(map(self._decode, kept)), self._decode(request))
+        return tuple(map(self._encode, plain))
+
+    def _encode(self, payload: bytes) -> bytes:
+        return self._codec.encode(payload) if payload else payload
+
+    def _decode(self, stored: bytes) -> bytes:
+        return self._codec.decode(stored) if stored else stored
+
+
+def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:
+    """Give a step or a record with each of its payloads changed. What has none is given as it is."""
+    match value:
+        case Event() | Forwarded():
+            return value._replace(payload=change(value.payload))
+        case Mail():
+            return value._replace(message=change(value.message))
+        case SendMail():
+            return replace(value, message=change(value.message))
+        case CallRecord() | AskRecord() | Stick():
+            return replace(value, request=change(value.request))
+        case SessionRecord():
+            params, result = change(value.client_params), change(value.result)
+            return replace(value, client_params=params, result=result, sticky=tuple(map(change, value.sticky)))
+        case ChangeSession(result=bytes(result)):
+            return replace(value, result=change(result))
+        case Forward():
+            return replace(value, payloads=tuple(map(change, value.payloads)))
+        case Append():
+            return replace(value, events=tuple(_changed(event, change) for event in value.events))
+        case OpenStream():
+            return replace(value, calls=tuple(_changed(call, change) for call in value.calls))
+        case PutSession() | OpenAsk():
+            return replace(value, record=_changed(value.record, change))
+    return value

@@ -1,0 +1,147 @@
+"""The store in memory, which is also the model that other stores are tested against.
+
+Durable (3) means here: as long as this object lives. It survives a dropped connection, not the process. Several nodes
+of one process may share the object; opening and closing mean nothing to it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Self
+
+from perdure._core.chains import Chain
+from perdure._core.ids import Generation, SessionId, StreamId
+from perdure._core.jsonrpc import coerce_id
+from perdure._core.states import SessionState
+from perdure.store.base import (
+    READ_BYTES,
+    AskRecord,
+    CallRecord,
+    Event,
+    KeptRecord,
+    ReaderRecord,
+    SessionRecord,
+    StreamRecord,
+)
+from perdure.store.memory.writes import MemoryWrites, call_key, caller
+
+_seq = attrgetter("seq")
+
+
+class MemoryStore(MemoryWrites):
+    """Keeps everything in dictionaries. This part reads; `MemoryWrites` and `MemoryNodes` have the rest."""
+
+    shared = False
+    keeps_time = False
+
+    async def open(self) -> None:
+        pass
+
+    async def probe(self, size: int) -> None:
+        bytes(size)
+
+    async def aclose(self) -> None:
+        pass
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # Events
+
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+        found = self._streams.get(stream)
+        if found is None:
+            return ()
+        start = bisect.bisect_right(found.events, after, key=_seq)
+        events = self._payloads.decode_all(found.events[start : start + limit])
+        sizes = itertools.accumulate(len(event.payload) for event in events)
+        return events[: 1 + sum(1 for size in sizes if size < READ_BYTES)]
+
+    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
+        return [stream.record for stream in self._of_session.get(session, {}).values()]
+
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
+
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        return [stream for stream in await self.streams(session) if stream.unread]
+
+    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+        found: list[KeptRecord] = []
+        for stream in self._of_session.get(session, {}).values():
+            if stream.record.sealed:
+                events, answers = (
+                    [self._payloads.size(event.payload) for event in stream.events if event.final is final]
+                    for final in (False, True)
+                )
+                kept = KeptRecord(
+                    stream=stream.record.id,
+                    opened=stream.record.opened,
+                    events=len(events),
+                    answers=len(answers),
+                    event_bytes=sum(events),
+                    answer_bytes=sum(answers),
+                )
+                found.append(kept)
+        return found
+
+    async def generations(self, stream: StreamId) -> Sequence[Generation]:
+        found = self._streams.get(stream)
+        return tuple(found.generations) if found else ()
+
+    # Sessions
+
+    async def session(self, session: SessionId) -> SessionRecord | None:
+        return self._payloads.decode(self._sessions.get(session))
+
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
+        ids = sorted(i for i in self._sessions if after is None or i > after)
+        return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])
+
+    async def count_states(self) -> Mapping[SessionState, int]:
+        return Counter(session.state for session in self._sessions.values())
+
+    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
+        unused = [s for s in self._sessions.values() if s.state is SessionState.DORMANT and not self._in_use(s)]
+        wanted = [session for session in unused if owner is None or caller(session) == (owner, address)]
+        return self._payloads.decode(min(wanted, key=attrgetter("active"), default=None))
+
+    # Chains
+
+    async def chain(self, name: str) -> Chain | None:
+        session = self._chain_names.get(name)
+        return None if session is None else self._chains[session]
+
+    async def chain_of(self, session: SessionId) -> Chain | None:
+        return self._chains.get(session)
+
+    # Ledger, asks, readers
+
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        streams = self._of_session.get(session, {}).values()
+        return self._payloads.decode_all([call for stream in streams for call in stream.calls.values()])
+
+    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
+        found = self._streams.get(stream)
+        return self._payloads.decode_all(list(found.calls.values())) if found else []
+
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+        key = (session, incarnation, coerce_id(request_id))
+        stream = self._open_calls.get(key)
+        calls = stream.calls.values() if stream else ()
+        return self._payloads.decode(next((call for call in calls if call_key(call) == key), None))
+
+    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
+        return self._payloads.decode_all(list(self._asks.get(session, {}).values()))
+
+    async def reader(self, stream: StreamId) -> ReaderRecord | None:
+        found = self._streams.get(stream)
+        return found.reader if found else None

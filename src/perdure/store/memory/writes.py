@@ -1,0 +1,371 @@
+"""Applies steps to the tables in memory, and everything else that changes what is stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from perdure._core import retention
+from perdure._core.chains import Chain
+from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
+from perdure._core.jsonrpc import coerce_id
+from perdure._core.retention import Cutoffs
+from perdure._core.states import CallState, SessionState
+from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure.store.base import (
+    KEPT_GENERATIONS,
+    MAX_FORWARDED,
+    MAX_FORWARDED_BYTES,
+    MAX_MAIL,
+    Append,
+    AskRecord,
+    CallRecord,
+    ChangeSession,
+    CloseAsk,
+    DropStream,
+    EndSession,
+    Forward,
+    Forwarded,
+    LeaveReader,
+    MailReceived,
+    MoveReader,
+    OpenAsk,
+    OpenStream,
+    PutCall,
+    PutReader,
+    PutSession,
+    Reached,
+    Refusals,
+    Release,
+    SendMail,
+    SessionRecord,
+    Step,
+    StepRefusal,
+    Stick,
+    StreamRecord,
+    Trim,
+)
+from perdure.store.codec import PLAIN, Codec
+from perdure.store.memory.nodes import MemoryNodes, StreamRow
+
+_OPEN = (CallState.RUNNING, CallState.WAITING)
+
+
+class MemoryWrites(MemoryNodes):
+    """Has the tables of sessions, and changes them."""
+
+    def __init__(self, *, codec: Codec = PLAIN, wall: Callable[[], float] = time.time) -> None:
+        super().__init__(codec, wall)
+        self._sessions: dict[SessionId, SessionRecord] = {}
+        self._of_session: dict[SessionId, dict[StreamId, StreamRow]] = {}
+        self._asks: dict[SessionId, dict[str, AskRecord]] = {}
+        self._chains: dict[SessionId, Chain] = {}
+        self._chain_names: dict[str, SessionId] = {}
+        self._open_calls: dict[tuple[SessionId, int, int | str], StreamRow] = {}
+        """Where each call that has not ended is, by its id as ids are compared."""
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        return self.commit_now(steps)
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+        self._writes += 1
+        return [self._apply(step) for step in self._payloads.encode_steps(steps)]
+
+    def _apply(self, step: Step) -> StepRefusal | None:
+        match step:
+            case Append():
+                return self._append(step)
+            case OpenStream():
+                return self._open(step)
+            case Forward():
+                return self._forward(step)
+            case PutCall():
+                return self._put_call(step)
+            case Release():
+                return self._release(step)
+            case SendMail():
+                return self._deliver(step)
+            case MailReceived() if node := self._nodes.get(step.node):
+                node.mail = [mail for mail in node.mail if mail.key > step.through]
+            case PutSession():
+                return self._put_session(step)
+            case ChangeSession() if session := self._going_on(step.session):
+                self._sessions[session.id] = _changed(session, step)
+            case Stick() if session := self._going_on(step.session):
+                sticky = self._payloads.stick(session.sticky, step.request)
+                self._sessions[session.id] = replace(session, sticky=sticky)
+            case EndSession():
+                self._end(step)
+            case Trim() if found := self._streams.get(step.stream):
+                found.events = [e for e in found.events if e.final or e.seq > step.through]
+            case DropStream():
+                self._drop(step.stream)
+            case OpenAsk(record=ask) if ask.stream in self._streams:
+                self._asks.setdefault(ask.session, {}).setdefault(ask.id, ask)
+            case CloseAsk():
+                self._asks.get(step.session, {}).pop(step.id, None)
+            case PutReader(record=reader) if found := self._streams.get(reader.stream):
+                found.reader = reader
+            case MoveReader() | LeaveReader() if found := self._streams.get(step.stream):
+                if found.reader is not None and found.reader.reader == step.reader:
+                    found.reader = replace(found.reader, seq=step.seq) if isinstance(step, MoveReader) else None
+            case Reached() if found := self._streams.get(step.stream):
+                found.record = _reached(found, step)
+        return None
+
+    # Steps of sessions
+
+    def _put_session(self, step: PutSession) -> TooManySessions | None:
+        record, limits = step.record, step.limits
+        if record.id in self._sessions:
+            return None
+        if limits is not None:
+            going_on = [s for s in self._sessions.values() if s.state is not SessionState.ENDED]
+            of_caller = sum(caller(session) == caller(record) for session in going_on)
+            if any(caller(record)) and of_caller >= limits.caller:
+                return TooManySessions(f"the caller has {of_caller} sessions", of_caller=True)
+            if len(going_on) >= limits.total:
+                return TooManySessions(f"there are {len(going_on)} sessions", of_caller=False)
+        self._sessions[record.id] = record
+        return None
+
+    def _end(self, step: EndSession) -> None:
+        if step.unused_since is not None:
+            found = self._sessions.get(step.session)
+            if found is None or found.active > step.unused_since or self._in_use(found):
+                return
+        for stream in list(self._of_session.get(step.session, ())):
+            self._drop(stream)
+        if (record := self._going_on(step.session)) is not None:
+            params = record.client_params
+            kept = params if retention.keeps_params(step.reason, self._payloads.size(params)) else b""
+            ended = replace(
+                record,
+                state=SessionState.ENDED,
+                client_params=kept,
+                result=b"",
+                sticky=(),
+                active=step.time,
+                ended=step.reason,
+            )
+            self._sessions[step.session] = ended
+            self._forget_chain(step.session)
+            self._forget_ended(caller(ended))
+
+    def _forget_ended(self, caller_: tuple[str, str]) -> None:
+        """Keep no more records of ended sessions than there may be, of the caller and in all."""
+        ended = [session for session in self._sessions.values() if session.state is SessionState.ENDED]
+        of_caller = [session for session in ended if caller(session) == caller_]
+        for sessions, most in ((of_caller, retention.MAX_ENDED_OF_CALLER), (ended, retention.MAX_ENDED)):
+            if len(sessions) > most:
+                del self._sessions[min(sessions, key=attrgetter("active")).id]
+                return  # one has ended, so one was too many
+
+    def _going_on(self, session: SessionId) -> SessionRecord | None:
+        record = self._sessions.get(session)
+        return None if record is None or record.state is SessionState.ENDED else record
+
+    def _in_use(self, session: SessionRecord) -> bool:
+        return any(
+            (not stream.record.sealed and stream.record.node in self._nodes)
+            or (stream.reader is not None and stream.reader.node in self._nodes)
+            for stream in self._of_session.get(session.id, {}).values()
+        )
+
+    # Steps of streams
+
+    def _open(self, step: OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+        record = step.record
+        if record.id in self._streams:
+            return None
+        if not self._going_on(record.session):
+            return SessionEnded(f"session {record.session[:8]} has ended")
+        keys = [call_key(call) for call in step.calls]
+        if len(set(keys)) < len(keys) or not self._open_calls.keys().isdisjoint(keys):
+            return IdTaken(f"a request of session {record.session[:8]} runs already under one of the ids {keys}")
+        if step.most_calls is not None:
+            running = sum(session == record.session for session, _, _ in self._open_calls)
+            if running + len(keys) > step.most_calls:
+                return TooManyCalls(f"session {record.session[:8]} has {running} calls running")
+        stream = StreamRow(record, calls={(call.incarnation, call.request_id): call for call in step.calls})
+        self._open_calls.update(dict.fromkeys(keys, stream))
+        self._streams[record.id] = stream
+        self._of_session.setdefault(record.session, {})[record.id] = stream
+        return None
+
+    def _append(self, step: Append) -> StaleFence | None:
+        stream = self._written(step.stream, step.fence)
+        if stream is None:
+            return _stale(step)
+        before = stream.record
+        new = [event for event in step.events if event.seq > before.last]
+        if new and (before.sealed or not before.node or new[-1].seq != before.last + len(new)):
+            return StaleFence(f"stream {step.stream} ends at {before.last}, and event {new[0].seq} cannot follow")
+        stream.events.extend(new)
+        stream.forwarded = [message for message in stream.forwarded if message.key > step.taken]
+        stream.record = replace(before, last=before.last + len(new), sealed=before.sealed or step.seal)
+        for end in step.ends:
+            call = stream.calls.get((end.incarnation, end.request_id))
+            if call is not None and call.state in _OPEN:
+                stream.calls[call.incarnation, call.request_id] = replace(call, state=end.state, request=b"")
+                self._open_calls.pop(call_key(call), None)
+        return None
+
+    def _put_call(self, step: PutCall) -> StaleFence | None:
+        stream = self._written(step.stream, step.fence)
+        if stream is None or stream.record.sealed or not stream.record.node:
+            return _stale(step)
+        call = stream.calls.get((step.incarnation, step.request_id))
+        if call is not None and call.state in _OPEN:
+            changed = replace(call, state=step.state, attempt=step.attempt, progress=step.progress)
+            stream.calls[call.incarnation, call.request_id] = changed
+        return None
+
+    def _release(self, step: Release) -> StaleFence | None:
+        stream = self._written(step.stream, step.fence)
+        if stream is None or stream.record.sealed:
+            return _stale(step)
+        stream.record = replace(stream.record, node=NodeId(""))
+        return None
+
+    def _written(self, stream: StreamId, fence: Fence) -> StreamRow | None:
+        """Give the stream, if that is its fence."""
+        found = self._streams.get(stream)
+        return found if found is not None and found.record.fence == fence else None
+
+    def _drop(self, stream_id: StreamId) -> None:
+        if (stream := self._streams.pop(stream_id, None)) is not None:
+            session = stream.record.session
+            for call in stream.calls.values():
+                if call.state in _OPEN:  # another call may have the id of an ended one by now
+                    self._open_calls.pop(call_key(call), None)
+            del self._of_session[session][stream_id]
+            for ask in [ask for ask in self._asks.get(session, {}).values() if ask.stream == stream_id]:
+                del self._asks[session][ask.id]
+            if not self._of_session[session]:
+                del self._of_session[session]
+                self._asks.pop(session, None)
+
+    # Mail and forwarded messages
+
+    def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
+        if (row := self._nodes.get(step.node)) is None:
+            return NodeGone(f"there is no node {step.node}")
+        if len(row.mail) >= MAX_MAIL:
+            return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")
+        self._put_mail(step.node, step.message)
+        return None
+
+    def _forward(self, step: Forward) -> SessionEnded | NodeGone | MailFull | None:
+        if (row := self._streams.get(step.stream)) is None:
+            return SessionEnded(f"stream {step.stream} is not there")
+        sender, last = row.senders.get(step.node, ("", 0))
+        last = last if sender == step.sender else 0
+        new = step.payloads[max(0, last + 1 - step.first) :]
+        if not new:
+            return None
+        if row.record.node not in self._nodes:
+            return NodeGone(f"no node writes stream {step.stream}")
+        size = sum(map(self._payloads.size, [*new, *(payload for _, payload in row.forwarded)]))
+        full = len(row.forwarded) + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
+        if step.first > last + 1 or (row.forwarded and full):
+            return MailFull(f"{len(row.forwarded)} messages wait for stream {step.stream}")
+        for payload in new:
+            self._mail_key += 1
+            row.forwarded.append(Forwarded(self._mail_key, payload))
+        row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
+        return None
+
+    # Changes that are not steps
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+        found = self._written(stream, held)
+        if found is None or found.record.sealed:
+            return None
+        self._writes += 1
+        before = found.record
+        found.generations.append(Generation(generation=before.generation, end=before.last))
+        del found.generations[:-KEPT_GENERATIONS]
+        found.record = replace(before, node=node, fence=self._next_fence(), generation=before.generation + 1)
+        return found.record
+
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        if (record := self._going_on(session)) is None:
+            return None
+        self._writes += 1
+        self._sessions[session] = replace(record, incarnation=record.incarnation + 1)
+        return self._payloads.decode(self._sessions[session])
+
+    async def put_chain(self, chain: Chain) -> bool:
+        if self._going_on(chain.session) is None:
+            return False
+        self._writes += 1
+        self._forget_chain(chain.session)
+        self._chains[chain.session] = chain
+        self._chain_names[chain.name] = chain.session
+        return True
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        if self._chains.get(seen.session) != seen:
+            return False
+        self._writes += 1
+        if chain is None:
+            self._forget_chain(seen.session)
+        else:
+            self._chains[seen.session] = chain
+        return True
+
+    def _forget_chain(self, session: SessionId) -> None:
+        if (chain := self._chains.pop(session, None)) is not None:
+            del self._chain_names[chain.name]
+
+    async def sweep(self, cutoffs: Cutoffs) -> int:
+        rows = 0
+        for stream in list(self._streams.values()):
+            kept = [e for e in stream.events if e.time >= (cutoffs.answers if e.final else cutoffs.events)]
+            rows += len(stream.events) - len(kept)
+            stream.events = kept
+            over = stream.record.sealed or stream.record.session not in self._sessions
+            if over and not kept and stream.record.opened < cutoffs.answers:
+                self._drop(stream.record.id)
+                rows += 1
+        for session in [s for s in self._sessions.values() if s.active < cutoffs.answers and not self._in_use(s)]:
+            self._end(EndSession(session=session.id, time=session.active, reason=""))
+            del self._sessions[session.id]
+            rows += 1
+        self._writes += 1
+        return rows
+
+
+def caller(session: SessionRecord) -> tuple[str, str]:
+    """Give the name that opened a session, or the address."""
+    return session.owner, session.address
+
+
+def call_key(call: CallRecord) -> tuple[SessionId, int, int | str]:
+    """Give what no two running calls share (12)."""
+    return call.session, call.incarnation, coerce_id(call.request_id)
+
+
+def _changed(session: SessionRecord, step: ChangeSession) -> SessionRecord:
+    return replace(
+        session,
+        active=session.active if step.active is None else max(session.active, step.active),
+        state=step.state or session.state,
+        version=session.version if step.version is None else step.version,
+        result=session.result if step.result is None else step.result,
+        initialized=session.initialized if step.initialized is None else step.initialized,
+    )
+
+
+def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
+    record = stream.record
+    ends = {ended.generation: ended.end for ended in stream.generations} | {record.generation: record.last}
+    through = min(step.through, ends.get(step.generation, 0))
+    return replace(record, delivered=max(record.delivered, through), unread=step.unread)
+
+
+def _stale(step: Append | PutCall | Release) -> StaleFence:
+    return StaleFence(f"stream {step.stream} is not written under fence {step.fence}")

@@ -1,0 +1,177 @@
+"""The table of responses and failures, by vectors that the browser's client is tested with as well (H8, promise 3)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure._core.delivery import (
+    EVENTS,
+    FAILED,
+    GET,
+    POST,
+    REPEATABLE,
+    Attempt,
+    Body,
+    Failure,
+    Meaning,
+    Purpose,
+    Seen,
+    body_of,
+    column_of,
+    is_answer,
+    is_read,
+    of_failure,
+    of_response,
+    seen,
+)
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "delivery.json").read_text())
+METHODS = json.loads((Path(__file__).parents[1] / "vectors" / "methods.json").read_text())
+
+STATUSES = range(100, 600)
+MEDIA = ["", EVENTS, "application/json", "text/html"]
+#: What ends an attempt: its sender has an answer, or is told why there is none.
+ENDINGS = {Meaning.ANSWER, Meaning.UNKNOWN, Meaning.UNREACHABLE, Meaning.REFUSED}
+
+
+def attempt_of(vector: dict[str, Any]) -> Attempt:
+    flags = {name: vector.get(name, False) for name in ("is_repeatable", "has_position", "may_renew")}
+    return Attempt(purpose=Purpose(vector["purpose"]), **flags)
+
+
+def response_of(vector: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "status": vector["status"],
+        "media": vector.get("media", ""),
+        "body": Body(vector.get("body", "none")),
+        "says_when": vector.get("says_when", False),
+    }
+
+
+def told() -> Iterator[tuple[Attempt, dict[str, Any]]]:
+    """The attempts and responses of the vectors."""
+    return ((attempt_of(vector), response_of(vector)) for vector in VECTORS["responses"])
+
+
+def attempts() -> Iterator[Attempt]:
+    """Every attempt that there is."""
+    for purpose in Purpose:
+        for repeatable, position, renew in itertools.product([False, True], repeat=3):
+            yield Attempt(purpose=purpose, is_repeatable=repeatable, has_position=position, may_renew=renew)
+
+
+responses = st.fixed_dictionaries(
+    {
+        "status": st.sampled_from(STATUSES),
+        "media": st.sampled_from(MEDIA),
+        "body": st.sampled_from(Body),
+        "says_when": st.booleans(),
+    }
+)
+every_attempt = st.sampled_from(list(attempts()))
+
+
+@pytest.mark.parametrize("vector", VECTORS["responses"], ids=lambda vector: vector["name"])
+def test_response(vector: dict[str, Any]) -> None:
+    assert of_response(attempt_of(vector), **response_of(vector)).name.lower() == vector["meaning"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["failures"], ids=lambda vector: vector["name"])
+def test_failure(vector: dict[str, Any]) -> None:
+    assert of_failure(attempt_of(vector), Failure[vector["failure"].upper()]).name.lower() == vector["meaning"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["bodies"], ids=lambda vector: f"{vector['message']} for {vector['id']!r}")
+def test_body(vector: dict[str, Any]) -> None:
+    assert body_of(vector["message"], vector["id"]).value == vector["body"]
+
+
+def test_the_vectors_have_every_cell_of_the_table() -> None:
+    """So that a cell that is changed in one language alone is noticed."""
+    cells = {(table is GET, row, column) for table in (POST, GET) for row in table for column in table[row]}
+    assert cells == {(is_read(attempt), seen(attempt, **response), column_of(attempt)) for attempt, response in told()}
+    assert {(failure, column) for failure in FAILED for column in FAILED[failure]} == {
+        (Failure[vector["failure"].upper()], column_of(attempt_of(vector))) for vector in VECTORS["failures"]
+    }
+    assert POST.keys() | GET.keys() == set(Seen)
+    assert FAILED.keys() == set(Failure)
+
+
+def test_methods_that_may_be_repeated_are_those_of_the_shared_list() -> None:
+    assert sorted(REPEATABLE) == METHODS["repeatable"]
+    assert not REPEATABLE & set(METHODS["once"])
+
+
+def test_every_status_has_a_meaning_for_everything_that_is_sent() -> None:
+    for status, attempt, media, body in itertools.product(STATUSES, attempts(), MEDIA, Body):
+        assert isinstance(of_response(attempt, status=status, media=media, body=body), Meaning)
+    for attempt, status in itertools.product(attempts(), STATUSES):
+        assert isinstance(of_response(attempt, status=status, says_when=True), Meaning)
+
+
+@pytest.mark.parametrize("failure", Failure)
+def test_every_failure_has_a_meaning_for_everything_that_is_sent(failure: Failure) -> None:
+    assert all(isinstance(of_failure(attempt, failure), Meaning) for attempt in attempts())
+
+
+@given(every_attempt, responses)
+def test_a_call_that_may_have_run_is_never_sent_again(attempt: Attempt, response: dict[str, Any]) -> None:
+    """H8: only the server's own word that it has not taken it, or that it does not know the session, allows that."""
+    if attempt.purpose is not Purpose.CALL or attempt.is_repeatable or attempt.has_position:
+        return
+    meaning = of_response(attempt, **response)
+    status = response["status"]
+    was_not_taken = status == 429 or (status == 503 and response["says_when"])
+    assert (meaning is Meaning.AGAIN) == was_not_taken
+    assert meaning is not Meaning.RESTART
+    assert meaning is not Meaning.RENEW or status == 404
+
+
+def test_a_call_that_may_have_run_is_never_sent_again_after_a_failure() -> None:
+    """H8: nothing was sent, or the session was gone; after every other failure it is not repeated."""
+    call = Attempt(purpose=Purpose.CALL)
+    again = {failure for failure in Failure if of_failure(call, failure) in (Meaning.AGAIN, Meaning.RESTART)}
+    assert again == {Failure.NOT_SENT, Failure.SESSION_REPLACED}
+    resumed = Attempt(purpose=Purpose.CALL, has_position=True)
+    assert Meaning.RESTART not in {of_failure(resumed, failure) for failure in Failure}
+
+
+@given(every_attempt, responses)
+def test_only_a_call_that_must_not_run_twice_has_an_unknown_outcome(attempt: Attempt, response: dict[str, Any]) -> None:
+    if attempt.purpose is not Purpose.CALL or attempt.is_repeatable:
+        assert of_response(attempt, **response) is not Meaning.UNKNOWN
+        assert all(of_failure(attempt, failure) is not Meaning.UNKNOWN for failure in Failure)
+
+
+@given(responses, st.booleans())
+def test_a_running_call_is_never_told_that_it_cannot_work(response: dict[str, Any], may_renew: bool) -> None:
+    """Promise 3: its answer will be in the log. It is read, tried again, or its outcome is unknown."""
+    call = Attempt(purpose=Purpose.CALL, has_position=True, may_renew=may_renew)
+    possible = {Meaning.FOLLOW, Meaning.AGAIN, Meaning.RENEW, Meaning.UNKNOWN}
+    assert of_response(call, **response) in possible
+    assert {of_failure(call, failure) for failure in Failure} <= possible
+
+
+@given(every_attempt)
+def test_patience_ends_everything(attempt: Attempt) -> None:
+    assert of_failure(attempt, Failure.PATIENCE_ENDED) in ENDINGS
+
+
+@given(every_attempt, responses)
+def test_a_session_is_renewed_only_where_that_is_allowed(attempt: Attempt, response: dict[str, Any]) -> None:
+    """H6: once for each request, so that a server whose sessions are always gone is not asked for ever."""
+    if of_response(attempt, **response) is Meaning.RENEW:
+        assert (attempt.may_renew, response["status"]) == (True, 404)
+        assert of_failure(attempt, Failure.SESSION_REPLACED) is not Meaning.RENEW
+
+
+def test_what_answers_on_a_stream() -> None:
+    assert {body for body in Body if is_answer(body)} == {Body.RESULT, Body.ERROR, Body.ERROR_WITHOUT_ID}

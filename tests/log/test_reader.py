@@ -1,0 +1,158 @@
+"""A reader's life: it begins, rests, writes what comes, is ended or finishes; and writes nothing after that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from perdure._core.states import ReaderState
+from perdure.log.reader import Reader
+from perdure.log.stream import Stream
+from perdure.store.base import Event
+from tests.support.ghost import life_of
+from tests.support.site import Site, serve, until
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+class Wire:
+    """A connection that remembers what was written, and may be held up."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.ended = self.finished = self.aborted = False
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def write(self, body: bytes, *, last: bool) -> None:
+        await self.open.wait()
+        assert not self.ended
+        self.written += body
+        self.ended = last
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class NoHistory:
+    tells_by_log = False
+
+    async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
+        return ()
+
+    async def closed_asks(self, events: Sequence[Event]) -> set[int]:
+        return set()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with serve(Workshop().server) as site:
+        await site.join()
+        yield site
+
+
+def standalone(site: Site) -> Stream:
+    [session] = life_of(site).sessions
+    return session.standalone
+
+
+def reader_on(site: Site, stream: Stream) -> Reader:
+    hub = life_of(site).context.hub
+    reader = Reader(hub, stream, NoHistory(), cursor=0, arrival=hub.arrive(), preamble=b": hello\n\n")
+    hub.attach(reader)
+    return reader
+
+
+async def test_a_reader_rests_without_a_task_and_pumps_when_something_comes(site: Site) -> None:
+    stream, wire = standalone(site), Wire()
+    reader = reader_on(site, stream)
+    assert state_of(reader) is ReaderState.STARTING
+    await reader.begin(wire)
+    assert (reader.state, wire.written) == (ReaderState.RESTING, b": hello\n\n")
+    stream.append(b"{}")
+    await until(lambda: reader.cursor == 1 and reader.state is ReaderState.RESTING)
+    assert name(stream, 1) in wire.written
+    reader.leave()
+    assert state_of(reader) is ReaderState.FINISHED
+    assert stream.reader is None
+
+
+async def test_what_comes_before_the_response_has_begun_is_written_when_it_begins(site: Site) -> None:
+    stream, wire = standalone(site), Wire()
+    reader = reader_on(site, stream)
+    stream.append(b"{}")
+    await until(lambda: stream.tail.visible == 1)
+    assert state_of(reader) is ReaderState.STARTING
+    await reader.begin(wire)
+    await until(lambda: reader.cursor == 1)
+    reader.leave()
+
+
+async def test_one_that_is_ended_before_it_begins_closes_its_connection_and_writes_nothing(site: Site) -> None:
+    stream, wire = standalone(site), Wire()
+    first = reader_on(site, stream)
+    second = reader_on(site, stream)  # the newest wins
+    assert (first.state, second.state) == (ReaderState.CLOSING, ReaderState.STARTING)
+    await first.begin(wire)
+    assert (first.state, wire.written, wire.ended, wire.finished) == (ReaderState.FINISHED, b"", True, True)
+    first.leave()
+    assert stream.reader is second
+    second.leave()
+
+
+async def test_one_that_is_ended_while_it_writes_writes_nothing_more(site: Site) -> None:
+    stream, wire = standalone(site), Wire()
+    reader = reader_on(site, stream)
+    await reader.begin(wire)
+    wire.open.clear()
+    stream.append(b"{}")
+    await until(lambda: reader.is_writing)
+    assert state_of(reader) is ReaderState.PUMPING
+    reader.end()
+    assert state_of(reader) is ReaderState.CLOSING
+    wire.open.set()
+    await until(lambda: wire.finished)
+    assert (reader.state, wire.written, wire.ended) == (ReaderState.FINISHED, b": hello\n\n", True)
+    reader.wake()
+    reader.end()
+    assert state_of(reader) is ReaderState.FINISHED
+    reader.leave()
+
+
+async def test_one_that_takes_nothing_is_broken_off(site: Site) -> None:
+    stream, wire = standalone(site), Wire()
+    reader = reader_on(site, stream)
+    await reader.begin(wire)
+    wire.open.clear()
+    stream.append(b"{}")
+    await until(lambda: reader.is_writing)
+    reader.end_if_stuck(life_of(site).context.hub.monotonic())
+    assert (reader.state, wire.aborted, wire.finished) == (ReaderState.FINISHED, True, True)
+    reader.leave()
+
+
+async def test_one_that_stops_here_writes_what_is_there_and_closes(site: Site) -> None:
+    """P7"""
+    stream, wire = standalone(site), Wire()
+    reader = reader_on(site, stream)
+    await reader.begin(wire)
+    stream.append(b"{}")
+    reader.stop_here()
+    await until(lambda: wire.finished)
+    assert (reader.cursor, reader.state, wire.ended) == (1, ReaderState.FINISHED, True)
+    assert name(stream, 1) in wire.written
+    reader.leave()
+
+
+def state_of(reader: Reader) -> ReaderState:
+    return reader.state
+
+
+def name(stream: Stream, seq: int) -> bytes:
+    return str(stream.position(seq)).encode()

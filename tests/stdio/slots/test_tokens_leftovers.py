@@ -1,0 +1,74 @@
+"""What dead hosts left is removed when it is seen; what living ones have, never."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from perdure.stdio.host.identity import Identity
+from perdure.stdio.host.processes import ProcFs
+from perdure.stdio.slots.choice import FORGOTTEN
+from perdure.stdio.slots.files import parse_name
+from tests.support.hosts import Living, host, opened, target, token
+
+
+def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: Path) -> None:
+    living = Living({(7, 70), (8, 80)})
+    for who in (host(pid=10, boot="before"), host(pid=8, start=80), host(pid=9, start=90), host(pid=11, space="else")):
+        slot = opened(folder, who, target(), processes=living)
+        assert slot.keep(token())
+        assert slot.notes is not None
+        slot.notes.write_text("x")
+        if who.pid == 9:
+            slot.notes.with_name(slot.notes.name + ".new").write_text("x")
+        slot.release()
+    busy = opened(folder, host(pid=12), target(), processes=living)
+    assert busy.keep(token())
+    foreign = ["token-1", "token-9-90.1", "token-9-90.x", "a token-9-90", "token-0-1", "token-09-90", "notes"]
+    for name in foreign:
+        (folder / name).write_text("somebody's")
+    (folder / "token-13-130").symlink_to("token-1")
+
+    opened(folder, host(), target(), processes=living)
+    left = {path.name.split("-")[1] for path in folder.iterdir() if parse_name(path.name)}
+    assert left == {"7", "8", "11", "12", "13"}
+    assert all((folder / name).read_text() == "somebody's" for name in foreign)
+
+
+def test_a_link_in_the_place_of_a_dead_hosts_file_stays(folder: Path) -> None:
+    """Nobody here has made it."""
+    dead = opened(folder, host(pid=9, start=90))
+    assert dead.keep(token())
+    dead.release()
+    (folder / "notes-9-90").symlink_to("elsewhere")
+    opened(folder).release()
+    assert [path.name for path in folder.glob("*-9-90")] == ["notes-9-90"]
+
+
+def test_files_of_hosts_that_cannot_be_seen_are_removed_when_they_are_very_old(folder: Path) -> None:
+    slot = opened(folder, host(pid=11, space="another container"))
+    assert slot.keep(token())
+    slot.release()
+    written = (folder / "lock-11-70").stat().st_mtime
+    opened(folder, now=written + FORGOTTEN - 60).release()
+    assert (folder / "token-11-70").exists()
+    opened(folder, now=written + FORGOTTEN + 60).release()
+    assert not list(folder.glob("*-11-70*"))
+
+
+def test_a_real_dead_process_is_known_as_dead(folder: Path) -> None:
+    """With the processes of this machine."""
+    table = ProcFs()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        seen = table.look(child.pid)
+        assert seen is not None
+        who = Identity(pid=seen.pid, start=seen.start, boot=table.boot, space=table.space)
+        slot = opened(folder, who, target(), processes=table)
+        assert slot.keep(token())
+        slot.release()
+        mine = host(boot=table.boot, space=table.space)
+        opened(folder, mine, target("another"), processes=table).release()
+        assert (folder / f"token-{who.name}").exists()
+        child.kill()
+    opened(folder, mine, target("another"), processes=table).release()
+    assert not (folder / f"token-{who.name}").exists()
