@@ -121,7 +121,13 @@ def serve_command(
         auth = FileTokens.read(tokens)
     served = _Served(target=target, store=store, path=path, auth=auth, settings=settings_from(settings))
     channel = WorkerChannel.from_environment(os.environ)
-    return _listen(served, host, port, workers) if channel is None else _work(served, channel)
+    if channel is None:
+        return _listen(served, host, port, workers)
+    try:
+        return _serve(served, channel.listener, on_ready=channel.send_ready, channel=channel)
+    except PerdureError as error:  # the parent reports it, once for all workers
+        channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
+        return REFUSED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,15 +188,6 @@ def _serve(
     return serve(
         app, listener=listener, settings=served.settings, on_ready=on_ready, on_failure=_complain, channel=channel
     )
-
-
-def _work(served: _Served, channel: WorkerChannel) -> int:
-    """Be a worker. The parent, which has several of us, reports what is wrong."""
-    try:
-        return _serve(served, channel.listener, on_ready=channel.send_ready, channel=channel)
-    except PerdureError as error:
-        channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
-        return REFUSED
 
 
 def _command(arguments: Sequence[str] | None) -> list[str]:
