@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from perdure._core import mail, orphan
 from perdure._core.ids import Kind, NodeId, Position
 from perdure._core.orphan import NO_VISITS, Orphan
-from perdure._core.states import SessionState
-from perdure.errors import StoreError
+from perdure._core.states import LogState, SessionState
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.ledger import Call, name_of
 from perdure.sessions.messages import encode_notification
@@ -121,6 +121,9 @@ class Orphans:
                 if self._is_due(call.stream) and not self._visits.remembers(call.told_at):
                     call.told_at = self._session.context.hub.arrive()
                     self._tell_running(call)
+            if self._session.context.journal.state is LogState.DEGRADED:
+                # A store that can be read would not learn what its client was told, and have it told again.
+                raise StoreUnavailable
             async with self._session.context.hub.marks.one_at_a_time:
                 await self._tell_unread(here=here)
         except StoreError as failure:
