@@ -66,7 +66,7 @@ class MailHandler:
                     held.orphans.begun()
             case mail.Reading() if held is not None:
                 await self._look_at_stream(message)
-            case mail.Missed() if held is not None and held.connected:
+            case mail.Missed() if held is not None and held.is_connected:
                 here = mail.encode(mail.Here(session=held.id))
                 self._context.journal.put(Steps((SendMail(node=message.node, message=here),)))
             case mail.Lost() if held is not None and held.standalone.reader is not None:

@@ -19,7 +19,7 @@ from perdure.errors import StoreError
 from perdure.http.access import Headers
 from perdure.http.body import Bodies
 from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
-from perdure.sessions.broker import Broker, Caller, Rejected
+from perdure.sessions.broker import Broker, Rejected, TokenUser
 
 ACTIONS = ("open", "resume", "confirm", "revoke")
 
@@ -75,7 +75,7 @@ class ResumeTokenEndpoint:
             raise Refused(refusal_of(failure, Refusal.STORE_FAILS)) from None
 
     async def _answer(self, action: str, fields: dict[str, object], headers: Headers, owner: str) -> Answer:
-        caller = Caller(principal=owner, holder=_holder(fields))
+        caller = TokenUser(principal=owner, holder=_holder(fields))
         if action == "open":
             return _answer(token=await self._broker.open(_session(headers), caller))
         token = _token(fields)

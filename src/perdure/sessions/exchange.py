@@ -81,7 +81,7 @@ class Exchange:
             self._stop(call, {"reason": "taken over by another node"})
 
     def _stop(self, call: Call, params: dict[str, Any]) -> None:
-        if self.runtime.loaded:
+        if self.runtime.is_loaded:
             stop = {**params, "requestId": call.number}
             self.runtime.send(Notification(method="notifications/cancelled", params=stop, raw={}), origin=None)
 
@@ -107,7 +107,7 @@ class Exchange:
         found = None if call is None else self.calls.numbered(call)
         if params is not None:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
-                # A number of ours, which means nothing outside: not after its call has ended, nor without a token.
+                # A number of the session, which means nothing outside: drop it if its call has ended, or has no token.
                 call, found = token, self.calls.numbered(token)
                 if found is None or found.token is None or found.is_repeated(method, params):
                     return None

@@ -41,7 +41,7 @@ async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
     record = await stream_by_id(session.context.store, stream_id)
     if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
         return None
-    return session.follow(record)
+    return session.call_streams.follow(record)
 
 
 def _may_be_overtaken(session: Session, stream: Stream) -> bool:
