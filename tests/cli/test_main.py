@@ -248,10 +248,16 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
             ("serve", "a:b", "--allowed-host", "a,b"),
             "--allowed-host: 'a,b' is not one name; repeat the option to give several",
         ),
-        (("serve", "a"), "'a' names no object in a module; write package.module:name or path/file.py:name"),
-        (("serve", "no_such:a"), "no module named 'no_such' here or among the installed packages"),
+        (
+            ("serve", "a"),
+            "'a' does not name an object; write package.module:name or path/file.py:name",
+        ),
+        (("serve", "no_such:a"), "no module named 'no_such' in this directory or among the installed packages"),
         (("serve", "no.py:a"), "no file 'no.py'"),
-        (("serve", "a:b", "--host", "no such host"), "cannot listen on 'no such host': no such address"),
+        (
+            ("serve", "a:b", "--host", "no such host"),
+            "cannot listen on 'no such host': no such address; choose another with --host",
+        ),
         (("serve", "a:b", "--tokens", "none"), "cannot read the tokens in none: No such file or directory"),
     ],
 )

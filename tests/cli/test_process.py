@@ -117,7 +117,7 @@ def test_others_that_could_reach_it_are_warned_about(hello: Path) -> None:
     process.send_signal(signal.SIGTERM)
     status, _, errors = ended(process)
     assert status == 0
-    assert "perdure: WARNING: 0.0.0.0 can be reached by others, and no --tokens protect it" in errors
+    assert "perdure: WARNING: other machines can reach 0.0.0.0, and everyone may use it: set --tokens" in errors
 
 
 def refused(process: Program) -> str:
@@ -130,7 +130,9 @@ def refused(process: Program) -> str:
 
 def test_an_object_that_is_no_server_is_refused(hello: Path) -> None:
     (hello / "number.py").write_text("server = 42\n")
-    assert "expected an MCP server, got a builtins.int" in refused(start(hello, target="number.py:server"))
+    assert "the object to serve is a builtins.int, not an MCP server" in refused(
+        start(hello, target="number.py:server")
+    )
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis:x", "sqlite:", "sqlite:x.db?sync=maybe", "sqlite:no/such/dir/x.db"])

@@ -365,7 +365,7 @@ async def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, command: tu
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_a_store_in_memory_is_its_servers_own(tmp_path: Path, command: tuple[str, ...]) -> None:
-    sentence = "store is 'memory:'; that one lives in its server's memory only, and nobody else can read it"
+    sentence = "store is 'memory:'; that store is in its server's memory, and no other process can read it"
     assert await refusal(tmp_path, *command, "--store", "memory:") == sentence
 
 
@@ -389,8 +389,8 @@ async def test_a_file_of_another_version_is_left_as_it_is(
     ("name", "sentence"),
     [
         ("letter.db", "cannot be opened: file is not a database"),
-        ("empty.db", "is no store of Perdure's"),
-        ("other.db", "is no store of Perdure's"),
+        ("empty.db", "is not a Perdure store"),
+        ("other.db", "is not a Perdure store"),
         (".", "cannot be opened"),
     ],
 )

@@ -154,7 +154,7 @@ async def test_without_its_lifespan_the_application_says_so() -> None:
 
 
 def test_what_is_no_server_is_refused() -> None:
-    with pytest.raises(BadTarget, match=r"expected an MCP server, got a builtins\.dict"):
+    with pytest.raises(BadTarget, match=r"the object to serve is a builtins\.dict, not an MCP server"):
         perdure.asgi({}, store=MemoryStore())
 
 

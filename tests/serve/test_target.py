@@ -56,15 +56,30 @@ def test_a_file_may_define_dataclasses_with_postponed_annotations(folder: Path) 
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        ("shop", "'shop' names no object in a module; write package.module:name or path/file.py:name"),
-        ("shop.py", "'shop.py' names no object in a module; write package.module:name or path/file.py:name"),
+        (
+            "shop",
+            "'shop' does not name an object; write package.module:name or path/file.py:name",
+        ),
+        (
+            "shop.py",
+            "'shop.py' does not name an object; write package.module:name or path/file.py:name",
+        ),
         ("shop:", "'shop:' has nothing after the colon; write package.module:name or path/file.py:name"),
         (":server", "':server' has nothing before the colon; write package.module:name or path/file.py:name"),
-        ("", "'' names no object in a module; write package.module:name or path/file.py:name"),
+        (
+            "",
+            "'' does not name an object; write package.module:name or path/file.py:name",
+        ),
         ("shop..till:x", "'shop..till' is not the name of a module; write package.module:name or path/file.py:name"),
-        ("no_such_shop:x", "no module named 'no_such_shop' here or among the installed packages"),
-        ("no_such_shop.till:x", "no module named 'no_such_shop' here or among the installed packages"),
-        ("json.no_such_part:x", "no module named 'json.no_such_part' here or among the installed packages"),
+        ("no_such_shop:x", "no module named 'no_such_shop' in this directory or among the installed packages"),
+        (
+            "no_such_shop.till:x",
+            "no module named 'no_such_shop' in this directory or among the installed packages",
+        ),
+        (
+            "json.no_such_part:x",
+            "no module named 'json.no_such_part' in this directory or among the installed packages",
+        ),
         ("no/shop.py:server", "no file 'no/shop.py'"),
     ],
 )

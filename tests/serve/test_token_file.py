@@ -84,7 +84,7 @@ def test_the_same_line_twice_does_no_harm(write: Writer) -> None:
 
 @pytest.mark.parametrize("text", ["", "# nobody yet\n\n"])
 def test_a_file_without_tokens_is_refused(write: Writer, text: str) -> None:
-    with pytest.raises(Misuse, match="holds no token, so nobody could come in"):
+    with pytest.raises(Misuse, match="has no token, so every request would be refused"):
         FileTokens.read(write(text))
 
 

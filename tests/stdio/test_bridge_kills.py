@@ -13,32 +13,32 @@ pytestmark = pytest.mark.anyio
 
 
 def at(module: str, qualname: str, edge: str, nth: int = 1) -> Message:
-    return {"module": f"perdure.stdio.{module}", "qualname": qualname, "edge": edge, "nth": nth}
+    return {"module": f"perdure.{module}", "qualname": qualname, "edge": edge, "nth": nth}
 
 
 #: Met by an instance that resumes.
 WHILE_RESUMING = {
-    "before the token is offered": at("slots.slot", "KeptSlot.token", "leave"),
-    "after the broker rotated, before the token is written": at("slots.slot", "KeptSlot.keep", "enter"),
-    "between writing and confirming": at("slots.slot", "KeptSlot.keep", "leave"),
-    "after confirming, before the reattach": at("slots.slot", "KeptSlot.resumed", "enter"),
-    "after the reattach, before the host knows": at("notes", "Notes.recall", "leave"),
-    "before the answer to initialize is written": at("pipes", "Output._write", "enter"),
-    "when the answer to initialize is written": at("pipes", "Output._write", "leave"),
+    "before the token is offered": at("stdio.slots.slot", "KeptSlot.token", "leave"),
+    "after the broker rotated, before the token is written": at("stdio.slots.slot", "KeptSlot.keep", "enter"),
+    "between writing and confirming": at("stdio.slots.slot", "KeptSlot.keep", "leave"),
+    "after confirming, before the reattach": at("stdio.slots.slot", "KeptSlot.resumed", "enter"),
+    "after the reattach, before the host knows": at("stdio.notes", "Notes.recall", "leave"),
+    "before the answer to initialize is written": at("stdio.pipes", "Output._write", "enter"),
+    "when the answer to initialize is written": at("stdio.pipes", "Output._write", "leave"),
 }
 
 #: Met by the first instance of all. Until its token is on disk, the session is nobody's, and the next begins anew.
 WHILE_BEGINNING = {
-    "before the first token is written": (at("slots.slot", "KeptSlot.keep", "enter"), False),
-    "between writing the first token and confirming it": (at("slots.slot", "KeptSlot.keep", "leave"), True),
+    "before the first token is written": (at("stdio.slots.slot", "KeptSlot.keep", "enter"), False),
+    "between writing the first token and confirming it": (at("stdio.slots.slot", "KeptSlot.keep", "leave"), True),
 }
 
 #: Met while a request of the host's is on its way, with what the next instance reports of it.
 IN_FLIGHT = {
-    "before it is sent": (at("call", "Call.answer", "enter"), "unknown"),
-    "when its stream has begun": (at("call", "Call.move", "leave"), "counted to 1"),
+    "before it is sent": (at("remote.call", "Call.answer", "enter"), "unknown"),
+    "when its stream has begun": (at("stdio.notes", "Notes.move_call", "leave"), "counted to 1"),
     "when it is answered, before the host has the answer": (
-        at("messages", "FromServer.answering", "enter", 2),
+        at("remote.message", "Message.answering", "enter", 2),
         "counted to 1",
     ),
 }

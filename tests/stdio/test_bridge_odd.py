@@ -13,8 +13,8 @@ import pytest
 from starlette.responses import Response
 
 from perdure import Patience
-from perdure.remote.old_wire import Wire
-from perdure.stdio import handshaking
+from perdure.remote.endpoint import Endpoint
+from perdure.stdio import bridge as bridges
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.notes import Notes
@@ -140,7 +140,7 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Hosts give up after 30 s, and the sentence must come before that; a silent server takes 5 s for each word."""
-    monkeypatch.setattr(handshaking, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(bridges, "HANDSHAKE_SECONDS", 0.2)
     identity = Identity(pid=7, start=1, boot="b", space="s")
     request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
     heard, said = os.pipe()
@@ -153,10 +153,9 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
         slot = await open_slot(folder / "tokens", identity, Target(url=url))
         assert slot.keep("a" * 64)
-        resuming = Resuming(client, url, slot, credentials=False)
-        bridge = Bridge(
-            Wire(client, url), Output(said), resuming, Notes(lambda: None), patience=Patience(), credentials=False
-        )
+        endpoint = Endpoint(client, url, on_401="wants a token")
+        resuming = Resuming(endpoint, slot)
+        bridge = Bridge(endpoint, Output(said), resuming, Notes(lambda: None), patience=Patience())
 
         async def host() -> AsyncIterator[bytes]:
             yield json.dumps(request).encode()
@@ -178,7 +177,7 @@ async def test_an_answer_of_the_hosts_that_is_refused_ends_the_question(folder: 
         content = b'{"action":"accept","content":{"answer":"\\ud83d"}}'
         bridge.say_bytes(b'{"jsonrpc":"2.0","id":' + asked + b',"result":' + content + b"}\n")
         answer = await bridge.answer(call)
-        assert "cannot be handed on: it holds a lone surrogate" in json.dumps(answer)
+        assert "cannot be sent on: it holds a lone surrogate" in json.dumps(answer)
 
 
 async def test_pipes_that_do_not_block_are_waited_for() -> None:

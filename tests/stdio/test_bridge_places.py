@@ -104,7 +104,7 @@ async def test_a_port_that_is_none_is_told_and_ctrl_c_ends_what_only_refuses(fol
     async with a_host(folder, "http://127.0.0.1:99999/mcp") as host:
         bridge = await host.start()
         refused = await bridge.handshake()
-        assert refused["error"]["message"] == "http://127.0.0.1:99999/mcp is no address: there is no port 99999"
+        assert refused["error"]["message"] == "http://127.0.0.1:99999/mcp is not an address: there is no port 99999"
         assert await bridge.kill(signal.SIGINT) == 130
         assert len(bridge.told()) == 1
 

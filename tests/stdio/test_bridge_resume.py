@@ -105,7 +105,7 @@ async def test_what_the_next_instance_finds(folder: Path) -> None:
         await second.until(lambda: len(second.reports()) == 1, "a report")
         assert second.reports() == [
             {
-                "message": "A call of before has ended",
+                "message": "A call of an earlier process has ended",
                 "method": "tools/call",
                 "requestId": running,
                 "tool": "count",
@@ -141,7 +141,7 @@ async def test_a_host_that_wants_fewer_messages_is_not_sent_reports(folder: Path
         await first.kill()
         desk.workshop.open("w")
         second = await desk.host.session()
-        await second.logged("a call of wait that an earlier instance began has ended")
+        await second.logged("the call of wait that an earlier process made has ended")
         await second.request("ping")
         assert second.reports() == []
 
@@ -168,7 +168,7 @@ async def test_a_server_without_logging_has_its_results_reported_too(folder: Pat
         await second.kill()
         desk.workshop.open("v")
         third = await desk.host.session()
-        await third.logged("a call of wait that an earlier instance began has ended")
+        await third.logged("the call of wait that an earlier process made has ended")
         await third.request("ping")
         assert third.reports() == []
         assert desk.workshop.levels == []
@@ -309,7 +309,7 @@ async def test_a_stolen_token_is_worth_nothing_to_another_host(folder: Path) -> 
         (folder / "copy").mkdir(0o700)
         await _offer_again(desk, stolen)
         await until(lambda: now.read_text()[:20] not in (stolen[:20], ""))
-        await owner.logged("somebody else used a resume token of this session")
+        await owner.logged("another process used a resume token of this session")
         await owner.kill()
         again = await desk.host.session()
         assert await sentences(again) == [RESUMED]

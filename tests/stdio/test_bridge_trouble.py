@@ -17,9 +17,11 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from perdure._core.reconnect import Patience
-from perdure.remote.heartbeat import Heartbeat as Pulse
-from perdure.stdio.following import Following
-from perdure.stdio.messages import FromServer
+from perdure.remote.endpoint import Endpoint, Response
+from perdure.remote.heartbeat import Heartbeat
+from perdure.remote.message import Message
+from perdure.remote.stream import Listener, Stream
+from perdure.stdio.bridge import limits_of
 from tests.stdio.desks import FIRST, RESUMED, Desk, a_desk, sentences
 from tests.support.bridges import a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
@@ -53,7 +55,7 @@ async def answering(status: str, *, tls: ssl.SSLContext | None = None) -> AsyncI
         ("404 Not Found", "not_found", "there is no MCP server at {url} (HTTP 404)"),
         ("401 Unauthorized", "unauthorized", "{url} wants a token: see --token-env and --token-file (HTTP 401)"),
         ("403 Forbidden", "forbidden", "{url} does not let us in (HTTP 403)"),
-        ("200 OK", "not_mcp", "{url} is no MCP server: it answers with text/html"),
+        ("200 OK", "not_mcp", "{url} is not an MCP server: it answers with text/html"),
         ("418 Teapot", "refused", "{url} refuses the request (HTTP 418)"),
     ],
 )
@@ -72,10 +74,13 @@ async def test_what_could_never_work_is_told_to_the_host_too(folder: Path) -> No
     async with a_host(folder, "ftp://nowhere/mcp") as host:
         (folder / "empty").touch(0o600)
         cases = [
-            ((), "ftp://nowhere/mcp is no address of an MCP server: it must begin with http:// or https://"),
+            ((), "ftp://nowhere/mcp is not the address of an MCP server: it must begin with http:// or https://"),
             (("--token-env", "NO_SUCH"), "the variable NO_SUCH of --token-env is not set"),
             (("--token-file", str(folder / "none")), f"the file {folder / 'none'} of --token-file cannot be read"),
-            (("--token-file", str(folder / "empty")), f"the file {folder / 'empty'} of --token-file holds no token"),
+            (
+                ("--token-file", str(folder / "empty")),
+                f"the file {folder / 'empty'} of --token-file does not hold a token",
+            ),
         ]
         for options, sentence in cases:
             bridge = await host.start(*options, url="http://127.0.0.1:9/mcp" if options else None)
@@ -84,7 +89,7 @@ async def test_what_could_never_work_is_told_to_the_host_too(folder: Path) -> No
             assert refused["error"]["message"].startswith(sentence)
             assert await bridge.end() == 2
         bridge = await host.start(url="http://me:secret@127.0.0.1:9/mcp")
-        assert "credentials do not belong into the address" in (await bridge.handshake())["error"]["message"]
+        assert "credentials must not stand in the address" in (await bridge.handshake())["error"]["message"]
         await bridge.end()
         assert "secret" not in bridge.log.read_text()
 
@@ -275,35 +280,32 @@ async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Pa
         assert not any("session is gone" in line for line in bridge.told())
 
 
-class _Restless(Pulse):
-    limit = 0.05
-
-
-class _Listener:
-    def __init__(self) -> None:
-        self.heard: list[FromServer] = []
-
-    async def hear(self, message: FromServer) -> FromServer | None:
-        self.heard.append(message)
-        return None
-
-    def misheard(self, reason: str) -> None:
-        raise AssertionError(reason)
-
-    def move(self, position: str) -> None:
-        return None
-
-
 async def test_a_connection_that_has_fallen_silent_is_left_and_resumed_from_its_position() -> None:
-    """A laptop that slept: the server's beat has stopped, and nobody has said goodbye."""
+    """A laptop that slept: the server's beat has stopped, and the connection was not closed."""
 
     async def silent() -> AsyncIterator[bytes]:
         yield b'id: 7\ndata: {"jsonrpc":"2.0","method":"m"}\n\n'
         await asyncio.Event().wait()
 
-    listener = _Listener()
-    following = Following(listener, Patience(first_delay=0), pulse=_Restless())
-    assert await following.read(httpx2.Response(200, content=silent())) is None
-    assert (following.position, following.trouble) == ("7", "the server has fallen silent for 0 s")
-    assert [message.method for message in listener.heard] == ["m"]
-    assert await following.wait()
+    heard: list[Message] = []
+
+    async def take(message: Message) -> None:
+        heard.append(message)
+
+    async def complain(error: Exception) -> None:
+        raise error
+
+    async with httpx2.AsyncClient() as client:
+        endpoint = Endpoint(client, "http://127.0.0.1/mcp", on_401="wants a token")
+        endpoint.heartbeat = _Hasty()
+        limits = limits_of(Patience(first_delay=0))
+        listener = Listener(take=take, complain=complain, move=lambda position, retry: None)
+        stream = Stream(endpoint, limits, listener, patience=limits.patience)
+        assert await stream.read(Response(httpx2.Response(200, content=silent())), awaited=None) is None
+    assert (stream.position, stream.trouble) == ("7", "the server has fallen silent for 0 s")
+    assert [message.method for message in heard] == ["m"]
+    assert await stream.wait()
+
+
+class _Hasty(Heartbeat):
+    limit = 0.05

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import perdure
+from perdure.remote.endpoint import Endpoint
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.host.processes import ProcessInfo
 from perdure.stdio.resuming import ONCE, Resuming
@@ -110,7 +111,7 @@ class World:
         its_target, due = self.written.get(slot.notes, (target, None))
         assert its_target == target, "a slot of another target"
         assert due is not None or len(waiting) != 1, "the only one that waits is not taken"
-        resuming = Resuming(self.http, TARGETS[0], Deadly(slot, dies), credentials=False)
+        resuming = Resuming(Endpoint(self.http, TARGETS[0], on_401="wants a token"), Deadly(slot, dies))
         session = None
         try:
             known = await resuming.session(ONCE)

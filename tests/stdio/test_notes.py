@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.call import Asked
-from perdure.stdio.notes import MAX_BYTES, Noted, Notes, decode, digest
+from perdure.stdio.notes import MAX_BYTES, Noted, NotedCall, Notes, decode, digest
 
 SESSION = "a-session"
-CALL = Asked(id="7", method="tools/call", name="bake", position="c.1.2")
+CALL = NotedCall(id="7", method="tools/call", name="bake", position="c.1.2")
 WRITTEN = Noted(session=digest(SESSION), position="s.1.2", calls={"x.1": CALL}, sticky=['{"a":1}'])
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from perdure.stdio.before import reported
-from perdure.stdio.call import Asked
+from perdure.remote.message import messages_in
+from perdure.stdio.earlier_calls import report
+from perdure.stdio.notes import NotedCall
 from tests.stdio.test_stock_hosts import started
 from tests.support import toolbox
 from tests.support.serving import ROOT
@@ -49,7 +50,8 @@ def test_the_report_looks_as_the_page_says() -> None:
     [shown] = re.findall(r"^```json report\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     result = json.dumps(json.loads(shown)["params"]["data"]["result"])
     answer = f'{{"jsonrpc":"2.0","id":3,"result":{result}}}'
-    assert json.loads(reported(Asked(id="3", method="tools/call", name="bake"), answer)) == json.loads(shown)
+    noted = NotedCall(id="3", method="tools/call", name="bake")
+    assert json.loads(report(noted, *messages_in(answer))) == json.loads(shown)
 
 
 def test_every_sentence_of_the_table_is_in_the_source() -> None:

@@ -87,22 +87,22 @@ def main() -> int:
     serving.STOP_SECONDS = serving.LEAVE_SECONDS = serving.KEEP_ALIVE_SECONDS = 1
     with listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        leash = leashed(listener, url) if sys.argv[1] == "worker" else None
-        app = SmallApp(sys.argv[1])
-        return serving.serve(app, listener=listener, url=url, settings=Settings(drain_timeout=0), leash=leash)
+        channel = channel_of_worker(listener) if sys.argv[1] == "worker" else None
+        return serving.serve(
+            SmallApp(sys.argv[1]),
+            listener=listener,
+            settings=Settings(drain_timeout=0),
+            on_ready=lambda: print(f"perdure: serving on {url}", flush=True),
+            on_failure=print,
+            channel=channel,
+        )
 
 
-def leashed(listener: socket.socket, url: str) -> WorkerChannel:
-    """The leash of a worker whose parent is this process: it tells the worker to leave at SIGUSR1."""
+def channel_of_worker(listener: socket.socket) -> WorkerChannel:
+    """The channel of a worker whose parent is this process: it tells the worker to leave at SIGUSR1."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     signal.signal(signal.SIGUSR1, lambda *_: ours.send(LEAVE))
-
-    def tell_ready() -> None:
-        ours.recv(64)
-        print(f"perdure: serving on {url}", flush=True)
-
-    threading.Thread(target=tell_ready, daemon=True).start()
     return WorkerChannel(listener, theirs)
 
 

@@ -1,4 +1,4 @@
-"""The program `perdure`. Hosts start `perdure stdio` again and again, so that one begins without loading the others."""
+"""The program `perdure`. It runs `perdure stdio` without loading the other commands: hosts start it again and again."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def main() -> NoReturn:
 
 
 def _stdio(arguments: list[str]) -> None:
-    """Ends the program, unless the arguments are wrong: the whole command says how."""
+    """Run `perdure stdio` and end the program. Returns if the arguments are wrong: the whole command reports that."""
     from perdure.cli.stdio import stdio
 
     try:
         with stdio.make_context("perdure stdio", arguments) as context:
             sys.exit(stdio.invoke(context))
-    except click.exceptions.Exit as told:
-        sys.exit(told.exit_code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
     except click.ClickException:
         return

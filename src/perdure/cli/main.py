@@ -1,4 +1,4 @@
-"""The command `perdure`. Only this module, `cli_operator` and `stdio/cli` read the environment and print."""
+"""The command `perdure`, and its command `serve`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -29,13 +29,13 @@ from perdure.settings import SECURITY, Rule, Settings
 from perdure.telemetry.events import log_event
 from perdure.telemetry.log_lines import LogLines
 
-# What serves is imported where it is used, because the SDK takes most of a second, and not every command serves.
+# The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
 if TYPE_CHECKING:
     from perdure.serve.token_file import FileTokens
 
-#: What was asked for cannot be done: bad arguments, a busy port, an unusable store. The status argparse and click use.
+#: The command cannot be run: bad arguments, a busy port, an unusable store. The status that argparse and click use.
 REFUSED = 2
-#: What a shell reports for a command that Ctrl-C ended.
+#: The status that a shell reports for a command that Ctrl-C ended.
 INTERRUPTED = 130
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -45,7 +45,7 @@ _WORKERS = Rule(kind="count", group=_WHERE, why="processes that serve, all on th
 _PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free one", low=0, high=65_535)
 
 _ABOUT = """\
-Serve TARGET, a Python MCP server, over Streamable HTTP, so that dropped connections lose nothing.
+Serve TARGET, a Python MCP server, over Streamable HTTP. Its sessions outlive dropped connections and restarts.
 
 TARGET is package.module:name or path/file.py:name; the object is an MCPServer or a low-level Server (package mcp),
 or a FastMCP server.
@@ -54,20 +54,22 @@ _VALUES = """\
 TIME is a number of seconds, or has a suffix: 500ms, 30s, 5m, 1h, 7d. SIZE is a number of bytes, or has a suffix: 64KiB,
 4MiB.
 
-Each option has a variable in the environment: PERDURE_EVENT_TTL=1h is --event-ttl 1h, PERDURE_JSON_RESPONSE=true is
+Each option has an environment variable: PERDURE_EVENT_TTL=1h is --event-ttl 1h, PERDURE_JSON_RESPONSE=true is
 --json-response, and PERDURE_ALLOWED_HOSTS, PERDURE_ALLOWED_ORIGINS and PERDURE_CORS_ORIGINS take several names,
-separated by commas. The command line wins.
+separated by commas. An option on the command line overrides its variable.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and end the program. Whatever the user got wrong is one line on stderr and status 2."""
+    """Run the command and end the program. A mistake of the user is reported in one line on stderr, with status 2."""
     try:
         status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=_command(arguments))
     except click.ClickException as error:
-        status = _refuse(_sentence(error))
+        _complain(_sentence(error))
+        status = REFUSED
     except PerdureError as error:
-        status = _refuse(str(error))
+        _complain(str(error))
+        status = REFUSED
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
     sys.exit(status or 0)
@@ -85,7 +87,7 @@ def perdure_command(ctx: click.Context) -> None:
 
 
 class ServeCommand(click.Command):
-    """A command whose options stand under headings."""
+    """A command whose help shows its options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         chapters: dict[str, list[tuple[str, str]]] = {}
@@ -108,33 +110,51 @@ def serve_command(
     log_level: str,
     **settings: Any,
 ) -> int:
-    # Before the target is imported: the SDK would set up logging of its own, with a record for each request.
+    # Before the target is imported: the SDK would set up its own logging, with a record for each request.
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
     logging.basicConfig(level=log_level.upper(), handlers=[shown])
     served = _Served(
         target=target,
         store=store,
-        host=host,
         path=path,
         auth=_read_tokens(tokens) if tokens is not None else None,
         settings=settings_from(settings),
     )
-    leash = WorkerChannel.from_environment(os.environ)
-    if leash is not None:
-        return _work(served, leash)
+    channel = WorkerChannel.from_environment(os.environ)
+    if channel is not None:
+        return _work(served, channel)
     if workers > 1 and store.startswith("memory:"):
-        raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is one process's own")
+        raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is not one; use sqlite:PATH")
     if workers > 1 and not HAS_FLOCK:
         raise Misuse(f"--workers {workers} cannot work here: {NO_FLOCK}; serve with one process")
     from perdure.serve.connection import listen
 
     with listen(host, port) as listener:
-        if served.auth is None and not _is_loopback(listener.getsockname()[0]):
+        if served.auth is None and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
             log_event(
-                logging.WARNING, "serve.open", f"{host} can be reached by others, and no --tokens protect it", host=host
+                logging.WARNING,
+                "serve.open",
+                f"other machines can reach {host}, and everyone may use it: set --tokens",
+                host=host,
             )
-        return _serve(served, listener) if workers == 1 else _serve_with(workers, served, listener)
+
+        def on_ready() -> None:
+            name = f"[{host}]" if ":" in host else host
+            print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{path}", flush=True)
+
+        if workers == 1:
+            return _serve(served, listener, on_ready=on_ready)
+        from perdure.serve.worker_pool import run_workers
+
+        return run_workers(
+            click.get_current_context().find_root().obj,
+            environment=os.environ,
+            listener=listener,
+            count=workers,
+            drain_timeout=served.settings.drain_timeout,
+            on_ready=on_ready,
+        )
 
 
 def _read_tokens(file: Path) -> FileTokens:
@@ -149,50 +169,35 @@ class _Served:
 
     target: str
     store: str
-    host: str
     path: str
     auth: FileTokens | None
     settings: Settings
 
-    def url(self, listener: socket.socket) -> str:
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{name}:{listener.getsockname()[1]}{self.path}"
 
-
-def _serve(served: _Served, listener: socket.socket, leash: WorkerChannel | None = None) -> int:
+def _serve(
+    served: _Served, listener: socket.socket, *, on_ready: Callable[[], None], channel: WorkerChannel | None = None
+) -> int:
     from perdure.serve.target import load_target
     from perdure.serve.uvicorn_server import serve
 
     server = load_target(served.target)
     app = perdure.asgi(server, store=served.store, settings=served.settings, auth=served.auth, path=served.path)
-    return serve(app, listener=listener, url=served.url(listener), settings=served.settings, leash=leash)
-
-
-def _serve_with(count: int, served: _Served, listener: socket.socket) -> int:
-    """Leave it to workers: this command once more, each in a process of its own."""
-    from perdure.serve.worker_pool import run_workers
-
-    return run_workers(
-        click.get_current_context().find_root().obj,
-        environment=os.environ,
-        listener=listener,
-        count=count,
-        drain_timeout=served.settings.drain_timeout,
-        ready=lambda: print(f"perdure: serving on {served.url(listener)}", flush=True),
+    return serve(
+        app, listener=listener, settings=served.settings, on_ready=on_ready, on_failure=_complain, channel=channel
     )
 
 
-def _work(served: _Served, leash: WorkerChannel) -> int:
-    """Be a worker. What is wrong is told by the parent, which has many of us."""
+def _work(served: _Served, channel: WorkerChannel) -> int:
+    """Be a worker. The parent, which has several of us, reports what is wrong."""
     try:
-        return _serve(served, leash.listener, leash)
+        return _serve(served, channel.listener, on_ready=channel.send_ready, channel=channel)
     except PerdureError as error:
-        leash.failed(str(error), passes=isinstance(error, StoreUnavailable))
+        channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
         return REFUSED
 
 
 def _command(arguments: Sequence[str] | None) -> list[str]:
-    """What starts this program once more, with the options that the interpreter got."""
+    """The command line that starts this program again, with the interpreter's options."""
     if arguments is None:
         return [sys.executable, *sys.orig_argv[1:]]
     return [sys.executable, "-m", "perdure", *arguments]
@@ -207,7 +212,7 @@ def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 _STORE_HELP = "where the log is kept: memory:, sqlite:PATH, or sqlite:PATH?sync=full to survive power cuts as well"
-_TOKENS_HELP = "let only those in who have one of the bearer tokens in FILE; its lines are principal:token"
+_TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
 _PORT_TYPE = Value("port", parse_count, _PORT)
 _WORKERS_TYPE = Value("count", parse_count, _WORKERS)
 
@@ -248,12 +253,8 @@ perdure_command.add_command(tail)
 perdure_command.add_command(stdio)
 
 
-def _is_loopback(address: str) -> bool:
-    return ip_address(address.partition("%")[0]).is_loopback
-
-
 def _sentence(error: click.ClickException) -> str:
-    """What click has to say, with the option or variable spelled as the user gave it."""
+    """The message of a click error, with the option or variable spelled as the user gave it."""
     if isinstance(error, click.MissingParameter) and error.param is not None:
         command = error.ctx.command_path if error.ctx else "perdure"
         return f"{spelling(error.ctx, error.param)} is missing; see {command} --help"
@@ -263,7 +264,6 @@ def _sentence(error: click.ClickException) -> str:
     return message[:1].lower() + message[1:]
 
 
-def _refuse(message: str) -> int:
-    """One line, whatever the message holds."""
-    print(f"perdure: {printable(' '.join(message.split()))}", file=sys.stderr)
-    return REFUSED
+def _complain(message: str) -> None:
+    """Print one line, whatever the message holds."""
+    print(f"perdure: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)

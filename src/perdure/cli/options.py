@@ -1,4 +1,4 @@
-"""The settings as command line options and environment variables, made from the table in `perdure.settings`."""
+"""Makes command line options and environment variables from the table in `perdure.settings`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 
 
 class Value(_ParamType):
-    """Text that is read into a setting's value and held against its rule."""
+    """Parses a setting's text and checks the value against its rule."""
 
     def __init__(self, name: str, read: Callable[[str], object], rule: Rule) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class Value(_ParamType):
 
 
 class Name(_ParamType):
-    """One of several names. An environment variable holds them all, separated by commas."""
+    """One of several names. An environment variable has all of them, separated by commas."""
 
     name = "name"
 
@@ -53,7 +53,7 @@ class Name(_ParamType):
 
 
 class ServeOption(click.Option):
-    """An option that stands under a heading of the help and has an environment variable."""
+    """An option with a heading in the help and an environment variable."""
 
     def __init__(self, declarations: Sequence[str], *, group: str, shown: str | None = None, **attributes: Any) -> None:
         super().__init__(declarations, **attributes)
@@ -63,7 +63,7 @@ class ServeOption(click.Option):
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
-        # click itself keeps this before it reads the value since 8.5 only, and a value may be unreadable.
+        # Before 8.5 click keeps this only after it has read the value, and a value may be unreadable.
         ctx.meta[f"{__name__}.{self.name}"] = source
         return value, source
 
@@ -80,7 +80,7 @@ def setting_options() -> Iterator[ServeOption]:
         yield ServeOption(
             [_flag(field.name, rule), field.name],
             group=rule.group,
-            shown=_said(rule, field.default),
+            shown=_default(rule, field.default),
             default=field.default,
             help=rule.why.replace("`", ""),
             **_attributes(field.name, rule),
@@ -126,8 +126,8 @@ def _attributes(name: str, rule: Rule) -> dict[str, Any]:
             return {"type": Value("count", parse_count, rule), "metavar": "N"}
 
 
-def _said(rule: Rule, default: Any) -> str:
-    """A default as people write it."""
+def _default(rule: Rule, default: Any) -> str:
+    """A default as users write it."""
     match rule.kind:
         case "duration":
             return format_duration(default)

@@ -1,4 +1,4 @@
-"""The command `perdure stdio`. It reads the environment, and imports what it runs when it runs."""
+"""The command `perdure stdio`: reads its options and the environment, then imports and runs the bridge."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import click
 from perdure._core.units import format_duration, parse_duration
 
 _LEVELS = ("debug", "info", "warning", "error")
-#: Seconds that a server which is away is waited for; `perdure.Patience` has the same.
+#: Seconds to wait for a server that is away; `perdure.Patience` has the same.
 _PATIENCE = 300.0
 
 _ABOUT = """\
-Be an MCP server on stdin and stdout, for hosts that start their servers as programs. Every message goes to the server
-at URL and back. If that is a Perdure server, the session is resumed when the host starts this command again.
+Connect an MCP host that starts its servers as programs to the MCP server at URL. Messages on stdin go to the server,
+the server's messages go to stdout. If the server is a Perdure server, the session is resumed when the host starts this
+command again.
 """
 
 
@@ -39,44 +40,44 @@ class _Duration(_ParamType):
             self.fail(str(error), param, ctx)
 
 
-@click.command("stdio", help=_ABOUT, short_help="Be the MCP server that a desktop host starts.")
+@click.command("stdio", help=_ABOUT, short_help="Connect a desktop host to an MCP server.")
 @click.argument("url", metavar="URL")
-@click.option("--token-env", metavar="NAME", help="variable in the environment that holds the server's bearer token")
+@click.option("--token-env", metavar="NAME", help="environment variable that holds the bearer token")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="file that holds it; read anew when it is refused",
+    help="file that holds the bearer token; read again when the server refuses it",
 )
 @click.option(
     "--token-dir",
     type=click.Path(path_type=Path),
     envvar="PERDURE_TOKEN_DIR",
     metavar="DIR",
-    help="where resume tokens are kept  [env: PERDURE_TOKEN_DIR]",
+    help="directory for resume tokens  [env: PERDURE_TOKEN_DIR]",
 )
-@click.option("--no-resume", is_flag=True, help="begin a new session each time, and keep nothing on disk")
+@click.option("--no-resume", is_flag=True, help="begin a new session at each start, and keep nothing on disk")
 @click.option(
     "--instance",
     metavar="NAME",
     expose_value=False,  # it works by being an argument: those are a part of the target
-    help="tells this one from others that the host starts with the same address and options",
+    help="a name that tells this bridge from others that the host starts with the same address and options",
 )
 @click.option(
     "--patience",
     type=_Duration(),
     default=_PATIENCE,
     metavar="TIME",
-    help=f"how long a server that is away is waited for  [default: {format_duration(_PATIENCE)}]",
+    help=f"how long to wait for a server that is away  [default: {format_duration(_PATIENCE)}]",
 )
 @click.option(
     "--log-level",
     type=click.Choice(_LEVELS),
     default="info",
     metavar="LEVEL",
-    help=f"what is logged on stderr: {', '.join(_LEVELS)}  [default: info]",
+    help=f"least level that is logged on stderr: {', '.join(_LEVELS)}  [default: info]",
 )
-@click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="append the log to FILE as well")
+@click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="also append the log to FILE")
 def stdio(
     url: str,
     token_env: str | None,
@@ -88,7 +89,7 @@ def stdio(
     log_file: Path | None,
 ) -> int:
     if token_env is not None and token_file is not None:
-        raise click.UsageError("--token-env and --token-file exclude each other")
+        raise click.UsageError("--token-env and --token-file cannot be given together")
     from perdure.stdio.program import Options, run
 
     options = Options(

@@ -116,6 +116,10 @@ class Endpoint:
         self.url = url
         self.heartbeat = Heartbeat()
 
+    def at(self, url: str) -> Endpoint:
+        """Another address of the same server, with the same client and credentials."""
+        return Endpoint(self._client, url, on_401=self._on_401)
+
     @asynccontextmanager
     async def post(self, body: bytes, handshake: Handshake | None) -> AsyncIterator[Response]:
         """Send a message, as JSON in UTF-8. Raises `RequestFailed`, as the others do."""

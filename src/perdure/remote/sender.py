@@ -7,6 +7,7 @@ import asyncio
 import anyio
 
 from perdure._core.delivery import Attempt, Failure, Meaning, Purpose, of_failure
+from perdure.remote.attempts import Attempts
 from perdure.remote.call import DEPARTURE
 from perdure.remote.failures import RequestFailed, Unavailable
 from perdure.remote.link import Link
@@ -27,16 +28,25 @@ class Sender:
         while self._underway:
             await self._is_idle.wait()
 
+    def attempts(self) -> Attempts:
+        """The attempts at a message that is handed over now, and may have to wait before it is sent."""
+        return self._link.limits.attempts(self._link.limits.patience)
+
     async def send(
-        self, body: bytes, purpose: Purpose, departed: anyio.Event | None = None, *, may_renew: bool = True
+        self,
+        body: bytes,
+        purpose: Purpose,
+        *,
+        departed: anyio.Event | None = None,
+        attempts: Attempts | None = None,
+        may_renew: bool = True,
     ) -> bool:
         """Send a notification or a reply until the server has taken it; False if it does not.
 
         `departed` is set when the next message may follow. Without `may_renew` a session that is gone is left for the
         next request to find: the second half of a handshake does not begin another one.
         """
-        departed = departed or anyio.Event()
-        attempts = self._link.limits.attempts(self._link.limits.patience)
+        departed, attempts = departed or anyio.Event(), attempts or self.attempts()
         try:
             while True:
                 handshake = self._link.handshake

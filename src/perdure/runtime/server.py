@@ -59,7 +59,7 @@ def host(server: object, settings: Settings, *, path: str) -> Hosted:
     ):
         return _host_fastmcp(server, settings, path)
     raise BadTarget(
-        f"expected an MCP server, got a {type(server).__module__}.{type(server).__name__}; "
+        f"the object to serve is a {type(server).__module__}.{type(server).__name__}, not an MCP server; "
         "give an MCPServer, a low-level Server (mcp 2.3 or newer) or a FastMCP 4 server"
     )
 

@@ -1,7 +1,7 @@
-"""The listening socket, and a bound for what a peer may send before a request's headers are complete.
+"""Opens the listening socket, and limits what uvicorn would wait for without end on a connection.
 
 uvicorn with httptools collects headers without limit and waits for them for ever. The endpoint judges headers that are
-complete; here is the limit for those that never are.
+complete; the limit here is for those that never are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BACKLOG = 2048
 #: A client that has connected sends its headers at once; nginx and Apache give it 60 and 20 to 40 seconds.
 HEAD_SECONDS = 30.0
 
-#: A peer that has an answer to take and takes nothing of it for so long is let go.
+#: The connection of a peer that takes nothing of an answer for so long is closed.
 UNREAD_SECONDS = 60.0
 
 _BLANK = b"\r\n\r\n"
@@ -42,11 +42,11 @@ _ANSWER_431 = b"\r\n".join(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a busy port is found before anything else happens. Raises `Misuse`."""
+    """Open the listening socket, before anything else, so that a busy port is found first. Raises `Misuse`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
-        raise Misuse(f"cannot listen on {host!r}: no such address") from error
+        raise Misuse(f"cannot listen on {host!r}: no such address; choose another with --host") from error
     listener = socket.socket(family, kind, protocol)
     try:
         # A port whose last server has just ended may be taken at once; one that is listened on may not.
@@ -55,21 +55,18 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise Misuse(_why(error, host, port)) from error
+        reason = f"cannot listen on {host} port {port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            reason = f"port {port} on {host} is in use; choose another with --port (0 picks a free one)"
+        raise Misuse(reason) from error
     return listener
 
 
-def _why(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; choose another with --port (0 picks a free one)"
-    return f"cannot listen on {host} port {port}: {error.strerror or error}"
-
-
 def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
-    """Take a wish for another protocol out of a request's head, as who does not know it may (RFC 9110, 7.8).
+    """Take the upgrade header out of a request's head, as a server that does not know the protocol may (RFC 9110, 7.8).
 
-    httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request. Gives what
-    may be parsed now, and the few bytes at the end that only the next segment makes clear.
+    httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request. Returns
+    what may be parsed now, and the few bytes at the end that only the next segment makes clear.
     """
     end = data.find(_BLANK)
     held = b""
@@ -84,7 +81,7 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
 
 class Connection(HttpToolsProtocol):
     """An HTTP connection with limits for what uvicorn would wait for without end: headers that are not complete, and
-    answers that nobody takes."""
+    answers that the peer does not read."""
 
     head_seconds = HEAD_SECONDS
     #: Bytes of headers so far, without the chunk in which they began; None when no headers are under way.
@@ -99,12 +96,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """No request is being answered."""
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def say_close(self) -> None:
-        """Close behind the answer to the request that is here, and say so in its head. Where the head is gone the
-        connection stays: its client was told that it may use it again, and perhaps does so in this moment."""
+    def announce_close(self) -> None:
+        """Close after the answer to the current request, and say so in its head. If the head was sent already the
+        connection stays: the head says that the client may use it again, and perhaps it does so in this moment."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
@@ -119,7 +116,7 @@ class Connection(HttpToolsProtocol):
         if self.timeout_keep_alive_task is not None:  # uvicorn forgets it when the peer resets the connection
             self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
-        # uvicorn tells the last request only; an event stream before it would be served to nobody, for ever.
+        # uvicorn disconnects the last request only; an event stream before it would go on without a reader, for ever.
         for cycle in self.overtaken:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -155,17 +152,17 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # Closing, now or when the connection has been idle, waits until all is sent: for ever, if nobody takes it.
+        # Closing, now or when the connection has been idle, waits until all is sent: for ever, if it is not read.
         if self.unread_timer is None and (unread := self.transport.get_write_buffer_size()):
-            self.unread_timer = self.loop.call_later(self.unread_seconds, self._look_unread, unread)
+            self.unread_timer = self.loop.call_later(self.unread_seconds, self._check_unread, unread)
 
-    def _look_unread(self, before: int) -> None:
+    def _check_unread(self, before: int) -> None:
         unread = self.transport.get_write_buffer_size()
         self.unread_timer = None
         if unread >= before and self.is_idle:
             self.transport.abort()
         elif unread:
-            self.unread_timer = self.loop.call_later(self.unread_seconds, self._look_unread, unread)
+            self.unread_timer = self.loop.call_later(self.unread_seconds, self._check_unread, unread)
 
     def _wait_for_head(self) -> None:
         self.head_timer = self.loop.call_later(self.head_seconds, self.transport.close)

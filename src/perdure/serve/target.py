@@ -1,6 +1,6 @@
-"""Find the object to serve: `package.module:name` or `path/file.py:name`.
+"""Finds the object to serve: `package.module:name` or `path/file.py:name`.
 
-Only finding happens here; whether the object is an MCP server is judged by `perdure.runtime`.
+`perdure.runtime` decides whether the object is an MCP server.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _FORMS = "write package.module:name or path/file.py:name"
 
 
 def load_target(target: str) -> object:
-    """The object that a target names. Raises `BadTarget` with one sentence that says what is wrong."""
+    """The object that a target names. Raises `BadTarget` with one sentence: what is wrong, and what to do."""
     place, colon, name = target.rpartition(":")
     if not colon:
-        raise BadTarget(f"{target!r} names no object in a module; {_FORMS}")
+        raise BadTarget(f"{target!r} does not name an object; {_FORMS}")
     if not place or not name:
         raise BadTarget(f"{target!r} has nothing {'before' if not place else 'after'} the colon; {_FORMS}")
     module = _load_file(Path(place)) if _is_path(place) else _load_module(place)
@@ -33,8 +33,8 @@ def load_target(target: str) -> object:
 def blame(error: BaseException) -> str:
     """An exception in one line: its type, its message, and the file and line that raised it."""
     message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
-    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return f"{said} ({where})" if (where := _raised_at(error)) else said
+    summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{summary} ({where})" if (where := _raised_at(error)) else summary
 
 
 def _is_path(place: str) -> bool:
@@ -49,7 +49,9 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise BadTarget(f"no module named {error.name!r} here or among the installed packages") from error
+            raise BadTarget(
+                f"no module named {error.name!r} in this directory or among the installed packages"
+            ) from error
         raise _import_failed(name, error) from error
     except (Exception, SystemExit) as error:
         raise _import_failed(name, error) from error
@@ -61,14 +63,11 @@ def _load_file(path: Path) -> ModuleType:
         raise BadTarget(f"no file {str(path)!r}" + (f"; did you mean {str(guess)!r}?" if guess.is_file() else ""))
     path = path.resolve()
     if known := sys.modules.get(path.stem):
-        if _same_file(known, path):
+        file = getattr(known, "__file__", None)
+        if file is not None and Path(file).resolve() == path:
             return known
         raise BadTarget(f"{path.name} has the name of a module that is in use, {path.stem!r}; rename the file")
     _importable(path.parent)
-    return _run_file(path)
-
-
-def _run_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise BadTarget(f"{str(path)!r} is not a Python file")
@@ -84,14 +83,10 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _importable(folder: Path) -> None:
-    """As `python -m` does with the current directory, and `python FILE` with the file's."""
+    """Let modules in this folder be imported, as `python -m` does with the current directory and `python FILE` with the
+    file's."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-
-def _same_file(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).resolve() == path
 
 
 def _import_failed(name: str, error: BaseException) -> BadTarget:
@@ -113,7 +108,7 @@ def _attribute(module: ModuleType, place: str, name: str) -> object:
 
 
 def _raised_at(error: BaseException) -> str:
-    """The innermost file and line; the import machinery itself is no place to look at."""
+    """The innermost file and line outside of the import machinery."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -123,6 +118,6 @@ def _raised_at(error: BaseException) -> str:
 
 
 def _short(filename: str) -> str:
-    """Relative to the current directory where that is inside it, as compilers say it."""
+    """Relative to the current directory if the file is inside it, as compilers show it."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

@@ -1,4 +1,4 @@
-"""Bearer tokens from a file: one `principal:token` in each line.
+"""Reads bearer tokens from a file: one `principal:token` in each line.
 
 Several tokens may name one principal, so that a token can be replaced while the old one still works. Messages name the
 file and the line and never show a token.
@@ -18,15 +18,15 @@ from perdure.errors import Misuse
 
 #: Tens of thousands of tokens fit; a larger file is most likely the wrong one.
 MAX_FILE = 1 << 20
-#: A guesser has 16 characters against him: 64 bits even if they are only hexadecimal digits.
+#: An attacker must guess 16 characters: 64 bits even if they are only hexadecimal digits.
 MIN_TOKEN = 16
 
 
 class FileTokens(TokenVerifier):
-    """Knows who a bearer token belongs to.
+    """Finds the principal of a bearer token.
 
-    It keeps digests only. Looking a digest up takes a time that tells nothing useful about the token: whoever
-    guesses cannot choose the digest's bytes.
+    It keeps digests only. The time of a lookup says nothing useful about the token, because an attacker cannot choose
+    the digest's bytes.
     """
 
     def __init__(self, principals: dict[bytes, str]) -> None:
@@ -43,7 +43,7 @@ class FileTokens(TokenVerifier):
                     f"{where}: this token already belongs to another principal, {principals[_digest(token)]!r}"
                 )
         if not principals:
-            raise Misuse(f"{path} holds no token, so nobody could come in")
+            raise Misuse(f"{path} has no token, so every request would be refused; write lines of principal:token")
         return cls(principals)
 
     async def verify_token(self, token: str) -> AccessToken | None:
@@ -54,7 +54,7 @@ class FileTokens(TokenVerifier):
 
 
 def _digest(token: str) -> bytes:
-    # Header values may hold whatever a peer sends; no text may make this raise.
+    # Header values may hold any text that a peer sends, and none may make this raise.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -66,24 +66,20 @@ def _entry(where: str, line: str) -> tuple[str, str]:
         raise Misuse(f"{where}: no {'principal before' if not principal else 'token after'} the colon")
     if not principal.isprintable():
         raise Misuse(f"{where}: the principal has characters that cannot be shown")
-    if reason := _unfit(token):
-        raise Misuse(f"{where}: {reason}")
+    if not all("!" <= character <= "~" for character in token):
+        raise Misuse(
+            f"{where}: the token has blanks or other characters than visible ASCII, which an HTTP header cannot carry"
+            " safely"
+        )
+    if ":" in token:
+        raise Misuse(f"{where}: more than one colon; neither a principal nor a token may have one")
+    if len(token) < MIN_TOKEN:
+        raise Misuse(f"{where}: the token has {len(token)} characters; fewer than {MIN_TOKEN} could be guessed")
     return principal, token
 
 
-def _unfit(token: str) -> str | None:
-    """Why a token cannot be one."""
-    if not all("!" <= character <= "~" for character in token):
-        return "the token has blanks or other characters than visible ASCII, which an HTTP header cannot carry safely"
-    if ":" in token:
-        return "more than one colon; neither a principal nor a token may have one"
-    if len(token) < MIN_TOKEN:
-        return f"the token has {len(token)} characters; fewer than {MIN_TOKEN} could be guessed"
-    return None
-
-
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Each line that says something, with its place."""
+    """Each line that is neither empty nor a comment, with its place."""
     try:
         text = _contents(path).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -95,9 +91,9 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 def _contents(path: Path) -> bytes:
     try:
-        # Without O_NONBLOCK a pipe would make us wait for its writer before we can see that it is one.
+        # Without O_NONBLOCK a pipe would make us wait for its writer before we see that it is a pipe.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-            # Asked of the open file, so a link is judged by what it leads to and nothing can change in between.
+            # The open file is asked, so that a link is judged by its target and nothing can change in between.
             _refuse_unsafe(path, os.fstat(file.fileno()))
             return file.read(MAX_FILE)
     except OSError as error:

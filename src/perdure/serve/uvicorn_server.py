@@ -1,7 +1,7 @@
-"""Run the app under uvicorn: one line when it is ready, a gentle end on the first signal, a quick one on the second.
+"""Runs the app under uvicorn: a gentle end on the first signal, a quick one on the second.
 
-The first SIGTERM or SIGINT drains: the server goes on listening, so that balancers and clients are told, while running
-calls finish. When the app says that it is drained, what is left is settled and the process ends with status 0. A second
+The first SIGTERM or SIGINT drains: the server goes on listening, so that balancers and clients learn of it, while
+running calls finish. When the app is drained, what is left is settled and the process ends with status 0. A second
 signal does not wait: what is left is settled at once and the process is gone within two seconds, whatever its tools do.
 """
 
@@ -14,7 +14,6 @@ import os
 import queue
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -42,9 +41,9 @@ STOP_SECONDS = 3
 HURRY_SECONDS = 0.3
 #: After a second signal the process is gone within this time, even if its event loop is blocked.
 CUT_SECONDS = 1.9
-#: Everything of ours has ended; then threads of the target's get this long. One that is stuck would hold the process.
+#: All of Perdure has ended; then the target's threads get this long. One that is stuck would hold the process.
 LEAVE_SECONDS = 5
-#: Between two looks of a worker that leaves: whether connections are open, and calls run.
+#: A worker that leaves looks this often whether connections are open and calls run.
 LEAVING_LOOK_SECONDS = 0.05
 #: Files, pipes and idle connections beside the readers.
 SPARE_FILES = 4096
@@ -53,12 +52,12 @@ _CUT = b"perdure: ended without waiting for what does not stop\n"
 
 
 class Stoppable(Protocol):
-    """An ASGI app that is told when the end begins."""
+    """An ASGI app that can be drained and stopped."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
 
     async def drain(self) -> None:
-        """Take no new work; returns when no call runs any more, or when they have had their time."""
+        """Take no new work; returns when no call runs any more, or when the calls have had their time."""
 
     def begin_stop(self) -> None:
         """Settle what is left and end all readers. May be called more than once."""
@@ -68,33 +67,30 @@ class Stoppable(Protocol):
         """A call runs."""
 
     def end_idle_readers(self) -> None:
-        """Send clients that only listen elsewhere, and refuse nothing."""
+        """End the streams of clients that only listen, so that they go elsewhere. Refuse nothing."""
 
     def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
-        """Have it told if the app has lost its store."""
+        """Call `tell` if the app loses its store."""
 
 
 def serve(
-    app: Stoppable, *, listener: socket.socket, url: str, settings: Settings, leash: WorkerChannel | None = None
+    app: Stoppable,
+    *,
+    listener: socket.socket,
+    settings: Settings,
+    on_ready: Callable[[], None],
+    on_failure: Callable[[str], None],
+    channel: WorkerChannel | None = None,
 ) -> int:
     """Serve until a signal; returns the exit status. Raises `PerdureError` if the app does not start.
 
-    With a leash this is a worker: its parent is told that it is ready, and may tell it to leave.
+    `on_failure` gets the reason if the server ends because of a failure. With a channel this is a worker, whose parent
+    may tell it to leave.
     """
     _allow_open_files(settings.max_readers + SPARE_FILES)
-    watched = _Watched(app)
-    server = _Server(_config(watched, settings), app=watched, url=url, leash=leash, patience=settings.drain_timeout)
-    # uvicorn ends the program when the app does not start; why is told by the app's own error.
-    with _quiet(server), _hearing_hangups(server), contextlib.suppress(SystemExit):
-        server.run(sockets=[listener])
-    if not server.started:
-        raise watched.why()
-    return server.status
-
-
-def _config(app: _Watched, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
+    watch = _StartupWatch(app)
+    config = uvicorn.Config(
+        watch,
         interface="asgi3",
         http=Connection,
         ws="none",
@@ -110,38 +106,54 @@ def _config(app: _Watched, settings: Settings) -> uvicorn.Config:
         timeout_graceful_shutdown=STOP_SECONDS,
         h11_max_incomplete_event_size=settings.max_headers,
     )
+    server = _Server(config, watch, channel, settings.drain_timeout, on_ready=on_ready, on_failure=on_failure)
+    # uvicorn ends the program when the app does not start; the app's own error says why.
+    with _quiet(server), _handling_hangups(server), contextlib.suppress(SystemExit):
+        server.run(sockets=[listener])
+    if not server.started:
+        raise watch.reason()
+    return server.status
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's server with our way to end: drain, leave (a worker that is replaced), or stop at once."""
+
     def __init__(
-        self, config: uvicorn.Config, *, app: _Watched, url: str, leash: WorkerChannel | None, patience: float
+        self,
+        config: uvicorn.Config,
+        watch: _StartupWatch,
+        channel: WorkerChannel | None,
+        drain_timeout: float,
+        *,
+        on_ready: Callable[[], None],
+        on_failure: Callable[[str], None],
     ) -> None:
         super().__init__(config)
-        self.app = app
-        self.url = url
-        self.leash = leash
-        self.patience = patience
+        self.watch = watch
+        self.app = watch.app
+        self.channel = channel
+        self.drain_timeout = drain_timeout
+        self.on_ready = on_ready
+        self.on_failure = on_failure
         self.loop: asyncio.AbstractEventLoop | None = None
         self.signals = 0
-        self.interrupted = False
-        self.drainage: asyncio.Task[None] | None = None
-        self.departure: asyncio.Task[None] | None = None
+        self.failed = False
+        """The store was lost, or Ctrl-C did not wait for the drain."""
+        self.draining: asyncio.Task[None] | None = None
+        self.leaving: asyncio.Task[None] | None = None
         self.deadline = _Deadline()
-        self.lost = False
 
     @property
     def status(self) -> int:
-        return 1 if self.app.failure or self.interrupted or self.lost else 0
+        return 1 if self.failed or self.watch.failure else 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
-        self.app.when_lost(self.lose)
+        self.app.when_lost(self.on_store_lost)
         await super().startup(sockets)
-        if self.leash is None:
-            print(f"perdure: serving on {self.url}", flush=True)
-        else:
-            self.loop.add_reader(self.leash.fileno(), self.hear)
-            self.leash.ready()
+        if self.channel is not None:
+            self.loop.add_reader(self.channel.fileno(), self.on_parent_word)
+        self.on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # It comes between any two instructions, so it leaves what it can to the loop. (The base class would raise the
@@ -149,56 +161,56 @@ class _Server(uvicorn.Server):
         self.signals += 1
         again = self.signals > 1
         if again:
-            self.interrupted = self.interrupted or sig == signal.SIGINT
+            self.failed = self.failed or sig == signal.SIGINT
             self.deadline.set(CUT_SECONDS, status=1)
         if self.loop is None or not self.started:
             self.should_exit = True
         else:
-            self.loop.call_soon_threadsafe(self.hurry if again else self.drain)
+            self.loop.call_soon_threadsafe(self.stop_at_once if again else self.drain)
 
-    def hang_up(self) -> None:
-        """SIGHUP, where no parent replaces this process."""
+    def on_hangup(self) -> None:
+        """SIGHUP came, and no parent replaces this process."""
         log_event(
             logging.WARNING,
             "serve.hangup",
             "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
         )
 
-    def hear(self) -> None:
+    def on_parent_word(self) -> None:
         """Do what the parent says."""
-        assert self.leash is not None
+        assert self.channel is not None
         assert self.loop is not None
-        words = self.leash.hear()
+        words = self.channel.receive()
         if GONE in words:
-            self.loop.remove_reader(self.leash.fileno())
+            self.loop.remove_reader(self.channel.fileno())
         if AT_ONCE in words:
             self.deadline.set(CUT_SECONDS, status=1)
-            self.hurry()
+            self.stop_at_once()
         elif LEAVE in words or GONE in words:
             self.leave(self.loop)
         elif words:
             self.drain()
 
     def leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let others have the port, and go once no client uses a connection to this process any more.
+        """Let other workers have the port, and end once no client uses a connection to this process any more.
 
-        Requests that come over connections that are open are served like any other, and their answers say that the
-        connection closes. An idle connection is not closed, because a request may be on its way: it ends with its
-        next answer, or when it has been idle for as long as it always may.
+        Requests over open connections are served like any other, and their answers say that the connection closes. An
+        idle connection is not closed, because a request may be on its way: it ends with its next answer, or when it has
+        been idle for as long as it always may.
         """
         for server in self.servers:
             server.close()
-        if self.departure is not None or self.drainage is not None:
+        if self.leaving is not None or self.draining is not None:
             return
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # from which uvicorn makes the default headers again each second
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         for connection in self._connections():
-            connection.say_close()
-        self.departure = loop.create_task(self.run_leave(loop))
+            connection.announce_close()
+        self.leaving = loop.create_task(self.run_leave(loop))
 
     async def run_leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        calls_until = loop.time() + self.patience
+        calls_until = loop.time() + self.drain_timeout
         limit = calls_until + KEEP_ALIVE_SECONDS
         while loop.time() < limit:
             self.app.end_idle_readers()
@@ -213,17 +225,14 @@ class _Server(uvicorn.Server):
     def _connections(self) -> list[Connection]:
         return [one for one in self.server_state.connections if isinstance(one, Connection)]
 
-    def send_away(self) -> None:
-        """Close connections: the idle ones now, the others behind their response, so that clients go elsewhere."""
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-
     def drain(self) -> None:
-        if self.departure is not None:
-            self.departure.cancel()
-        if self.drainage is None and self.loop is not None:
-            self.drainage = self.loop.create_task(self.run_drain())
-            self.send_away()
+        if self.leaving is not None:
+            self.leaving.cancel()
+        if self.draining is None and self.loop is not None:
+            self.draining = self.loop.create_task(self.run_drain())
+            # The idle ones are closed now, the others after their response, so that clients go elsewhere.
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
 
     async def run_drain(self) -> None:
         try:
@@ -233,24 +242,24 @@ class _Server(uvicorn.Server):
         finally:
             self.should_exit = True
 
-    def lose(self, failure: StoreLost) -> None:
-        """The store is lost. Another file of its name can be served by another process: end, so that one is started. A
-        file that is too new would be so for that one as well: stay, and say so to whoever asks."""
+    def on_store_lost(self, failure: StoreLost) -> None:
+        """End if the store's file was replaced: another process can serve the file that is there now. A file that is
+        too new would be so for that process as well, so this one stays and says so in its answers."""
         if isinstance(failure, StoreReplaced):
-            self.lost = True
-            print(f"perdure: {failure}", file=sys.stderr, flush=True)
-            self.hurry()
+            self.failed = True
+            self.on_failure(str(failure))
+            self.stop_at_once()
 
-    def hurry(self) -> None:
+    def stop_at_once(self) -> None:
         """End now: peers get a moment to take their last bytes."""
         self.should_exit = True
-        if self.drainage is not None:
-            self.drainage.cancel()
+        if self.draining is not None:
+            self.draining.cancel()
         self.app.begin_stop()
         assert self.loop is not None
-        self.loop.call_later(HURRY_SECONDS, self.force)
+        self.loop.call_later(HURRY_SECONDS, self.abort_connections)
 
-    def force(self) -> None:
+    def abort_connections(self) -> None:
         self.force_exit = True
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -266,7 +275,7 @@ class _Server(uvicorn.Server):
 class _Deadline:
     """Ends the process at a time, whatever holds its other threads.
 
-    The thread is there from the start: a signal handler may put something into this queue, but may not start a thread.
+    The thread runs from the start: a signal handler may put something into this queue, but may not start a thread.
     """
 
     def __init__(self) -> None:
@@ -274,7 +283,7 @@ class _Deadline:
         threading.Thread(target=self._watch, name="perdure deadline", daemon=True).start()
 
     def set(self, seconds: float, *, status: int) -> None:
-        """An earlier deadline stays; the status is the newest one."""
+        """The earliest deadline counts, with the newest status."""
         self._queue.put((time.monotonic() + seconds, status))
 
     def _watch(self) -> None:
@@ -284,30 +293,22 @@ class _Deadline:
                 other, status = self._queue.get(timeout=left)
                 at = min(at, other)
         with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(2, _CUT)  # not by the log, whose lock may be held by what is stuck
+            os.write(2, _CUT)  # not through the log: what is stuck may hold its lock
         os._exit(status)
 
 
-class _Watched:
-    """The app, with the reason remembered if its lifespan fails: uvicorn would only print a traceback."""
+class _StartupWatch:
+    """Runs the app and remembers why its lifespan failed: uvicorn would only print a traceback."""
 
     def __init__(self, app: Stoppable) -> None:
-        self._app = app
-        self.drain: Callable[[], Awaitable[None]] = app.drain
-        self.begin_stop = app.begin_stop
-        self.end_idle_readers = app.end_idle_readers
-        self.when_lost = app.when_lost
+        self.app = app
         self.failure: BaseException | None = None
         self.message = ""
-
-    @property
-    def is_busy(self) -> bool:
-        return self._app.is_busy
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "lifespan":
             return self._lifespan(scope, receive, send)
-        return self._app(scope, receive, send)
+        return self.app(scope, receive, send)
 
     async def _lifespan(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         async def watch(message: Message) -> None:
@@ -315,15 +316,15 @@ class _Watched:
             await send(message)
 
         try:
-            await self._app(scope, receive, watch)
+            await self.app(scope, receive, watch)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self.failure = error
             raise
 
-    def why(self) -> PerdureError:
-        """What kept the app from starting."""
+    def reason(self) -> PerdureError:
+        """Why the app did not start."""
         if self.failure is None:
             return Misuse(f"the server did not start: {self.message or 'it gave no reason'}")
         cause = self.failure
@@ -334,7 +335,7 @@ class _Watched:
 
 @contextlib.contextmanager
 def _quiet(server: uvicorn.Server) -> Iterator[None]:
-    """Keep back what uvicorn logs about a start that failed (we say it) and about requests it cancels at the end."""
+    """Drop what uvicorn logs about a start that failed (`serve` raises it) and about requests it cancels at the end."""
 
     def worth_telling(record: logging.LogRecord) -> bool:
         cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
@@ -349,43 +350,39 @@ def _quiet(server: uvicorn.Server) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hearing_hangups(server: _Server) -> Iterator[None]:
-    """SIGHUP would end the process without a drain.
+def _handling_hangups(server: _Server) -> Iterator[None]:
+    """Handle SIGHUP, which would end the process without a drain.
 
-    A terminal that goes away sends it, and then the drain is what the user expects. In a process without a terminal it
-    is the wish of a service manager for new code: only a parent of workers can do that, so the process says so and goes
-    on. A worker leaves it to its parent. Who started the process with SIGHUP ignored (nohup) wants it so.
+    A terminal that goes away sends it, and then the user expects a drain. In a process without a terminal a service
+    manager sends it to have new code loaded: only a parent of workers can do that, so the process says so and goes on.
+    A worker leaves it to its parent. A process that was started with SIGHUP ignored (nohup) goes on ignoring it.
     """
     if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         yield
         return
-    has_terminal = _has_terminal()
+    has_terminal = True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        has_terminal = False
 
-    def heard(sig: int, frame: FrameType | None) -> None:
-        if server.leash is not None:
+    def on_signal(sig: int, frame: FrameType | None) -> None:
+        if server.channel is not None:
             return
         if has_terminal:
             server.handle_exit(sig, frame)
         elif server.loop is not None:
-            server.loop.call_soon_threadsafe(server.hang_up)
+            server.loop.call_soon_threadsafe(server.on_hangup)
 
-    before = signal.signal(signal.SIGHUP, heard)
+    before = signal.signal(signal.SIGHUP, on_signal)
     try:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
 def _allow_open_files(wanted: int) -> None:
-    """Each reader is an open file, and many systems begin with 1,024 although they would allow more."""
+    """Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,4 +1,4 @@
-"""One worker process, as its parent sees it."""
+"""One worker process: its parent starts it, waits until it serves, and tells it to end."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _WORD = len(FAILED) + MAX_REASON + 1
 class NotReady(Exception):
     """A worker ended, or said why it cannot serve, before it was ready."""
 
-    def __init__(self, reason: str, *, told: bool, passes: bool = False) -> None:
+    def __init__(self, reason: str, *, is_explained: bool, is_transient: bool = False) -> None:
         super().__init__(reason)
-        self.told = told
-        """The reason is the worker's own, about what it was asked to serve."""
-        self.passes = passes
-        """The reason may pass by itself: the store fails. Otherwise the program is broken, or is killed."""
+        self.is_explained = is_explained
+        """The worker gave the reason itself, about what it was asked to serve."""
+        self.is_transient = is_transient
+        """The store fails, so another start may go well. Otherwise the program is broken, or is killed."""
 
 
 class Worker:
-    """A process that serves on the shared socket."""
+    """A process that serves on the shared socket, as its parent sees it."""
 
     def __init__(self, process: asyncio.subprocess.Process, channel: socket.socket) -> None:
         self.pid = process.pid
@@ -40,7 +40,7 @@ class Worker:
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str], listener: socket.socket) -> Worker:
-        """A fresh interpreter: nothing of the parent's state is in it but the two sockets."""
+        """Start a new interpreter, which has nothing of the parent's state but the two sockets."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -65,46 +65,45 @@ class Worker:
 
     async def get_ready(self) -> None:
         """Wait until it serves. Raises `NotReady`."""
-        word = asyncio.create_task(self._word())
+        reading = asyncio.create_task(self._read_word())
         try:
             # Both: a program that the worker started may hold its end of the channel open.
-            await asyncio.wait({word, self.ended}, return_when=asyncio.FIRST_COMPLETED)
-            said = word.result() if word.done() else b""
+            await asyncio.wait({reading, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+            word = reading.result() if reading.done() else b""
         finally:
-            word.cancel()
-        if said.startswith((FAILED, WAITS)):
-            reason = said[len(FAILED) :].decode(errors="replace").strip()
-            raise NotReady(reason, told=True, passes=said.startswith(WAITS))
-        if said != READY:
-            raise NotReady(f"it ended with {say_status(await asyncio.shield(self.ended))}", told=False)
+            reading.cancel()
+        if word.startswith((FAILED, WAITS)):
+            reason = word[len(FAILED) :].decode(errors="replace").strip()
+            raise NotReady(reason, is_explained=True, is_transient=word.startswith(WAITS))
+        if word != READY:
+            raise NotReady(f"it ended with {format_status(await asyncio.shield(self.ended))}", is_explained=False)
         self.is_ready = True
 
-    async def _word(self) -> bytes:
-        said = b""
+    async def _read_word(self) -> bytes:
+        word = b""
+        loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
-            while not said.endswith(b"\n") and (
-                data := await asyncio.get_running_loop().sock_recv(self._channel, _WORD)
-            ):
-                said += data
-        return said
+            while not word.endswith(b"\n") and (data := await loop.sock_recv(self._channel, _WORD)):
+                word += data
+        return word
 
-    def tell(self, word: bytes) -> None:
+    def end(self, word: bytes) -> None:
         """Tell it how to end. Before it is ready it does not listen, and has nothing to lose."""
         if self.is_ready:
             with contextlib.suppress(OSError):
                 self._channel.send(word)
         else:
-            self._send(signal.SIGTERM)
+            self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
-    def _send(self, sig: signal.Signals) -> None:
+    def _signal(self, sig: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(sig)
 
 
-def say_status(status: int) -> str:
+def format_status(status: int) -> str:
     """An exit status in words."""
     if status >= 0:
         return f"status {status}"

@@ -1,16 +1,17 @@
-"""What the host says: each line is a request, a notification or an answer on its way to the server, or is refused."""
+"""Handles the host's lines: each is a request, a notification or an answer for the server, or is refused."""
 
 from __future__ import annotations
 
 import logging
-import re
-import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import anyio
 
 from perdure._core import splice
 from perdure._core.codes import TOO_MANY_AT_ONCE
+from perdure._core.delivery import Purpose
 from perdure._core.jsonrpc import (
     INVALID_REQUEST,
     PARSE_ERROR,
@@ -21,249 +22,251 @@ from perdure._core.jsonrpc import (
     Response,
     parse_body,
 )
+from perdure._core.revisions import REVISIONS, UNSUPPORTED_VERSION
 from perdure._core.sticky import METHODS as STICKY
-from perdure._core.sticky import after as sticky_after
 from perdure._core.sticky import encode as encode_sticky
-from perdure.stdio import log_capability as own_logging
-from perdure.stdio.call import Asked, Call
-from perdure.stdio.departures import Departures
-from perdure.stdio.messages import INTERNAL_ERROR, encode, error, same_id
-from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, TooLong
-from perdure.stdio.refusals import before_the_handshake, looked_at, refused
-from perdure.stdio.telling import Telling
+from perdure.remote.call import Call
+from perdure.remote.link import Link
+from perdure.remote.message import Message, encode, error
+from perdure.remote.sender import Sender
+from perdure.stdio import log_capability
+from perdure.stdio.dialogue import Dialogue
+from perdure.stdio.notes import NotedCall, Notes
+from perdure.stdio.opening import Opening
+from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
+from perdure.stdio.send_queue import Job, SendQueue
 from perdure.telemetry.events import log_event
 
-if TYPE_CHECKING:
-    from perdure.stdio.bridge import Bridge
-
-#: Requests of the host's that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
+#: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
 MAX_RUNNING = 256
-#: Questions of the server's that the host has not answered. The answer to one that was forgotten is not handed on.
-MAX_ASKS = 1_000
 #: Characters of a tool's name that are noted and reported. Names have 128 at most (2025-11-25).
 MAX_NAME = 200
-#: In front of the progress token of an earlier incarnation's call. Our own tokens have no colon.
-_OF_EARLIER = re.compile(r"^\d+:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HostRequest:
+    """A request of the host that runs."""
+
+    id: str
+    """As the host wrote it, as JSON."""
+    call: Call
+    noted: NotedCall
+    sticky: str | None
+    """The request as it is repeated in a new session, where its method is sticky."""
 
 
 class HostSide:
-    """The host's requests that run, and what it was asked."""
+    """`take` is given what the streams of calls bring, `write` what the host gets."""
 
-    def __init__(self, bridge: Bridge, departures: Departures) -> None:
-        self._bridge = bridge
-        self._departures = departures
-        self._calls: dict[str, Call] = {}
-        """By the id that the host gave, as JSON."""
-        self._tokens: dict[str, str] = {}
-        """Progress tokens on the wire, and those of the host's behind them, as JSON."""
-        self._asks: dict[str, None] = {}
-        """The ids of what the server has asked and the host has not answered, as JSON."""
-
-    # For the other side
-
-    def token(self, found: object) -> str | None:
-        """The host's own token, as JSON, for one on the wire.
-
-        A host that shakes hands twice begins another incarnation. What its earlier calls say from then on carries the
-        number of theirs in front of the token.
-        """
-        return self._tokens.get(_OF_EARLIER.sub("", found)) if isinstance(found, str) else None
-
-    def asked(self, ask: str) -> None:
-        self._asks[same_id(ask)] = None
-        if len(self._asks) > MAX_ASKS:
-            del self._asks[next(iter(self._asks))]
-
-    def unasked(self, ask: str) -> bool:
-        """A question is withdrawn; whether this host was asked it and has not answered."""
-        return self._asks.pop(same_id(ask), False) is None
-
-    def forget_asks(self) -> list[str]:
-        asks, self._asks = list(self._asks), {}
-        return asks
-
-    def end(self) -> None:
-        """The host listens no more: follow nothing that has left."""
-        for call in list(self._calls.values()):
-            if call.departed.is_set():
-                call.scope.cancel()
+    def __init__(
+        self,
+        link: Link,
+        sender: Sender,
+        queue: SendQueue,
+        opening: Opening,
+        dialogue: Dialogue,
+        notes: Notes,
+        *,
+        take: Callable[[Message], Awaitable[None]],
+        write: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._link = link
+        self._sender = sender
+        self._queue = queue
+        self._opening = opening
+        self._dialogue = dialogue
+        self._notes = notes
+        self._take = take
+        self._write = write
+        self._requests: dict[str, _HostRequest] = {}
+        """Those that run, by the id that the host gave, as JSON."""
+        self._has_begun = False
+        """The host has sent `initialize`, and it has not failed."""
 
     async def take(self, line: Line) -> None:
         """One line."""
         if isinstance(line, TooLong):
-            sentence = f"The line is longer than {MAX_LINE_BYTES} bytes, and was not read"
-            await self._bridge.give(error("null", PARSE_ERROR, sentence))
+            await self._refuse("null", PARSE_ERROR, f"The line is longer than {MAX_LINE_BYTES} bytes, and was not read")
             return
         try:
             message = parse_body(line)
         except InvalidMessage as invalid:
-            await self._refuse(line, invalid)
+            await self._refuse_line(line, invalid)
             return
         text = splice.one_line(line.decode())
         match message:
             case Batch():
-                await self._refuse_batch(message)
+                # Every request in it is answered, because none of them is sent.
+                ids = [encode(one.id) for one in message.messages if isinstance(one, Request)] or ["null"]
+                for host_id in ids:
+                    sentence = "Batches are not bridged: send each message on a line of its own"
+                    await self._refuse(host_id, INVALID_REQUEST, sentence)
             case Request():
                 await self._request(message, text)
             case Notification():
                 await self._notification(message, text)
             case Response():
-                await self._reply(text)
+                if self._dialogue.close_ask(splice.cut(text, "id") or "null"):
+                    # It does not wait: the request in front of it may be waiting for the very call that asked.
+                    self._send_now(text, Purpose.REPLY)
+                else:
+                    log_event(logging.DEBUG, "stdio.answer_unasked", "the host answers what is not asked, or no longer")
 
-    async def _refuse(self, line: bytes, invalid: InvalidMessage) -> None:
-        """Whoever waits for it is told: the host for a request, the server for an answer."""
-        found = looked_at(line)
-        if "method" not in found and ("result" in found or "error" in found):
-            ask = splice.cut(line.decode(), "id") or "null"
-            if self.unasked(ask):
-                sentence = f"The host's answer cannot be handed on: {invalid.reason.replace('the body', 'it')}"
-                self._tell_at_once(error(ask, invalid.code, sentence))
-        await self._bridge.give(refused(line, invalid))
+    def stop(self) -> None:
+        """The host does not listen any more: follow nothing that has left."""
+        for request in list(self._requests.values()):
+            if request.call.departed.is_set():
+                request.call.scope.cancel()
 
-    async def _refuse_batch(self, batch: Batch) -> None:
-        """Every request in it is answered: nobody waits for what was not sent."""
-        ids = [encode(one.id) for one in batch.messages if isinstance(one, Request)] or ["null"]
-        for request_id in ids:
-            sentence = "Batches are not bridged: send each message on a line of its own"
-            await self._bridge.give(error(request_id, INVALID_REQUEST, sentence))
+    # Requests
 
     async def _request(self, message: Request, text: str) -> None:
         host_id = splice.cut(text, "id") or "null"
         if message.method == "initialize":
-            self._bridge.handshaking.is_begun = True
-            await self._departures.add(
-                anyio.Event(), lambda left: self._initialize(host_id, text, message.params or {}, left)
-            )
-        elif self._bridge.handshake is None and not self._bridge.handshaking.is_begun:
-            await self._bridge.give(before_the_handshake(message, host_id))
-        elif host_id in self._calls:
-            await self._bridge.give(
-                error(host_id, INVALID_REQUEST, f"Request id {host_id} is still in use by a running request")
-            )
-        elif len(self._calls) >= MAX_RUNNING:
-            await self._bridge.give(
-                error(host_id, TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may")
-            )
+            self._has_begun = True
+            params = message.params or {}
+            await self._queue.add(anyio.Event(), lambda departed: self._initialize(host_id, text, params, departed))
+        elif not self._has_begun:
+            await self._write(_before_the_handshake(message, host_id))
+        elif host_id in self._requests:
+            sentence = f"Request id {host_id} is still in use by a running request"
+            await self._refuse(host_id, INVALID_REQUEST, sentence)
+        elif len(self._requests) >= MAX_RUNNING:
+            await self._refuse(host_id, TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may")
         else:
-            await self._call(message, host_id, text)
+            request = self._started(message, host_id, text)
+            await self._queue.add(request.call.departed, lambda _: self._follow(request), weight=len(text))
 
-    async def _call(self, message: Request, host_id: str, text: str) -> None:
-        wire_id = self._bridge.new_id()
-        params = message.params or {}
-        token = splice.cut(text, "params", "_meta", "progressToken")
-        if token is not None and _is_token(params):
-            text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
-            self._tokens[wire_id] = token
-        asked = Asked(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
-        call = Call(self._bridge, asked, text, wire_id=wire_id, since=time.monotonic())
-        self._calls[host_id] = call
-        # The message itself is not kept: it may be large, and the call may take long.
-        sticky = encode_sticky(message) if message.method in STICKY else None
-        await self._departures.add(call.departed, lambda _: self._follow(call, sticky), weight=len(text))
-
-    async def _follow(self, call: Call, sticky: bytes | None) -> None:
-        if not call.asked.may_be_repeated:
-            self._bridge.notes.noted.calls[call.wire_id] = call.asked
-            self._bridge.changed()
-        with call.scope:
-            answer = self._own_answer(call, sticky) or await call.answer()
-            if sticky is not None and splice.find(answer, "result") is not None:
-                self._stick(sticky)
-            self._free(call)  # a host may use an id again as soon as it has the answer
-            await self._bridge.give(answer)
-        call.departed.set()
-        self._forget(call)
-
-    def _own_answer(self, call: Call, sticky: bytes | None) -> str | None:
-        is_ours = call.asked.method == own_logging.SET_LEVEL and own_logging.is_own(self._bridge.handshake)
-        return own_logging.answered(call.asked.id, sticky.decode()) if is_ours and sticky is not None else None
-
-    def _free(self, call: Call) -> None:
-        self._tokens.pop(call.token, None)
-        if self._calls.get(call.asked.id) is call:
-            del self._calls[call.asked.id]
-
-    def _forget(self, call: Call) -> None:
-        self._free(call)
-        if self._bridge.notes.noted.calls.pop(call.wire_id, None) is not None:
-            self._bridge.changed()
-
-    def _stick(self, request: bytes) -> None:
-        kept = tuple(earlier.encode() for earlier in self._bridge.notes.noted.sticky)
-        self._bridge.notes.noted.sticky = [one.decode() for one in sticky_after(kept, request)]
-        self._bridge.changed()
-
-    async def _initialize(self, host_id: str, text: str, params: dict[str, Any], left: anyio.Event) -> None:
+    async def _initialize(self, host_id: str, text: str, params: dict[str, Any], departed: anyio.Event) -> None:
         """Nothing else leaves before the handshake is answered: there is no session to send it in."""
         try:
-            answer = await self._answer_to_handshake(host_id, text, params)
-            self._bridge.handshaking.is_begun = self._bridge.handshake is not None
-            await self._bridge.give(answer)
+            answer = await self._opening.initialize(host_id, text, params)
+            self._has_begun = self._link.handshake is not None
+            await self._write(answer)
         finally:
-            left.set()
+            departed.set()
 
-    async def _answer_to_handshake(self, host_id: str, text: str, params: dict[str, Any]) -> str:
-        try:
-            return await self._bridge.handshaking.initialize(host_id, text, params)
-        except HostGone:
-            raise
-        except Exception as failure:  # the host waits, whatever it is
-            said = f"{type(failure).__name__}: {failure}"
-            log_event(logging.ERROR, "stdio.failed", f"something unforeseen: {said}")
-            return error(host_id, INTERNAL_ERROR, said)
+    def _started(self, message: Request, host_id: str, text: str) -> _HostRequest:
+        wire_id = self._link.new_id()
+        params = message.params or {}
+        token = splice.cut(text, "params", "_meta", "progressToken")
+        # What is not a token stays as it is, for the server to refuse.
+        if token is not None and type(params["_meta"]["progressToken"]) in (int, str):
+            text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
+            self._dialogue.add_token(wire_id, token)
+        noted = NotedCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
+        call = Call(
+            self._link,
+            lambda request_id: splice.replaced(text, encode(request_id), "id").encode(),
+            request_id=wire_id,
+            method=noted.method,
+            name=noted.name,
+            take=self._take,
+            move=lambda position, _: self._move(call, noted, position),
+        )
+        # The message itself is not kept: it may be large, and the call may take long.
+        sticky = encode_sticky(message).decode() if message.method in STICKY else None
+        request = self._requests[host_id] = _HostRequest(id=host_id, call=call, noted=noted, sticky=sticky)
+        return request
+
+    def _move(self, call: Call, noted: NotedCall, position: str | None) -> None:
+        if not call.is_repeatable:
+            self._notes.move_call(noted, position)
+
+    async def _follow(self, request: _HostRequest) -> None:
+        call = request.call
+        if not call.is_repeatable:
+            self._notes.add_call(call.first_id, request.noted)
+        with call.scope:
+            answer = self._own_answer(request) or (await call.answer()).answering(request.id)
+            if request.sticky is not None and splice.find(answer, "result") is not None:
+                self._notes.stick(request.sticky.encode())
+            self._free(request)  # a host may use an id again as soon as it has the answer
+            await self._write(answer)
+        call.departed.set()
+        self._end(request)
+
+    def _own_answer(self, request: _HostRequest) -> str | None:
+        """The bridge's own answer, where the server has no logging."""
+        is_own = request.noted.method == log_capability.SET_LEVEL and log_capability.is_own(self._link.handshake)
+        return log_capability.answered(request.id, request.sticky) if is_own and request.sticky is not None else None
+
+    def _free(self, request: _HostRequest) -> None:
+        self._dialogue.remove_token(request.call.first_id)
+        if self._requests.get(request.id) is request:
+            del self._requests[request.id]
+
+    def _end(self, request: _HostRequest) -> None:
+        self._free(request)
+        self._notes.end_call(request.call.first_id)
+
+    # Notifications and replies
 
     async def _notification(self, message: Notification, text: str) -> None:
         if message.method == "notifications/cancelled":
-            found = self._cancelled(text)
-            if found is None:
-                return
-            self._tell_at_once(found)
+            self._cancel(text)
+        elif message.method == "notifications/initialized":
+            await self._queue.add(anyio.Event(), lambda departed: self._opening.finish(text, departed))
+        elif self._has_begun:
+            await self._queue.add(anyio.Event(), self._sending(text, Purpose.NOTIFICATION), weight=len(text))
+
+    def _cancel(self, text: str) -> None:
+        """The answer is no longer wanted: say so under the id that the server knows, if it knows the request."""
+        request = self._requests.get(splice.cut(text, "params", "requestId") or "")
+        if request is None:
             return
-        telling = Telling(self._bridge, text)
-        if message.method == "notifications/initialized":
-            await self._departures.add(anyio.Event(), lambda left: self._initialized(telling, left))
-        elif self._bridge.handshake is not None or self._bridge.handshaking.is_begun:
-            await self._departures.add(telling.departed, lambda _: telling.run(), weight=len(text))
+        request.call.scope.cancel()
+        self._end(request)
+        if request.call.is_begun:
+            named = splice.replaced(text, encode(request.call.id), "params", "requestId")
+            self._send_now(named, Purpose.NOTIFICATION)
+        else:
+            request.call.departed.set()
 
-    def _cancelled(self, text: str) -> str | None:
-        """The answer is no longer wanted: say so under the name that the server knows, if it knows the request."""
-        call = self._calls.get(splice.cut(text, "params", "requestId") or "")
-        if call is None:
-            return None
-        call.scope.cancel()
-        self._forget(call)
-        if not call.is_begun:
-            call.departed.set()
-            return None
-        return splice.replaced(text, encode(call.wire_id), "params", "requestId")
+    def _send_now(self, text: str, purpose: Purpose) -> None:
+        self._queue.start_now(anyio.Event(), self._sending(text, purpose))
 
-    async def _initialized(self, telling: Telling, left: anyio.Event) -> None:
-        """The second half of the handshake. In a resumed session the server swallows it."""
-        bridge = self._bridge
+    def _sending(self, text: str, purpose: Purpose) -> Job:
+        """The job that sends a message. Its patience runs from now, however long it waits in the queue."""
+        attempts = self._sender.attempts()
+
+        async def send(departed: anyio.Event) -> None:
+            await self._sender.send(text.encode(), purpose, departed=departed, attempts=attempts)
+
+        return send
+
+    # Refusals
+
+    async def _refuse(self, host_id: str, code: int, sentence: str) -> None:
+        await self._write(error(host_id, code, sentence).text)
+
+    async def _refuse_line(self, line: bytes, invalid: InvalidMessage) -> None:
+        """Answer whichever side waits for it: the host for a request, the server for an answer."""
         try:
-            await telling.run()
-            if bridge.handshake is None or bridge.handshake.initialized:
-                return
-            bridge.handshake.initialized = True
-            is_resumed = bridge.handshaking.is_resumed
-            await bridge.listen(is_new=not is_resumed)
-        finally:
-            left.set()
-        if is_resumed:
-            bridge.before.revive()
-
-    async def _reply(self, text: str) -> None:
-        if not self.unasked(splice.cut(text, "id") or "null"):
-            log_event(logging.DEBUG, "stdio.answer_unasked", "an answer of the host's is to nothing that was asked")
-            return
-        # It waits for nobody: the request in front of it may be waiting for the very call that asked.
-        self._tell_at_once(text)
-
-    def _tell_at_once(self, text: str) -> None:
-        telling = Telling(self._bridge, text)
-        self._departures.at_once(telling.departed, lambda _: telling.run())
+            found = splice.decode(line.decode())
+        except ValueError:
+            found = None
+        found = found if isinstance(found, dict) else {}
+        if "method" not in found and ("result" in found or "error" in found):
+            ask = splice.cut(line.decode(), "id") or "null"
+            if self._dialogue.close_ask(ask):
+                sentence = f"The host's answer cannot be sent on: {invalid.reason.replace('the body', 'it')}"
+                self._send_now(error(ask, invalid.code, sentence).text, Purpose.REPLY)
+        host_id = encode(invalid.id)
+        if invalid.id is None and "method" in found and type(found.get("id")) in (int, str):
+            host_id = splice.cut(line.decode(), "id") or "null"  # the host may be waiting for it
+        await self._refuse(host_id, invalid.code, invalid.reason.replace("the body", "the line"))
 
 
-def _is_token(params: dict[str, Any]) -> bool:
-    """What is no token stays as it is, for the server to refuse."""
-    return type(params["_meta"]["progressToken"]) in (int, str)
+def _before_the_handshake(message: Request, host_id: str) -> str:
+    """The answer to a request before `initialize`. Hosts of 2026-07-28 begin without one: they are given the revisions
+    that have sessions, and fall back."""
+    if message.method == "ping":
+        return f'{{"jsonrpc":"2.0","id":{host_id},"result":{{}}}}'
+    meta = (message.params or {}).get("_meta")
+    asked = meta.get("io.modelcontextprotocol/protocolVersion") if isinstance(meta, dict) else None
+    if message.method == "server/discover" or asked is not None:
+        data = {"supported": sorted(REVISIONS, reverse=True), "requested": asked}
+        sentence = "The bridge speaks the revisions that have sessions"
+        return error(host_id, UNSUPPORTED_VERSION, sentence, data).text
+    return error(host_id, INVALID_REQUEST, "Begin with an initialize request").text

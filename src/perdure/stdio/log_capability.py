@@ -1,7 +1,7 @@
-"""Logging of the bridge's own, where the server has none.
+"""The bridge's own `logging` capability, for servers that have none.
 
-What became of the calls of an earlier instance is told in log messages, and only who has declared `logging` may send
-them. Most servers do not. For these the bridge declares it to the host, and keeps the level that the host asks for.
+How the calls of an earlier process ended is reported in log messages, and only a server that has declared `logging` may
+send them. Most servers do not. For these the bridge declares it to the host, and keeps the level that the host sets.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 
 from perdure._core import splice
+from perdure.remote.message import encode, error
 from perdure.remote.state import Handshake
-from perdure.stdio.messages import encode, error
 
 INVALID_PARAMS = -32602
 """JSON-RPC: the request's params are not as they should be."""
@@ -22,7 +22,7 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 
 def is_own(handshake: Handshake | None) -> bool:
-    """Whether the bridge has to do the logging."""
+    """Whether the bridge does the logging."""
     return handshake is not None and "logging" not in _capabilities(handshake)
 
 
@@ -32,7 +32,7 @@ def declared(answer: str, handshake: Handshake) -> str:
         return answer
     given = splice.cut(answer, "result", "capabilities")
     if given is None or not isinstance(splice.decode(given), dict):
-        return answer  # a server that says so little is the host's to judge
+        return answer  # the host judges a server that says so little
     rest = given.strip()[1:].lstrip()
     return splice.replaced(answer, '{"logging":{}' + ("" if rest == "}" else ",") + rest, "result", "capabilities")
 
@@ -42,7 +42,7 @@ def sets_level(request: str) -> bool:
 
 
 def hears_info(requests: list[str]) -> bool:
-    """Whether the host wants what is told as info, by the requests that are kept for it. It does until it says."""
+    """Whether the host wants messages of level info, by its sticky requests. It does until it sets another level."""
     levels = [_level(request) for request in requests if sets_level(request)]
     return not levels or levels[-1] in ("debug", "info")
 
@@ -52,7 +52,7 @@ def answered(request_id: str, request: str) -> str:
     seen = _level(request)
     if seen in LEVELS:
         return f'{{"jsonrpc":"2.0","id":{request_id},"result":{{}}}}'
-    return error(request_id, INVALID_PARAMS, f"The level {encode(seen)} is none of {', '.join(LEVELS)}")
+    return error(request_id, INVALID_PARAMS, f"The level {encode(seen)} is none of {', '.join(LEVELS)}").text
 
 
 def _level(request: str) -> object:

@@ -1,7 +1,7 @@
-"""The bridge's log: stderr, and a file if the user names one. stdout belongs to MCP.
+"""Writes the bridge's log to stderr, and to a file if the user names one. stdout belongs to MCP.
 
-Records are written by a thread: a host that does not read stderr must not stop the bridge. What such a host leaves
-unread beyond `ROOM` records is dropped.
+A thread writes the records: a host that does not read stderr must not stop the bridge. What such a host leaves unread
+beyond `ROOM` records is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from perdure._core.printable import printable
+from perdure.telemetry.log_lines import LogLines
 
 #: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
 ROOM = 1_000
@@ -22,15 +22,8 @@ ROOM = 1_000
 FLUSH = 0.2
 
 
-class OneLine(logging.Formatter):
-    """A record is one line, whatever a server has put into a sentence."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 class Unblocked(logging.Handler):
-    """Hands records to another handler, in a thread of its own."""
+    """Hands records to another handler, in its own thread."""
 
     def __init__(self, below: logging.Handler) -> None:
         super().__init__()
@@ -59,7 +52,7 @@ def to_stderr(level: str) -> Unblocked:
     logger.setLevel(level.upper())
     logger.propagate = False
     shown = logging.StreamHandler(sys.stderr)
-    shown.setFormatter(OneLine("perdure: %(message)s"))
+    shown.setFormatter(LogLines("perdure: %(message)s"))
     unblocked = Unblocked(shown)
     logger.addHandler(unblocked)
     return unblocked
@@ -69,5 +62,5 @@ def to_file(path: Path) -> None:
     """Raises `OSError` where it cannot be opened."""
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
-    written.setFormatter(OneLine("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    written.setFormatter(LogLines("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logging.getLogger("perdure").addHandler(written)

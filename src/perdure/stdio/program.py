@@ -1,4 +1,4 @@
-"""`perdure stdio` from its start to its end."""
+"""Runs `perdure stdio` from its start to its end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._files.locks import HAS_FLOCK
-from perdure.remote.auth import TokenProvider
-from perdure.remote.old_wire import Wire
-from perdure.stdio import failures as troubles
+from perdure.remote.endpoint import Endpoint
+from perdure.remote.failures import Refusal, Refused
+from perdure.remote.message import encode, error
+from perdure.remote.notice import Notice
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.credentials import BadCredentials, provider
-from perdure.stdio.dialing import http_client
+from perdure.stdio.connection_log import ConnectionLog
 from perdure.stdio.host.identity import identify
-from perdure.stdio.messages import encode, error
+from perdure.stdio.http_client import http_client, token_provider
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resuming import Resuming
@@ -54,67 +54,36 @@ class Options:
 
 def run(options: Options, *, arguments: list[str], environ: Mapping[str, str]) -> int:
     """The exit status: 0 at the end of stdin, 128 and its number for a signal, 2 if it could not have worked."""
-    log, unwritten = _log(options)
-    if unwritten is not None:
-        log_event(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {unwritten}")
-    try:
-        if sys.stdin is None or sys.stdout is None:
-            log_event(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
-            return REFUSED
-        return anyio.run(_run, options, arguments, environ)
-    except KeyboardInterrupt:  # before anybody listens to signals
-        return BY_SIGNAL + signal.SIGINT
-    finally:
-        log.finish()
-
-
-def _log(options: Options) -> tuple[logs.Unblocked, OSError | None]:
     log = logs.to_stderr(options.log_level)
     try:
         if options.log_file is not None:
             logs.to_file(options.log_file)
     except OSError as failure:
-        return log, failure
-    return log, None
+        log_event(logging.WARNING, "stdio.log_file", f"the log file cannot be written: {failure}")
+    try:
+        if sys.stdin is None or sys.stdout is None:
+            log_event(logging.ERROR, "stdio.no_host", "stdin or stdout is closed: a host speaks MCP over them")
+            return REFUSED
+        return anyio.run(_run, options, arguments, environ)
+    except KeyboardInterrupt:  # before the signals are handled
+        return BY_SIGNAL + signal.SIGINT
+    finally:
+        log.finish()
 
 
 async def _run(options: Options, arguments: list[str], environ: Mapping[str, str]) -> int:
     output = Output(sys.stdout.fileno())
-    trouble = troubles.of_address(options.url)
-    token: TokenProvider | None = None
-    if trouble is None:
-        try:
-            token = provider(options.token_env, options.token_file, environ)
-        except BadCredentials as bad:
-            trouble = bad.trouble
-    if trouble is not None:
-        return await _refuse(output, trouble)
-    return await _bridge(options, arguments, environ, output, token)
-
-
-async def _bridge(
-    options: Options,
-    arguments: list[str],
-    environ: Mapping[str, str],
-    output: Output,
-    token: TokenProvider | None,
-) -> int:
     try:
+        token = token_provider(options.token_env, options.token_file, environ)
         client = http_client(options.url, token)
-    except troubles.Refused as refused:
-        return await _refuse(output, refused.trouble)
+    except Refused as refused:
+        return await _refuse(options.url, output, refused.refusal)
+    on_401 = "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
+    endpoint = Endpoint(client, options.url, on_401=on_401)
     async with client:
         slot = await _slot(options, arguments, environ)
         notes = Notes(lambda: slot.notes)
-        has_token = token is not None
-        bridge = Bridge(
-            Wire(client, options.url),
-            output,
-            Resuming(client, options.url, slot, credentials=has_token),
-            notes,
-            patience=Patience(max_time=options.patience),
-            credentials=has_token,
-        )
+        bridge = Bridge(endpoint, output, Resuming(endpoint, slot), notes, patience=Patience(max_time=options.patience))
 
         def leaving() -> None:
             notes.close()
@@ -129,8 +98,11 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
     if not options.resume:
         return NoSlot()
     if not HAS_FLOCK:  # Windows
-        sentence = "Could not verify parent process start time, session resume disabled for this instance"
-        log_event(logging.WARNING, "stdio.no_resume", sentence)
+        log_event(
+            logging.WARNING,
+            "stdio.no_resume",
+            "Could not verify parent process start time, session resume disabled for this instance",
+        )
         return NoSlot()
     directory = options.token_dir or default_directory(environ, platform=sys.platform, home=_home())
     try:
@@ -155,7 +127,7 @@ def _home() -> Path | None:
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The signal that was received, if one was; the second of them ends the process as if nobody listened."""
+    """The signal that was received, if one was; the second one ends the process as it would without a handler."""
     received: list[int] = []
     loop = asyncio.get_running_loop()
     wanted = (signal.SIGTERM, signal.SIGINT)
@@ -172,9 +144,9 @@ def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
     yield received
 
 
-async def _refuse(output: Output, trouble: troubles.Trouble) -> int:
+async def _refuse(url: str, output: Output, refusal: Refusal) -> int:
     """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
-    troubles.Teller().refused(trouble)
+    ConnectionLog(url)(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):
             try:
@@ -182,6 +154,6 @@ async def _refuse(output: Output, trouble: troubles.Trouble) -> int:
             except InvalidMessage:
                 message = None
             if isinstance(message, Request):
-                data = {"reason": trouble.reason}
-                await output.write(error(encode(message.id), NO_SERVER, trouble.sentence, data))
+                data = {"reason": refusal.reason}
+                await output.write(error(encode(message.id), NO_SERVER, refusal.sentence, data).text)
     return REFUSED

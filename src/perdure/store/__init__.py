@@ -28,7 +28,7 @@ def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Stor
     """
     scheme, rest = _parts(url)
     if scheme == "memory":
-        raise BadSetting(f"store is {url!r}; that one lives in its server's memory only, and nobody else can read it")
+        raise BadSetting(f"store is {url!r}; that store is in its server's memory, and no other process can read it")
     return _sqlite(ExistingSqlite if writes else SqliteView, url, rest, busy_timeout)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perdure._core.ids import Fence, Kind, StreamId
 from perdure.errors import StaleFence
-from perdure.store.base import OpenStream, PutSession, Refusals, StepRefusal, Store, StreamRecord, stream_by_id
+from perdure.store.base import OpenStream, PutSession, Refusals, Step, StepRefusal, Store, StreamRecord, stream_by_id
 from perdure.testing._values import NODE, STREAM, a_call, a_session, a_stream, put
 
 
@@ -41,12 +41,19 @@ class Case:
         async with self.again() as store:
             yield store
 
+    async def put(self, *steps: Step) -> Refusals:
+        return await put(self.store, *steps)
+
+    async def accept(self, *steps: Step) -> None:
+        """Commit steps of which none is refused."""
+        accepted(await put(self.store, *steps))
+
     async def open_stream(self, name: str = STREAM, *, kind: Kind = Kind.CALL) -> None:
         """With requests of its own: no two streams run one id."""
         record = a_stream(self.fence, name, kind=kind)
         ids: tuple[int | str, ...] = (1, "one") if name == STREAM else (f"{name} 1", f"{name} 2")
         calls = tuple(a_call(id_, stream=name) for id_ in ids) if kind is Kind.CALL else ()
-        accepted(await put(self.store, PutSession(record=a_session()), OpenStream(record=record, calls=calls)))
+        await self.accept(PutSession(record=a_session()), OpenStream(record=record, calls=calls))
 
     async def record(self, name: str = STREAM) -> StreamRecord:
         record = await stream_by_id(self.store, StreamId(name))

@@ -9,16 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from perdure.testing import (
-    _chain_checks,
-    _fence_checks,
-    _forward_checks,
-    _keeping_checks,
-    _limit_checks,
-    _log_checks,
-    _node_checks,
-    _session_checks,
-)
+from perdure.testing import _keeping_checks, _node_checks, _session_checks, _stream_checks
 from perdure.testing._case import Case
 from perdure.testing._values import NODE, Make
 
@@ -36,16 +27,7 @@ def _checks(module: ModuleType) -> list[Check]:
     return sorted(own, key=lambda check: check.__code__.co_firstlineno)
 
 
-_MODULES = (
-    _log_checks,
-    _fence_checks,
-    _keeping_checks,
-    _node_checks,
-    _session_checks,
-    _chain_checks,
-    _limit_checks,
-    _forward_checks,
-)
+_MODULES = (_stream_checks, _keeping_checks, _node_checks, _session_checks)
 CHECKS: tuple[Check, ...] = tuple(check for module in _MODULES for check in _checks(module))
 
 

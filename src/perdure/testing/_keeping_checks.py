@@ -9,10 +9,9 @@ from typing import cast
 
 from perdure._core.ids import Kind, NodeId, StreamId
 from perdure._core.retention import Cutoffs
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.base import (
-    CallEnd,
     ChangeSession,
     DropStream,
     EndSession,
@@ -30,7 +29,7 @@ from perdure.store.base import (
     stream_by_id,
 )
 from perdure.store.within_time import CALLS, within_time
-from perdure.testing._case import Case, accepted, same
+from perdure.testing._case import Case, same
 from perdure.testing._values import (
     NODE,
     SESSION,
@@ -42,6 +41,7 @@ from perdure.testing._values import (
     all_sessions,
     an_append,
     an_ask,
+    an_end,
     an_ended_session,
     messages,
     numbers,
@@ -60,27 +60,26 @@ _SHORT = 0.1
 async def promise_7_trimming_leaves_the_answers(case: Case) -> None:
     await case.open_stream()
     answers = some_events(1, 3, final=True) + some_events(4, 6, final=True)
-    await put(case.store, an_append(case.fence, answers, seal=True))
-    await put(case.store, Trim(stream=STREAM, through=5))
+    await case.put(an_append(case.fence, answers, seal=True))
+    await case.put(Trim(stream=STREAM, through=5))
     same("events", await numbers(case.store), [3, 6])
-    await put(case.store, Trim(stream=STREAM, through=1_000))
+    await case.put(Trim(stream=STREAM, through=1_000))
     same("events", await numbers(case.store), [3, 6])
-    record = await stream_by_id(case.store, STREAM)
-    same("the highest number ever", record and record.last, 6)
+    same("the highest number ever", (await case.record()).last, 6)
 
 
 async def promise_7_dropping_and_ending_take_everything(case: Case) -> None:
     await case.open_stream("dropped")
     await case.open_stream()
     for stream in ("dropped", STREAM):
-        await put(case.store, an_append(case.fence, some_events(1, 2, final=True), stream=stream))
-        await put(case.store, OpenAsk(record=an_ask(stream, stream=stream)), PutReader(record=a_reader(stream=stream)))
-    await put(case.store, DropStream(stream=StreamId("dropped")))
+        await case.put(an_append(case.fence, some_events(1, 2, final=True), stream=stream))
+        await case.put(OpenAsk(record=an_ask(stream, stream=stream)), PutReader(record=a_reader(stream=stream)))
+    await case.put(DropStream(stream=StreamId("dropped")))
     same("streams", [stream.id for stream in await case.store.streams(SESSION)], [STREAM])
     same("asks", [ask.id for ask in await case.store.asks(SESSION)], [STREAM])
     same("calls", {call.stream for call in await case.store.calls(SESSION)}, {STREAM})
     same("events of the dropped stream", await numbers(case.store, "dropped"), [])
-    await put(case.store, EndSession(session=SESSION, time=9.0, reason="why"))
+    await case.put(EndSession(session=SESSION, time=9.0, reason="why"))
     ended = an_ended_session(active=9.0, ended="why")
     nothing: dict[str, object] = {f"{SESSION}: {what}": [] for what in ("streams", "calls", "asks", "kept", "unread")}
     nothing[f"{SESSION}: chain"] = None
@@ -90,9 +89,9 @@ async def promise_7_dropping_and_ending_take_everything(case: Case) -> None:
 
 async def promise_7_sweeping_forgets_events_before_answers_and_sessions_last(case: Case) -> None:
     await case.open_stream()
-    await put(case.store, ChangeSession(session=SESSION, active=30.0))
-    await put(case.store, an_append(case.fence, some_events(1, 2, time=10.0)))
-    await put(case.store, an_append(case.fence, some_events(3, 4, time=20.0, final=True), seal=True))
+    await case.put(ChangeSession(session=SESSION, active=30.0))
+    await case.put(an_append(case.fence, some_events(1, 2, time=10.0)))
+    await case.put(an_append(case.fence, some_events(3, 4, time=20.0, final=True), seal=True))
     same("rows swept too early", await case.store.sweep(Cutoffs(events=10.0, answers=0.0)), 0)
     assert await case.store.sweep(Cutoffs(events=20.0, answers=10.0)), "events have expired"
     same("events", await numbers(case.store), [3, 4])
@@ -109,8 +108,7 @@ async def promise_7_sweeping_a_session_takes_all_of_it_and_nothing_of_its_neighb
     for name, active in (("old", 1.0), ("young", 9.0)):
         record = a_stream(case.fence, name, session=name, node=_BURIED)
         call = a_call(stream=name, session=name)
-        await put(
-            case.store,
+        await case.put(
             PutSession(record=a_session(name, active=active)),
             OpenStream(record=record, calls=(call,)),
             OpenStream(
@@ -136,7 +134,7 @@ async def promise_17_no_time_ends_a_session_that_a_node_uses(case: Case) -> None
     await put(store, Release(stream=home.id, fence=case.fence))
     await put(store, OpenStream(record=a_stream(case.fence), calls=(a_call(),)))
     await _is_left_alone(case, end, "a session with a running call")
-    answered = CallEnd(incarnation=1, request_id=1, state=CallState.ANSWERED)
+    answered = an_end()
     await put(store, an_append(case.fence, some_events(1, 1, time=90.0, final=True), ends=(answered,), seal=True))
     await put(store, PutReader(record=a_reader(stream="home")))
     await _is_left_alone(case, end, "a session with a reader")
@@ -153,7 +151,7 @@ async def promise_17_what_is_not_used_may_be_swept(case: Case) -> None:
     node = NodeId("another")
     fence = await case.store.join(node)
     record = a_stream(fence, "home", kind=Kind.STANDALONE, node=node)
-    await put(case.store, PutSession(record=a_session(active=5.0)), OpenStream(record=record))
+    await case.put(PutSession(record=a_session(active=5.0)), OpenStream(record=record))
     await case.store.sweep(Cutoffs(events=80.0, answers=80.0))
     same("sessions of a node that is there", len(await all_sessions(case.store)), 1)
     await case.store.bury(node, heir=NODE)
@@ -162,7 +160,7 @@ async def promise_17_what_is_not_used_may_be_swept(case: Case) -> None:
 
 
 async def _is_left_alone(case: Case, end: EndSession, what: str) -> None:
-    await put(case.store, end)
+    await case.put(end)
     await case.store.sweep(Cutoffs(events=80.0, answers=80.0))
     same(f"{what}: its state", [session.ended for session in await all_sessions(case.store)], [""])
     same(f"{what}: the longest dormant of those that may go", await case.store.longest_dormant(), None)
@@ -233,20 +231,20 @@ async def promise_20_a_call_that_hangs_fails_by_name_within_its_time(case: Case)
     same("what a commit is told while the store hangs", type(answers[0]), StoreUnavailable)
     failures = {type(answer) for answer in answers if isinstance(answer, BaseException)}
     same("failures of all calls while it hangs", failures, {StoreUnavailable})
-    accepted(await put(case.store, step))  # it may have been written when the store went on (5)
+    await case.accept(step)  # it may have been written when the store went on (5)
     same("events, when it goes on", await numbers(case.store), [1])
 
 
 async def the_newest_reader_stays_when_an_older_one_leaves(case: Case) -> None:
     await case.open_stream()
-    await put(case.store, PutReader(record=a_reader("old")), PutReader(record=a_reader("new", seq=3)))
-    await put(case.store, MoveReader(stream=STREAM, reader="old", seq=9), LeaveReader(stream=STREAM, reader="old"))
+    await case.put(PutReader(record=a_reader("old")), PutReader(record=a_reader("new", seq=3)))
+    await case.put(MoveReader(stream=STREAM, reader="old", seq=9), LeaveReader(stream=STREAM, reader="old"))
     same("the reader", await case.store.reader(STREAM), a_reader("new", seq=3))
-    await put(case.store, MoveReader(stream=STREAM, reader="new", seq=5))
+    await case.put(MoveReader(stream=STREAM, reader="new", seq=5))
     same("the reader that has got further", await case.store.reader(STREAM), a_reader("new", seq=5))
-    await put(case.store, LeaveReader(stream=STREAM, reader="new"))
+    await case.put(LeaveReader(stream=STREAM, reader="new"))
     same("the reader", await case.store.reader(STREAM), None)
-    await put(case.store, PutReader(record=a_reader(stream="not there")), OpenAsk(record=an_ask(stream="not there")))
+    await case.put(PutReader(record=a_reader(stream="not there")), OpenAsk(record=an_ask(stream="not there")))
     same("the reader of no stream", await case.store.reader(StreamId("not there")), None)
     same("asks of no stream", list(await case.store.asks(SESSION)), [])
 
@@ -254,44 +252,37 @@ async def the_newest_reader_stays_when_an_older_one_leaves(case: Case) -> None:
 async def promise_19_how_far_readers_have_got_only_moves_forward(case: Case) -> None:
     """Whoever tells it, and in whatever order: a reader from further back takes nothing away."""
     await case.open_stream()
-    await put(case.store, an_append(case.fence, some_events(1, 5)))
+    await case.put(an_append(case.fence, some_events(1, 5)))
     for through, reached in ((2, 2), (1, 2), (4, 4), (9, 5)):
-        await put(case.store, Reached(stream=STREAM, generation=1, through=through))
-        same(f"how far readers have got, told {through}", await _delivered(case.store), reached)
-    await put(case.store, Reached(stream=StreamId("not there"), generation=1, through=1))
+        await case.put(Reached(stream=STREAM, generation=1, through=through))
+        same(f"how far readers have got, told {through}", (await case.record()).delivered, reached)
+    await case.put(Reached(stream=StreamId("not there"), generation=1, through=1))
     same("the stream that is not there", await stream_by_id(case.store, StreamId("not there")), None)
 
 
 async def promise_19_an_event_in_the_place_of_a_lost_one_is_unread(case: Case) -> None:
     """A reader was shown 5, of which the store got 3; another writer has given the numbers 4 and 5 to other events."""
     await case.open_stream()
-    await put(case.store, an_append(case.fence, some_events(1, 3)))
-    claimed = await case.store.claim(STREAM, node=NODE, held=case.fence)
-    if claimed is None:
-        raise AssertionError("the stream could not be claimed")
-    await put(case.store, an_append(claimed.fence, some_events(4, 6)))
-    await put(case.store, Reached(stream=STREAM, generation=1, through=5))
-    same("how far readers have got, told of the lost ones", await _delivered(case.store), 3)
-    await put(case.store, Reached(stream=STREAM, generation=7, through=5))
-    same("how far readers have got, told of a generation that never was", await _delivered(case.store), 3)
-    await put(case.store, Reached(stream=STREAM, generation=2, through=5))
-    same("how far readers have got, told of the new ones", await _delivered(case.store), 5)
-
-
-async def _delivered(store: Store) -> int:
-    record = await stream_by_id(store, STREAM)
-    return -1 if record is None else record.delivered
+    await case.put(an_append(case.fence, some_events(1, 3)))
+    claimed = await case.claim()
+    await case.put(an_append(claimed.fence, some_events(4, 6)))
+    await case.put(Reached(stream=STREAM, generation=1, through=5))
+    same("how far readers have got, told of the lost ones", (await case.record()).delivered, 3)
+    await case.put(Reached(stream=STREAM, generation=7, through=5))
+    same("how far readers have got, told of a generation that never was", (await case.record()).delivered, 3)
+    await case.put(Reached(stream=STREAM, generation=2, through=5))
+    same("how far readers have got, told of the new ones", (await case.record()).delivered, 5)
 
 
 async def calls_whose_reader_was_lost_are_known_until_they_are_read(case: Case) -> None:
     for name in ("z", "read", "a"):
         await case.open_stream(name)
-        await put(case.store, an_append(case.fence, some_events(1, 3), stream=name))
-        await put(case.store, Reached(stream=StreamId(name), generation=1, through=2, unread=True))
-    await put(case.store, Reached(stream=StreamId("read"), generation=1, through=3))
+        await case.put(an_append(case.fence, some_events(1, 3), stream=name))
+        await case.put(Reached(stream=StreamId(name), generation=1, through=2, unread=True))
+    await case.put(Reached(stream=StreamId("read"), generation=1, through=3))
     seen = [(stream.id, stream.delivered) for stream in await case.store.unread(SESSION)]
     same("the unread streams and how far they were read", seen, [("z", 2), ("a", 2)])
-    await put(case.store, DropStream(stream=StreamId("z")), Reached(stream=StreamId("z"), generation=1, through=1))
+    await case.put(DropStream(stream=StreamId("z")), Reached(stream=StreamId("z"), generation=1, through=1))
     same("the unread streams", [stream.id for stream in await case.store.unread(SESSION)], ["a"])
 
 
@@ -299,8 +290,8 @@ async def what_is_retained_of_sealed_streams_is_known_in_numbers(case: Case) -> 
     for name in ("z", "running", "a"):
         await case.open_stream(name)
         answers = some_events(1, 3, final=True) + some_events(4, 5, final=True)
-        await put(case.store, an_append(case.fence, answers, stream=name, seal=name != "running"))
-    await put(case.store, Trim(stream=StreamId("a"), through=2))
+        await case.put(an_append(case.fence, answers, stream=name, seal=name != "running"))
+    await case.put(Trim(stream=StreamId("a"), through=2))
     wanted = [
         KeptRecord(stream=StreamId("z"), opened=0.0, events=3, answers=2, event_bytes=21, answer_bytes=14),
         KeptRecord(stream=StreamId("a"), opened=0.0, events=1, answers=2, event_bytes=7, answer_bytes=14),

@@ -54,11 +54,11 @@ class Clock:
 async def promise_8_reading_tells_the_truth_whether_or_not_somebody_listens(case: Case) -> None:
     await case.open_stream()
     stop = case.store.subscribe(NODE, lambda streams: None)
-    await put(case.store, an_append(case.fence, some_events(1, 1)))
+    await case.put(an_append(case.fence, some_events(1, 1)))
     same("events while listening", await numbers(case.store), [1])
     stop()
     stop()
-    await put(case.store, an_append(case.fence, some_events(2, 2)))
+    await case.put(an_append(case.fence, some_events(2, 2)))
     same("events without", await numbers(case.store), [1, 2])
 
 
@@ -70,7 +70,7 @@ async def promise_8_a_hint_reaches_the_node_that_it_is_for(case: Case) -> None:
         stop = elsewhere.subscribe(OTHER, told.put_nowait)
         case.store.hint(OTHER, [StreamId("grown"), STREAM])
         await _told(told, case.patience, "grown")
-        accepted(await put(case.store, SendMail(node=OTHER, message=b"look")))
+        await case.accept(SendMail(node=OTHER, message=b"look"))
         await _told(told, case.patience)
         stop()
         case.store.hint(OTHER, [STREAM])
@@ -89,7 +89,7 @@ async def _told(queue: asyncio.Queue[Sequence[StreamId]], patience: float, name:
 
 
 async def equal_stamps_mean_that_nobody_else_has_written(case: Case) -> None:
-    await put(case.store, PutSession(record=a_session()))
+    await case.put(PutSession(record=a_session()))
     async with case.elsewhere() as elsewhere:
         for number in range(3):
             before = case.store.stamp()
@@ -104,17 +104,17 @@ async def equal_stamps_mean_that_nobody_else_has_written(case: Case) -> None:
 
 async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
     await case.store.join(OTHER)
-    await put(case.store, *(SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
-    await put(case.store, SendMail(node=OTHER, message=b"theirs"))
+    await case.put(*(SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
+    await case.put(SendMail(node=OTHER, message=b"theirs"))
     await case.reopen()
     mail = list(await case.store.mail(NODE))
     same("mail", [message for _, message in mail], [b"0", b"1", b"2", b"3", b"4"])
     same("keys in order", [key for key, _ in mail], sorted({key for key, _ in mail}))
     same("mail read before", list(await case.store.mail(NODE)), mail)
     for _ in range(2):
-        await put(case.store, MailReceived(node=NODE, through=mail[2].key))
+        await case.put(MailReceived(node=NODE, through=mail[2].key))
         same("mail that was not received", list(await case.store.mail(NODE)), mail[3:])
-    await put(case.store, SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
+    await case.put(SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
     same("mail that came meanwhile", await messages(case.store), [b"late"])
     same("the other's mail", await messages(case.store, OTHER), [b"theirs"])
     same("mail of nobody", list(await case.store.mail(NodeId("nobody"))), [])
@@ -126,33 +126,32 @@ async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(case: Case) -
     # Many commits: one of so many steps may take a store longer than one operation may.
     refusals: list[StepRefusal | None] = []
     for start in range(0, len(posts), 500):
-        refusals += await put(case.store, *posts[start : start + 500])
+        refusals += await case.put(*posts[start : start + 500])
     same("messages that were taken", [refusal is None for refusal in refusals], [True] * MAX_MAIL + [False] * 100)
     same("why the others were not", {type(refusal) for refusal in refusals[MAX_MAIL:]}, {MailFull})
-    accepted(await put(case.store, SendMail(node=OTHER, message=b"theirs")))
+    await case.accept(SendMail(node=OTHER, message=b"theirs"))
     page = list(await case.store.mail(NODE))
     same("the first page", [message for _, message in page], [b"%d" % number for number in range(MAIL_AT_ONCE)])
     (after, _), *_ = await case.store.mail(NODE, after=page[-1].key)
     same("the next page begins later", after > page[-1].key, True)
-    await put(case.store, MailReceived(node=NODE, through=page[-1].key + MAX_MAIL * 2))
-    accepted(await put(case.store, *posts[:64]))
+    await case.put(MailReceived(node=NODE, through=page[-1].key + MAX_MAIL * 2))
+    await case.accept(*posts[:64])
 
 
 async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_all(case: Case) -> None:
     await case.open_stream()
-    await put(case.store, SendMail(node=NODE, message=b"say it"))
+    await case.put(SendMail(node=NODE, message=b"say it"))
     (mail,) = await case.store.mail(NODE)
     done = (an_append(case.fence, some_events(1, 1)), MailReceived(node=NODE, through=mail.key))
     for _ in range(2):
-        accepted(await put(case.store, *done))
+        await case.accept(*done)
         same("mail", await messages(case.store), [])
         same("events", await numbers(case.store), [1])
 
 
 async def promise_10_a_message_for_nobody_is_refused_and_its_neighbours_are_not(case: Case) -> None:
     await case.open_stream()
-    refusals = await put(
-        case.store,
+    refusals = await case.put(
         an_append(case.fence, some_events(1, 1)),
         SendMail(node=NodeId("nobody"), message=b"lost"),
         SendMail(node=NODE, message=b"found"),
@@ -165,16 +164,16 @@ async def promise_10_a_message_for_nobody_is_refused_and_its_neighbours_are_not(
 async def promise_10_the_heir_gets_the_mail_of_whom_it_buries(case: Case) -> None:
     await case.store.join(OTHER)
     for number in range(3):
-        await put(case.store, SendMail(node=OTHER, message=b"theirs %d" % number))
-        await put(case.store, SendMail(node=NODE, message=b"ours %d" % number))
+        await case.put(SendMail(node=OTHER, message=b"theirs %d" % number))
+        await case.put(SendMail(node=NODE, message=b"ours %d" % number))
     ours = list(await case.store.mail(NODE))
     await case.store.leave(OTHER)
     await case.store.bury(OTHER, heir=NODE)
     inherited = [message for message in await messages(case.store) if message.startswith(b"theirs")]
     same("mail of the one who was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
-    await put(case.store, MailReceived(node=NODE, through=ours[-1].key))
+    await case.put(MailReceived(node=NODE, through=ours[-1].key))
     same("mail that the heir had not seen", await messages(case.store), inherited)
-    refused(await put(case.store, SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
+    refused(await case.put(SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
     same("nodes", [node.id for node in await case.store.nodes()], [NODE])
     await case.store.bury(OTHER, heir=NODE)
     same("mail, after another burial", await messages(case.store), inherited)

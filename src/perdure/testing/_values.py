@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
-from perdure._core.states import SessionState
+from perdure._core.states import CallState, SessionState
 from perdure.store.base import (
     Append,
     AskRecord,
+    CallEnd,
     CallRecord,
     Event,
+    PutCall,
     ReaderRecord,
     Refusals,
     SessionRecord,
@@ -87,6 +90,15 @@ def a_call(
     )
 
 
+def an_end(request_id: int | str = 1, state: CallState = CallState.ANSWERED) -> CallEnd:
+    return CallEnd(incarnation=1, request_id=request_id, state=state)
+
+
+def a_put_call(fence: Fence, *, state: CallState = CallState.WAITING, **more: Any) -> PutCall:
+    values: dict[str, Any] = {"incarnation": 1, "request_id": 1, "attempt": 1, "progress": None} | more
+    return PutCall(stream=STREAM, fence=fence, state=state, **values)
+
+
 def an_ask(id_: str = "ask-1", *, stream: str = STREAM, session: str = SESSION) -> AskRecord:
     return AskRecord(
         session=SessionId(session), id=id_, stream=StreamId(stream), request=b'{"method":"roots/list"}', node=NODE
@@ -147,19 +159,32 @@ async def count_open(store: Store) -> int:
     return sum(count for state, count in (await store.count_states()).items() if state is not SessionState.ENDED)
 
 
+async def together(store: Store, asked: Mapping[str, Awaitable[Any]]) -> dict[str, Any]:
+    """Give several answers of a store by name.
+
+    A store that others share is somewhere else: it is asked for all at once, which takes as long as asking for a few.
+    """
+    answers = await asyncio.gather(*asked.values()) if store.shared else [await each for each in asked.values()]
+    return {
+        name: list(answer) if isinstance(answer, Sequence) else answer
+        for name, answer in zip(asked, answers, strict=True)
+    }
+
+
 async def picture(store: Store, *, sessions: Sequence[str] = (SESSION,)) -> dict[str, Any]:
     """All that a store shows of some sessions, as plain values."""
-    seen: dict[str, Any] = {"sessions": await all_sessions(store)}
+    asked: dict[str, Awaitable[Any]] = {"sessions": all_sessions(store)}
     for session in map(SessionId, sessions):
-        streams = list(await store.streams(session))
-        seen[f"{session}: streams"] = streams
-        seen[f"{session}: calls"] = list(await store.calls(session))
-        seen[f"{session}: asks"] = list(await store.asks(session))
-        seen[f"{session}: chain"] = await store.chain_of(session)
-        seen[f"{session}: unread"] = list(await store.unread(session))
-        seen[f"{session}: kept"] = list(await store.kept(session))
-        for stream in streams:
-            seen[f"{stream.id}: events"] = await all_events(store, stream.id)
-            seen[f"{stream.id}: generations"] = list(await store.generations(stream.id))
-            seen[f"{stream.id}: reader"] = await store.reader(stream.id)
-    return seen
+        asked[f"{session}: streams"] = store.streams(session)
+        asked[f"{session}: calls"] = store.calls(session)
+        asked[f"{session}: asks"] = store.asks(session)
+        asked[f"{session}: chain"] = store.chain_of(session)
+        asked[f"{session}: unread"] = store.unread(session)
+        asked[f"{session}: kept"] = store.kept(session)
+    seen = await together(store, asked)
+    of_streams: dict[str, Awaitable[Any]] = {}
+    for stream in [stream for session in sessions for stream in seen[f"{session}: streams"]]:
+        of_streams[f"{stream.id}: events"] = all_events(store, stream.id)
+        of_streams[f"{stream.id}: generations"] = store.generations(stream.id)
+        of_streams[f"{stream.id}: reader"] = store.reader(stream.id)
+    return seen | await together(store, of_streams)

@@ -28,7 +28,7 @@ def refuse_unfit(path: str) -> None:
     ):
         application, version = (file.execute(f"PRAGMA {name}").fetchone()[0] for name in _MARKS)
     if application != APPLICATION_ID:
-        raise StoreError(f"the SQLite file {path} is no store of Perdure's")
+        raise StoreError(f"the SQLite file {path} is not a Perdure store")
     _refuse_version(path, version, ours=_sql.schema_version())
 
 

@@ -1,0 +1,111 @@
+"""Makes the HTTP client of a bridge: checks the address, gets the bearer token, and heeds the host's environment.
+
+The token comes from the environment or from a file, never from the command line, which every user of the machine can
+read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx2
+
+from perdure.remote.auth import Bearer, TokenProvider
+from perdure.remote.endpoint import LIMITS, TIMEOUT, past_proxies, shown
+from perdure.remote.failures import Refusal, Refused
+from perdure.telemetry.events import log_event
+
+#: As the bridge's own HTTP library names them.
+SCHEMES = ("http", "https")
+#: Of the token's file. A signed token with many claims has some 10 KiB.
+MAX_BYTES = 64 << 10
+_FIT = re.compile(r"[!-~]+")
+
+
+def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
+    """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
+    address = _checked_address(url)
+    try:
+        return httpx2.AsyncClient(
+            mounts=past_proxies(url),
+            auth=None if token is None else Bearer(token),
+            timeout=TIMEOUT,
+            limits=LIMITS,
+            # Loading the certificates takes longer than all else here; redirects to another scheme are not followed.
+            # The scheme as it is understood, not as it is spelled: HTTPS is https.
+            verify=address.scheme != "http",
+        )
+    except OSError as error:
+        sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
+        raise Refused(Refusal(reason="bad_certificates", sentence=sentence)) from error
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        # Not all of it: some libraries add advice.
+        first_line = str(error).partition("\n")[0].partition(". ")[0]
+        sentence = f"the proxy that the environment names cannot be used: {first_line}"
+        raise Refused(Refusal(reason="bad_proxy", sentence=sentence)) from error
+
+
+def _checked_address(url: str) -> httpx2.URL:
+    """Refuses an address that cannot work, before any request is sent."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise _bad_address(f"the address cannot be read: {error}") from error
+    if parsed.scheme not in SCHEMES or not parsed.host:
+        raise _bad_address(f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://")
+    if parsed.port is not None and not 0 < parsed.port < 65_536:
+        raise _bad_address(f"{shown(url)} is not an address: there is no port {parsed.port}")
+    if parsed.userinfo:
+        raise _bad_address("credentials must not stand in the address: give them with --token-env or --token-file")
+    return parsed
+
+
+def _bad_address(sentence: str) -> Refused:
+    return Refused(Refusal(reason="bad_address", sentence=sentence))
+
+
+def token_provider(token_env: str | None, token_file: Path | None, environ: Mapping[str, str]) -> TokenProvider | None:
+    """Gives the token each time it is needed; None if the user named none. Raises `Refused`."""
+    if token_env is not None:
+        if token_env not in environ:
+            raise _no_credentials(f"the variable {token_env} of --token-env is not set")
+        token = _checked_token(environ[token_env], f"the variable {token_env} of --token-env")
+        return lambda: token
+    if token_file is not None:
+        path = token_file
+        _read_token(path)
+        return lambda: _read_token(path)
+    return None
+
+
+def _read_token(path: Path) -> str:
+    """Read again each time: the program that renews the token writes it there."""
+    where = f"the file {path} of --token-file"
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+            mode = os.fstat(opened.fileno()).st_mode
+    except OSError as error:
+        raise _no_credentials(f"{where} cannot be read: {error.strerror}") from error
+    if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
+        log_event(logging.WARNING, "stdio.token_file_open", f"{where} can be read by other users")
+    if len(data) > MAX_BYTES:
+        raise _no_credentials(f"{where} is larger than {MAX_BYTES} bytes")
+    return _checked_token(data.decode("utf-8", "replace"), where)
+
+
+def _checked_token(text: str, where: str) -> str:
+    token = text.strip()
+    if not _FIT.fullmatch(token):
+        # Not what was seen: it is a secret.
+        raise _no_credentials(f"{where} does not hold a token: one line of visible ASCII characters is expected")
+    return token
+
+
+def _no_credentials(sentence: str) -> Refused:
+    return Refused(Refusal(reason="no_credentials", sentence=sentence))
