@@ -203,6 +203,7 @@ class Calls:
         """Another node writes this stream now: its calls are no longer this node's."""
         lost = [call for call in self.all_running() if call.stream is stream]
         for call in lost:
+            call.state = advance(CALL, call.state, CallStep.LOSE_NODE)  # whatever the runtime still says is dropped
             self.release((call.request,), incarnation=call.incarnation)
         return lost
 
