@@ -70,7 +70,7 @@ class MailHandler:
                     if record is not None:
                         stream.follow(record)  # another node may have become the home
                 await self._readers.look_who_reads(stream)
-            case mail.Missed() if held is not None and held.connected:
+            case mail.Missed() if held is not None and held.is_connected:
                 here = mail.encode(mail.Here(session=held.id))
                 self._context.journal.put(Steps((SendMail(node=message.node, message=here),)))
             case mail.Lost() if held is not None and held.standalone.reader is not None:
