@@ -300,7 +300,7 @@ class Settler:
             with spans.settle(session.name, stream.id, outcome="rerun"):
                 await self._context.journal.write(again)
                 [running] = calls.open([request], incarnation=row.incarnation, stream=stream)
-                running.progress, running.logged, running.attempt = progress, logged, again.attempt
+                running.run_again(attempt=again.attempt, progress=progress, logged=logged)
                 try:
                     session.exchange.start(running, by.origin)
                 except BaseException:
