@@ -57,11 +57,15 @@ class Call:
     logged: Counter[bytes] | None = None
     """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
     told_at: int = 0
-    """When its client heard that it is an orphan, as an arrival number of the hub."""
+    """When its client was told that it is an orphan, as an arrival number of the hub."""
 
     @property
     def key(self) -> Key:
         return self.incarnation, coerce_id(self.request.id)
+
+    def run_again(self, *, attempt: int, progress: float | None, logged: Counter[bytes]) -> None:
+        """It is a later attempt of a call: what the earlier ones have sent is not sent again."""
+        self.attempt, self.progress, self.logged = attempt, progress, logged
 
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
         """Whether the client saw this notification already, before the call ran again. (Counts log messages down.)"""
@@ -203,6 +207,7 @@ class Calls:
         """Another node writes this stream now: its calls are no longer this node's."""
         lost = [call for call in self.all_running() if call.stream is stream]
         for call in lost:
+            call.state = advance(CALL, call.state, CallStep.LOSE_NODE)  # whatever the runtime still says is dropped
             self.release((call.request,), incarnation=call.incarnation)
         return lost
 

@@ -126,13 +126,13 @@ class Session:
         return self.call_streams.of(self.record.id)
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self.standalone.readers.present or any(s.readers.present for s in self.streams.values())
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether it must stay in memory: something is under way that only this object knows of."""
-        return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.connected
+        return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.is_connected
 
     def touch(self) -> None:
         """The client is here."""
@@ -151,6 +151,8 @@ class Session:
         self.touch()
         if rested:
             await self.home.claim()
+
+    # The streams of its calls
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""
@@ -196,7 +198,7 @@ class Session:
         """
         self.orphans.close()
         await self.exchange.runtime.drop()
-        if self.home.here:
+        if self.home.is_here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
                 state = advance(SESSION, self.state, SessionStep.GRACE_PASSED)
