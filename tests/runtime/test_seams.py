@@ -39,7 +39,7 @@ from uvicorn.server import ServerState
 
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.revisions import REVISIONS, is_sessionless
-from perdure.runtime.sdk import Dispatcher, Inbox, Outbox
+from perdure.runtime.sdk import Dispatcher, ReadStream, WriteStream
 from perdure.runtime.server import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -114,8 +114,8 @@ async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> Non
     async def on_notify(dctx: Any, method: str, params: Any) -> None:
         seen.append(variable.get())
 
-    log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), log)
+    log, inbox = Log(), ReadStream()
+    dispatcher = Dispatcher(inbox, WriteStream(log), log)
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
         for number in (1, 2):
@@ -125,7 +125,7 @@ async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> Non
         while len(log.sent) < 2:
             await anyio.lowlevel.checkpoint()
         inbox.close()
-    assert sorted(seen) == ["request 1", "request 2"], moved("read stream's last_context", "Inbox")
+    assert sorted(seen) == ["request 1", "request 2"], moved("read stream's last_context", "ReadStream")
     assert sorted(log.sent) == [("answer", 1, {}, False), ("answer", 2, {}, False)]
 
 
@@ -138,8 +138,8 @@ async def test_what_a_handler_sends_names_the_request_that_it_belongs_to() -> No
     async def on_notify(dctx: Any, method: str, params: Any) -> None:
         pass
 
-    log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), log)
+    log, inbox = Log(), ReadStream()
+    dispatcher = Dispatcher(inbox, WriteStream(log), log)
     context = contextvars.copy_context()
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
@@ -147,7 +147,7 @@ async def test_what_a_handler_sends_names_the_request_that_it_belongs_to() -> No
         while len(log.sent) < 2:
             await anyio.lowlevel.checkpoint()
         note, ask = log.sent
-        assert (note[-1], ask[-1]) == (5, 5), moved("ServerMessageMetadata.related_request_id", "Outbox")
+        assert (note[-1], ask[-1]) == (5, 5), moved("ServerMessageMetadata.related_request_id", "WriteStream")
         assert note == ("notify", "notifications/x", {"a": 1}, 5)
         assert ask[1] == "ask-node-7", moved("CallOptions.request_id", "Dispatcher")
         answer = mcp_types.JSONRPCResponse(jsonrpc="2.0", id="ask-node-7", result={"so": "be it"})
@@ -172,8 +172,8 @@ async def test_a_cancelled_request_is_not_answered_but_told_to_the_transport() -
     async def told() -> None:
         unanswered.append(1)
 
-    log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), log)
+    log, inbox = Log(), ReadStream()
+    dispatcher = Dispatcher(inbox, WriteStream(log), log)
     context = contextvars.copy_context()
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
@@ -199,8 +199,8 @@ async def test_a_closed_way_out_ends_a_runtime_without_a_word() -> None:
     async def on_notify(dctx: Any, method: str, params: Any) -> None:
         pass
 
-    log, inbox = Log(), Inbox()
-    outbox = Outbox(log)
+    log, inbox = Log(), ReadStream()
+    outbox = WriteStream(log)
     dispatcher = Dispatcher(inbox, outbox, log)
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
@@ -222,15 +222,15 @@ async def test_the_sdk_says_connection_closed_in_a_handler_that_it_cancels() -> 
     async def on_notify(dctx: Any, method: str, params: Any) -> None:
         pass
 
-    log, inbox = Log(), Inbox()
-    dispatcher = Dispatcher(inbox, Outbox(log), log)
+    log, inbox = Log(), ReadStream()
+    dispatcher = Dispatcher(inbox, WriteStream(log), log)
     async with anyio.create_task_group() as group:
         await group.start(dispatcher.run, on_request, on_notify)
         request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=4, method="x")
         inbox.feed(contextvars.copy_context(), SessionMessage(request))
         await anyio.wait_all_tasks_blocked()
         inbox.close()
-    assert log.sent == [("interrupted", 4)], moved("the dispatcher's error for cancelled handlers", "Outbox")
+    assert log.sent == [("interrupted", 4)], moved("the dispatcher's error for cancelled handlers", "WriteStream")
 
 
 @pytest.mark.parametrize("value", [8, "8", " 8 ", "+8", "08", "8.0", "", "a", "-3", "٣", "1_0", 0, -1])

@@ -291,7 +291,7 @@ class Settler:
         self.waiting.expect(row.session)
 
     async def _run_again(self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest) -> None:
-        row, request, calls = call.row, call.request, session.exchange.calls
+        row, request = call.row, call.request
         assert request is not None
         try:
             await session.home.caught_up()  # what the call said before it was left behind comes first
@@ -299,14 +299,15 @@ class Settler:
             again = replace(_changed(call, stream, CallStep.RUN_AGAIN), attempt=row.attempt + 1, progress=progress)
             with spans.settle(session.name, stream.id, outcome="rerun"):
                 await self._context.journal.write(again)
-                [running] = calls.open([request], incarnation=row.incarnation, stream=stream)
-                running.progress, running.logged, running.attempt = progress, logged, again.attempt
-                try:
-                    session.exchange.start(running, by.origin)
-                except BaseException:
-                    calls.release((request,), incarnation=row.incarnation)
-                    calls.runtime_done(running.number)
-                    raise
+                session.exchange.start_again(
+                    request,
+                    by.origin,
+                    incarnation=row.incarnation,
+                    stream=stream,
+                    attempt=again.attempt,
+                    progress=progress,
+                    logged=logged,
+                )
         except (StoreUnavailable, StaleFence):
             raise  # trying again may help; or another node has it
         except Exception as failure:

@@ -1,9 +1,9 @@
-"""What every method of the endpoint needs: to find the caller's session, and to put a reader on one of its streams."""
+"""Finds the caller's session, and puts a reader on one of its streams: what every method of the endpoint needs."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -29,7 +29,7 @@ Headers = dict[bytes, bytes]
 
 
 class SessionAccess:
-    """The endpoint's view of the house."""
+    """The endpoint's way to sessions."""
 
     def __init__(self, context: ServerContext, sessions: SessionRegistry, settler: Settler, bodies: Bodies) -> None:
         self.context = context
@@ -51,39 +51,28 @@ class SessionAccess:
         It is in use until the request has its response, or a reader that holds it.
         `resume`: calls that wait for their principal run again in the context of this request.
         """
-        session = await self._find(headers, owner, scope)
-        with session.in_use():
-            await self._bring_back(session, scope, resume=resume)
-            yield session
-
-    async def _find(self, headers: Headers, owner: str, scope: Scope) -> Session:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
-        try:
-            session = await self.sessions.find(text.decode("latin-1"), owner)
-            if session is None or session.state is SessionState.OPENING:
-                raise await self.recovery.gone(headers, owner, scope)
-        except SessionEnded:
-            raise self.gone() from None
-        except StoreError as failure:
-            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
-        spans.tell(session=session.name)
-        return session
-
-    async def _bring_back(self, session: Session, scope: Scope, *, resume: bool) -> None:
-        self.credentials.bring(session.id, scope)
-        try:
-            await session.come_back()
-            if session.waits and resume:
-                await self.settler.waiting.resume(session, HttpRequest(scope))
-        except SessionEnded:
-            raise self.gone() from None
-        except StoreError as failure:
-            raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+        with ExitStack() as stack:
+            try:
+                session = await self.sessions.find(text.decode("latin-1"), owner)
+                if session is None or session.state is SessionState.OPENING:
+                    raise await self.recovery.gone(headers, owner, scope)
+                stack.enter_context(session.in_use())
+                spans.tell(session=session.name)
+                self.credentials.bring(session.id, scope)
+                await session.come_back()
+                if session.waits and resume:
+                    await self.settler.waiting.resume(session, HttpRequest(scope))
+            except SessionEnded:
+                raise self.gone() from None
+            except StoreError as failure:
+                raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+            yield session
 
     def refuse_if_draining(self, request_id: int | str | None = None) -> None:
-        """New work goes elsewhere once the end has begun."""
+        """Refuse new work once the end has begun: it goes elsewhere."""
         if self.draining:
             raise Refused(Refusal.STOPPING, id=request_id)
 

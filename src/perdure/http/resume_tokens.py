@@ -20,7 +20,7 @@ from perdure.errors import StoreError
 from perdure.http.access import Headers
 from perdure.http.body import Bodies
 from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
-from perdure.sessions.broker import Broker, Caller, Rejected
+from perdure.sessions.broker import Broker, Rejected, TokenUser
 
 ACTIONS = ("open", "resume", "confirm", "revoke")
 
@@ -88,7 +88,7 @@ class ResumeTokenEndpoint:
         if not isinstance(holder, str) or not _HOLDER.fullmatch(holder):
             how = "it is missing" if holder is None else "it is not a SHA-256 in 64 lower-case hex digits"
             raise _bad("holder", how)
-        caller = Caller(principal=owner, holder=holder)
+        caller = TokenUser(principal=owner, holder=holder)
         if action == "open":
             session = headers.get(b"mcp-session-id")
             if not session:

@@ -34,7 +34,8 @@ class Outlet(Protocol):
 
     1. `notify`, `ask` and `answer` keep the order in which they are called, and tell where to wait before more is said.
     2. What concerns a call that has ended is dropped; only `ask` raises, because its caller would wait for ever.
-    3. A runtime that was closed says nothing more.
+    3. A runtime that was closed answers, asks and reports nothing more. A handler that goes on may still notify, but
+       not for its call.
     """
 
     @property

@@ -58,7 +58,7 @@ _NOTHING = Exception("nothing to do")
 """A read stream may carry exceptions; the dispatcher only mentions them in its debug log."""
 
 
-class Inbox:
+class ReadStream:
     """The dispatcher's read stream. `last_context` is how the SDK learns in which context to run a handler."""
 
     __slots__ = ("_blank", "_closed", "_items", "_waiter", "last_context")
@@ -115,7 +115,7 @@ class Inbox:
         self.close()
 
 
-class Outbox:
+class WriteStream:
     """The dispatcher's write stream, which passes messages to the session. Once closed it takes nothing more."""
 
     __slots__ = ("_closed", "_outlet")
@@ -168,8 +168,8 @@ class Outbox:
 class Dispatcher(JSONRPCDispatcher):
     """Gives asks the names that the session chooses."""
 
-    def __init__(self, inbox: Inbox, outbox: Outbox, outlet: Outlet) -> None:
-        super().__init__(inbox, outbox, inline_methods=frozenset({"initialize"}))
+    def __init__(self, read_stream: ReadStream, write_stream: WriteStream, outlet: Outlet) -> None:
+        super().__init__(read_stream, write_stream, inline_methods=frozenset({"initialize"}))
         self._outlet = outlet
 
     async def send_raw_request(
@@ -209,16 +209,26 @@ class Outbound:
 class SdkRuntime:
     """One session's server, running."""
 
-    __slots__ = ("_can_ask", "_closed", "_connection", "_inbox", "_outbound", "_outbox", "_outlet", "_session", "_task")
+    __slots__ = (
+        "_can_ask",
+        "_closed",
+        "_connection",
+        "_outbound",
+        "_outlet",
+        "_read_stream",
+        "_session",
+        "_task",
+        "_write_stream",
+    )
 
     def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
         self._session = record.id
         self._outlet = outlet
         self._can_ask = runtimes.can_ask
         self._closed = False
-        self._inbox = Inbox()
-        self._outbox = Outbox(outlet)
-        dispatcher = Dispatcher(self._inbox, self._outbox, outlet)
+        self._read_stream = ReadStream()
+        self._write_stream = WriteStream(outlet)
+        dispatcher = Dispatcher(self._read_stream, self._write_stream, outlet)
         self._outbound = Outbound(outlet, dispatcher)
         self._connection = _connection(self._outbound, record)
         runner = ServerRunner(runtimes.server, self._connection, runtimes.lifespan_state)
@@ -235,7 +245,7 @@ class SdkRuntime:
         context = contextvars.copy_context()
         if size:
             context.run(_size.set, size)
-        self._inbox.feed(context, SessionMessage(_sdk_message(message), self._metadata(message, origin)))
+        self._read_stream.feed(context, SessionMessage(_sdk_message(message), self._metadata(message, origin)))
 
     def mark_initialized(self) -> None:
         self._connection.initialized.set()
@@ -244,15 +254,15 @@ class SdkRuntime:
         """End it: first the way to the session, then the handlers, so that what the SDK says about a closed connection
         does not get into the log."""
         self._closed = True
-        self._outbox.close()
+        self._write_stream.close()
         self._outbound.close()
-        self._inbox.close()
+        self._read_stream.close()
         _ending.add(self._task)
         self._task.add_done_callback(_ending.discard)
         await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
 
     def _metadata(self, message: Envelope, origin: object) -> ServerMessageMetadata:
-        """What a handler sees beside a message, and calls."""
+        """Make what a handler sees beside a message, and what it calls."""
         if origin is None:  # a repeated sticky request, a call that runs again without credentials, mail
             headers = [(b"mcp-session-id", self._session.encode())]
             scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}

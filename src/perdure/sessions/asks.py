@@ -44,8 +44,11 @@ class Asks:
         context = self._exchange.session.context
         return f"ask-{context.node}-{next(context.ask_ids)}"
 
-    def put(self, name: str, ask: _Ask) -> Flow | None:
-        """Ask the client under that name; gives where to wait before more is said."""
+    def ask(self, name: str, method: str, params: dict[str, Any] | None, call: Call | None) -> Flow | None:
+        """Ask the client; gives where to wait before more is said."""
+        return self._put(name, _Ask(name, method, params, call))
+
+    def _put(self, name: str, ask: _Ask) -> Flow | None:
         exchange, session = self._exchange, self._exchange.session
         call = ask.call
         stream = session.standalone if call is None or exchange.goes_standalone(call) else call.stream
@@ -55,9 +58,6 @@ class Asks:
             self._open = {}
         self._open[name] = ask
         return exchange.append(call, payload, also=OpenAsk(record=record))
-
-    def ask(self, name: str, method: str, params: dict[str, Any] | None, call: Call | None) -> Flow | None:
-        return self.put(name, _Ask(name, method, params, call))
 
     def answer(self, response: Response, origin: object) -> bool:
         """Pass on the client's answer to an ask; tells whether the ask waits here."""
@@ -86,7 +86,7 @@ class Asks:
             close = CloseAsk(session=session.id, id=name)
             params = {"requestId": name, "reason": "the client attached again, and is asked under a new id"}
             self._exchange.append(ask.call, encode_notification("notifications/cancelled", params), also=close)
-            self.put(self.new_id(), ask)
+            self._put(self.new_id(), ask)
 
     def withdraw(self, params: dict[str, Any]) -> dict[str, Any]:
         """The runtime no longer waits for an ask, which the client may know under a later id."""

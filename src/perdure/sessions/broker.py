@@ -1,7 +1,7 @@
-"""The resume broker: a session's holder gets a token, and for each token the session and a new token (T5, T10, T12).
+"""Gives the holder of a session a resume token, and for each token the session and a new token (T5, T10, T12).
 
 What a use of a token does is the table in `_core.chains`; here it meets the store. Several processes may share that, so
-a chain is changed only from what was seen of it, and looked at again if another one was faster. Nothing is kept in
+a chain is changed only from what was seen of it, and read again if another process was faster. Nothing is kept in
 memory: any node answers, and an answer that was lost may be asked for again.
 """
 
@@ -24,22 +24,22 @@ from perdure.telemetry.events import log_event
 REVOKED = (
     b'{"jsonrpc":"2.0","method":"notifications/perdure/resume_revoked","params":{"reason":"a retired token was used"}}'
 )
-"""Told on the session's standalone stream, so that whoever is attached opens a new chain."""
+"""Sent on the session's standalone stream, so that the attached client opens a new chain."""
 
 _TRIES = 32
-"""Looks at a chain that others keep changing. Each that fails means that another one's change went through."""
+"""Looks at a chain that other callers keep changing. Each that fails means that another change went through."""
 
 _NO_SESSION = SessionId("-" * 43)
-"""Looked up where there is no chain, so that as much is done as where there is one."""
+"""Read where there is no chain, so that a caller cannot tell by the time that it takes."""
 
 
 class Rejected(Exception):
-    """The broker says no. Why is for the log alone: all callers get the same answer."""
+    """The broker rejects a token. The reason is for the log alone: all callers get the same answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Caller:
-    """Who uses a token: the principal, and the holder that it says it is."""
+class TokenUser:
+    """The caller that uses a token: its principal, and the holder that it says it is."""
 
     principal: str
     holder: str
@@ -60,7 +60,7 @@ class Broker:
         self._context = context
         self._sessions = sessions
 
-    async def open(self, session_id: str, caller: Caller) -> str:
+    async def open(self, session_id: str, caller: TokenUser) -> str:
         """The first token of a new chain, in place of the one that the session may have."""
         self._refuse_while_failing()
         session = await self._find(session_id, caller)
@@ -73,8 +73,8 @@ class Broker:
         log_event(logging.INFO, "resume.opened", "a session got a chain of resume tokens", session=session.name)
         return token.text
 
-    async def resume(self, text: str, caller: Caller) -> Resumed:
-        """The session that a token leads to, and the token for the next time."""
+    async def resume(self, text: str, caller: TokenUser) -> Resumed:
+        """Find the session of a token; gives it, and the token for the next time."""
         token, fresh = chains.read_token(text), self._context.random(chains.SECRET_BYTES)
         seen = await self._use(Action.RESUME, token, caller, fresh=fresh)
         session = await self._find(seen.session, caller)
@@ -82,16 +82,16 @@ class Broker:
         log_event(logging.INFO, "resume.accepted", "a resume token led back to its session", session=session.name)
         return Resumed(session=session.id, token=token.renewed(fresh).text)
 
-    async def confirm(self, text: str, caller: Caller) -> None:
-        """The holder has the new token in a safe place: the one before is retired."""
+    async def confirm(self, text: str, caller: TokenUser) -> None:
+        """Retire the earlier token: the holder has the new one in a safe place."""
         await self._use(Action.CONFIRM, chains.read_token(text), caller)
 
-    async def revoke(self, text: str, caller: Caller) -> None:
-        """The holder wants no way back. Nobody learns whether there was one."""
+    async def revoke(self, text: str, caller: TokenUser) -> None:
+        """End the chain. The caller does not learn whether there was one."""
         with contextlib.suppress(Rejected):
             await self._use(Action.REVOKE, chains.read_token(text), caller)
 
-    async def _use(self, action: Action, token: Token, caller: Caller, *, fresh: bytes = b"") -> Chain:
+    async def _use(self, action: Action, token: Token, caller: TokenUser, *, fresh: bytes = b"") -> Chain:
         """Use a token as the table says; gives its chain as it was before."""
         self._refuse_while_failing()
         for _ in range(_TRIES):
@@ -104,7 +104,7 @@ class Broker:
                 return seen
         raise StoreUnavailable("a chain of resume tokens changed faster than it could be read")
 
-    async def _chain(self, token: Token, caller: Caller) -> Chain:
+    async def _chain(self, token: Token, caller: TokenUser) -> Chain:
         """The chain that a token names, if the caller is its holder; a stranger's use does nothing to it."""
         store = self._context.store
         chain = await store.chain(chains.hashed(token.name))
@@ -119,7 +119,7 @@ class Broker:
             raise self._rejected("the chain is another holder's")
         return chain
 
-    async def _find(self, session_id: str, caller: Caller) -> Session:
+    async def _find(self, session_id: str, caller: TokenUser) -> Session:
         """The caller's session, which is in use from now on."""
         try:
             session = await self._sessions.find(session_id, caller.principal)
@@ -132,7 +132,7 @@ class Broker:
         raise self._rejected("there is no such session for the caller")
 
     async def _tell_revoked(self, chain: Chain, action: Action) -> None:
-        """A token was used twice. Whoever is attached keeps the session, and hears that it needs a new chain."""
+        """A token was used twice. The attached client keeps the session, and learns that it needs a new chain."""
         self._context.counters.resume_chains_revoked += 1
         name = chain.session[:8]
         self._context.peers.log_event(
@@ -148,7 +148,10 @@ class Broker:
                 await session.home.forwarded()
         except (StoreError, SessionEnded) as failure:
             self._context.peers.log_event(
-                logging.WARNING, "resume.untold", f"nobody could be told of a revoked chain: {failure}", session=name
+                logging.WARNING,
+                "resume.untold",
+                f"the client could not be told of a revoked chain: {failure}",
+                session=name,
             )
 
     def _rejected(self, why: str) -> Rejected:
@@ -157,6 +160,6 @@ class Broker:
         return Rejected(why)
 
     def _refuse_while_failing(self) -> None:
-        """What this process holds back is not in the store: a session may have ended in it."""
+        """Refuse while this process holds anything back: a session may have ended in what the store does not have."""
         if self._context.journal.state is LogState.DEGRADED:
             raise StoreUnavailable

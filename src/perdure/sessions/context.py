@@ -1,4 +1,4 @@
-"""What all sessions of one process share."""
+"""Holds the parts of a running server that all its sessions share."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ class ServerContext:
     limits: Limits
     work: Work
     peers: PeerLog
-    """Where what peers cause is logged."""
+    """Logs what peers cause, at a limited rate."""

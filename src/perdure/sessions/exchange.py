@@ -7,6 +7,7 @@ every message is appended to the stream where it belongs.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from perdure._core.jsonrpc import Notification, Request
@@ -56,6 +57,27 @@ class Exchange:
         request = Request(id=call.number, method=call.request.method, params=params, raw={})
         self.runtime.send(request, origin=origin)
 
+    def start_again(
+        self,
+        request: Request,
+        origin: object,
+        *,
+        incarnation: int,
+        stream: Stream,
+        attempt: int,
+        progress: float | None,
+        logged: Counter[bytes],
+    ) -> None:
+        """Hand a call of a dead node to the runtime; `progress` and `logged` say what its client has seen of it."""
+        [call] = self.calls.open([request], incarnation=incarnation, stream=stream)
+        call.attempt, call.progress, call.logged = attempt, progress, logged
+        try:
+            self.start(call, origin)
+        except BaseException:
+            self.calls.release((request,), incarnation=incarnation)
+            self.calls.runtime_done(call.number)
+            raise
+
     def pass_on(self, notification: Notification, origin: object, *, size: int = 0) -> None:
         """Pass on a notification of the client, which takes so many bytes of memory."""
         if notification.method == "notifications/initialized":
@@ -77,11 +99,10 @@ class Exchange:
     def stop_calls(self, stream: Stream) -> None:
         """Another node has taken these calls over: the runtime shall stop them."""
         for call in self.calls.forget(stream):
-            call.state = CallState.WAITING  # whatever the runtime still says of it is dropped
             self._stop(call, {"reason": "taken over by another node"})
 
     def _stop(self, call: Call, params: dict[str, Any]) -> None:
-        if self.runtime.loaded:
+        if self.runtime.is_loaded:
             stop = {**params, "requestId": call.number}
             self.runtime.send(Notification(method="notifications/cancelled", params=stop, raw={}), origin=None)
 
@@ -107,7 +128,7 @@ class Exchange:
         found = None if call is None else self.calls.numbered(call)
         if params is not None:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
-                # A number of ours, which means nothing outside: not after its call has ended, nor without a token.
+                # A number of the session, which means nothing outside: drop it if its call has ended, or has no token.
                 call, found = token, self.calls.numbered(token)
                 if found is None or found.token is None or found.is_repeated(method, params):
                     return None

@@ -31,7 +31,7 @@ _FORWARD_AGAIN = 0.2
 
 TAKE_PATIENCE = 2.0
 """Seconds for which a request that moves the home waits for a home that holds what is not written. Most locks on a file
-are over by then, and its client sees nothing of them; a longer outage is told, so that the client decides."""
+are over by then, and its client sees nothing of them; a longer outage is answered with an error."""
 
 _TAKE_AGAIN = 0.05
 """Seconds between two looks whether the home still holds something."""
@@ -66,7 +66,7 @@ class Home:
             limit=context.settings.max_stream_events,
             writes=record.node == context.node,
         )
-        self._direct = is_new and self.here
+        self._direct = is_new and self.is_here
         """This node is the home, and nothing that was said before waits: what it says is appended at once."""
         self._outgoing: list[Message] = []
         """What is said while it is not known who the home is, or while this node becomes it."""
@@ -82,14 +82,14 @@ class Home:
         self._room: asyncio.Event | None = None
 
     @property
-    def here(self) -> bool:
+    def is_here(self) -> bool:
         """This node is the home."""
         return self.standalone.writer is not None
 
     @property
     def _has_work(self) -> bool:
         returned = self._outbox is not None and self._outbox.has_returned
-        return bool(self._outgoing) or returned or (self.here and not self._direct)
+        return bool(self._outgoing) or returned or (self.is_here and not self._direct)
 
     @property
     def waiting(self) -> int:
@@ -128,7 +128,7 @@ class Home:
         if self._direct:
             self.standalone.append(payload, also=also)
             return self.standalone
-        if self.here or self._has_work or self._forwarding is not None:
+        if self.is_here or self._has_work or self._forwarding is not None:
             self._outgoing.append((payload, also))
             self._begin()
         else:
@@ -202,11 +202,11 @@ class Home:
         return found
 
     async def _look_home(self, *, take: bool = False) -> bool:
-        if self.here:
+        if self.is_here:
             return True
         self._homing = self._homing or asyncio.Lock()
         async with self._homing:
-            while not self.here:
+            while not self.is_here:
                 if not await self._try_claim(take=take):
                     return False
         return True
@@ -255,7 +255,7 @@ class Home:
         """Append what other nodes have forwarded until now, if this is the home: what is said next comes behind it."""
         if self._direct:
             await self._draw()
-        elif self.here:
+        elif self.is_here:
             self._begin()
             await self.forwarded()
 
@@ -286,8 +286,8 @@ class Home:
 
         What had been forwarded to this one is not: it still waits in the store. Nor is what was shown: it would come
         again under another number. A home that holds is not taken, but it may begin to hold in the moment in which
-        another node becomes the home. Then a gap is told, for a client that was not reached; one that was knows the
-        events already.
+        another node becomes the home. Then a gap is sent, for a client that was not reached; one that was reached has
+        the events already.
         """
         session = self._session
         self._direct = False

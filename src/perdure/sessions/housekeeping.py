@@ -56,12 +56,12 @@ class Housekeeping:
         if session.state is SessionState.ENDED:
             return  # while another one was looked after
         settings, now = self._context.settings, self._context.clock()
-        away = 0.0 if session.connected else now - session.seen
+        away = 0.0 if session.is_connected else now - session.seen
         if session.state is SessionState.OPENING:
             if away >= settings.session_grace:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
             return
-        session.keeper.keep_fresh(busy=session.busy)
+        session.keeper.keep_fresh(busy=session.is_busy)
         session.enforce_limits()
         if away >= settings.session_grace:
             session.exchange.asks.give_up()
@@ -78,7 +78,7 @@ class Housekeeping:
 
     async def _is_unused(self, session: Session, seconds: float) -> bool:
         """Whether it was not used for so long, at this node or any other."""
-        if session.busy or self._context.clock() - max(session.keeper.active, session.seen) < seconds:
+        if session.is_busy or self._context.clock() - max(session.keeper.active, session.seen) < seconds:
             return False
         if self._context.journal.state is LogState.DEGRADED:
             return False  # what rests is known to the store alone, and the store does not know everything now
@@ -87,7 +87,7 @@ class Housekeeping:
                 await self._sessions.load(session.id)  # with what the others have written
             except StoreError:
                 return False
-        return not session.busy and self._context.clock() - session.keeper.active >= seconds
+        return not session.is_busy and self._context.clock() - session.keeper.active >= seconds
 
     async def sweep(self) -> None:
         """Remove what has expired from the store, on a timer; runs for ever."""

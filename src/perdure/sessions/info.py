@@ -1,4 +1,4 @@
-"""What there is to know of sessions: one of them, as it is shown (S6), and all of them, as they are counted."""
+"""Describes sessions: one of them, as it is shown (S6), and all of them, as they are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perdure.telemetry.prometheus import Snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class StreamInfo:
-    """A stream, as it is shown to whoever asks for a session (S6)."""
+    """A stream, as `session_info` shows it (S6)."""
 
     id: str
     kind: str
@@ -28,7 +28,7 @@ class StreamInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionInfo:
-    """A session, as it is shown to whoever asks (S6)."""
+    """A session, as `session_info` shows it (S6)."""
 
     id: str
     owner: str
@@ -54,7 +54,7 @@ def session_info(session: Session) -> SessionInfo:
         version=record.version,
         created=record.created,
         active=session.keeper.active,
-        loaded=session.exchange.runtime.loaded,
+        loaded=session.exchange.runtime.is_loaded,
         running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
         streams=tuple(
             StreamInfo(
@@ -70,7 +70,7 @@ def session_info(session: Session) -> SessionInfo:
 
 
 def numbers(context: ServerContext, held: Collection[Session]) -> Snapshot:
-    """What a node has to tell of itself and of the sessions that it holds."""
+    """The figures of a node and of the sessions that it holds."""
     states = Counter(session.state.value for session in held)
     return metrics.snapshot(
         context.node,

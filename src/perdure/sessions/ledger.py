@@ -57,7 +57,7 @@ class Call:
     logged: Counter[bytes] | None = None
     """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
     told_at: int = 0
-    """When its client heard that it is an orphan, as an arrival number of the hub."""
+    """When its client was told that it is an orphan, as an arrival number of the hub."""
 
     @property
     def key(self) -> Key:
@@ -203,6 +203,7 @@ class Calls:
         """Another node writes this stream now: its calls are no longer this node's."""
         lost = [call for call in self.all_running() if call.stream is stream]
         for call in lost:
+            call.state = advance(CALL, call.state, CallStep.LOSE_NODE)  # whatever the runtime still says is dropped
             self.release((call.request,), incarnation=call.incarnation)
         return lost
 
@@ -277,7 +278,7 @@ class Intake:
         except BaseException:
             session.put(DropStream(stream=stream.id))  # it may have been written all the same
             raise
-        entered = session.write(stream, owed=len(rows))
+        entered = session.call_streams.write(stream, owed=len(rows))
         context.counters.call_streams += 1
         context.counters.calls_accepted += len(rows)
         self._is_open = True

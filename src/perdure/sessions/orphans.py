@@ -4,7 +4,8 @@ What such a call still says goes to the standalone stream, and the client learns
 lies on the call's own stream, and that it has ended once it has (promise 4). A client that comes without a position (a
 handshake, or a GET without `Last-Event-ID`) has lost the positions of its calls as well, so their messages change the
 stream at once. One that resumes the standalone stream may be about to resume its calls: it gets the time that clients
-are asked to wait before they reconnect. Only then is anything told, so a client that has its positions hears nothing.
+are asked to wait before they reconnect. Only then does this node tell anything, so a client that has its positions
+hears nothing.
 
 Several nodes may run calls of a session. Each tells of those that it wrote; the one to which the client came tells of
 those of dead nodes, and lets the living ones know that the time has passed.
@@ -22,7 +23,7 @@ from perdure._core.orphan import NO_VISITS, Orphan
 from perdure._core.states import LogState, SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
-from perdure.sessions.ledger import Call, name_of
+from perdure.sessions.ledger import name_of
 from perdure.sessions.messages import encode_notification
 from perdure.store.base import Reached, SendMail, Step, StreamRecord
 from perdure.telemetry.events import log_event
@@ -119,8 +120,17 @@ class Orphans:
         try:
             for call in self._session.exchange.calls.all_running():
                 if self._is_due(call.stream) and not self._visits.remembers(call.told_at):
-                    call.told_at = self._session.context.hub.arrive()
-                    self._tell_running(call)
+                    call.told_at, stream = self._session.context.hub.arrive(), call.stream
+                    running = Orphan(
+                        incarnation=call.incarnation,
+                        request_id=call.request.id,
+                        method=call.request.method,
+                        name=name_of(call.request.params),
+                        ended=False,
+                        position=stream.position(min(stream.readers.delivered, stream.tail.last)),
+                        last=stream.tail.last,
+                    )
+                    self._say(running)
             if self._session.context.journal.state is LogState.DEGRADED:
                 # A store that can be read would not learn what its client was told, and have it told again.
                 raise StoreUnavailable
@@ -128,23 +138,11 @@ class Orphans:
                 await self._tell_unread(here=here)
         except StoreError as failure:
             log_event(
-                logging.DEBUG, "orphans.untold", f"a client is told of its calls later, the store fails: {failure}"
+                logging.DEBUG,
+                "orphans.untold",
+                f"the store fails; the client learns of its lost calls later: {failure}",
             )
             self.give_time()
-
-    def _tell_running(self, call: Call) -> None:
-        stream = call.stream
-        self._say(
-            Orphan(
-                incarnation=call.incarnation,
-                request_id=call.request.id,
-                method=call.request.method,
-                name=name_of(call.request.params),
-                ended=False,
-                position=stream.position(min(stream.readers.delivered, stream.tail.last)),
-                last=stream.tail.last,
-            )
-        )
 
     async def _tell_unread(self, *, here: bool) -> None:
         """Tell of calls that have ended, and let other nodes tell of theirs."""

@@ -1,11 +1,10 @@
-"""A client that begins anew on its session, and what the nodes tell each other of its coming and its absence."""
+"""Acts on a client that reattaches to its session, and lets the other nodes know that it came, or is missed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from perdure._core import mail
-from perdure.log.stream import Stream
 from perdure.store.base import LeaveReader, SendMail
 
 if TYPE_CHECKING:
@@ -13,43 +12,37 @@ if TYPE_CHECKING:
 
 
 def begin_incarnation(session: Session, *, here: bool) -> None:
-    """The client began anew: its readers of before are ended, and what still waits for it is asked again."""
+    """The client has reattached: end the readers that it left behind, and ask it again what still waits for it."""
+    hub = session.context.hub
     for stream in (session.standalone, *session.streams.values()):
-        if not stream.is_sealed:  # what is over ends by itself, with its answer
-            _end_reader(session, stream)
-            if here:  # otherwise one elsewhere may be of this incarnation already
-                _end_elsewhere(session, stream)
+        if stream.is_sealed:
+            continue  # what is over ends by itself, with its answer
+        if (reader := stream.reader) is not None:
+            reader.end()
+            hub.detach(reader)  # at once, as if it had left in this moment
+        # A reader at another node may be of this incarnation already, unless the client came here.
+        if here and stream.writer is not None and (remote := stream.readers.remote) is not None:
+            stream.set_remote_reader(None, arrival=hub.arrive())
+            told = mail.encode(mail.Reading(session=session.id, stream=stream.id))
+            leave = LeaveReader(stream=stream.id, reader=remote.reader)
+            session.put(leave, SendMail(node=remote.node, message=told))
     session.orphans.begun()  # after its readers have left, so that they count as lost before
     if here:
         session.orphans.give_time()
     session.exchange.asks.repeat()
 
 
-def _end_reader(session: Session, stream: Stream) -> None:
-    """End whoever reads a stream here, as if it had left in this moment."""
-    if (reader := stream.reader) is not None:
-        reader.end()
-        session.context.hub.detach(reader)
-
-
-def _end_elsewhere(session: Session, stream: Stream) -> None:
-    """The same for whoever reads it at another node."""
-    if stream.writer is not None and (elsewhere := stream.readers.remote) is not None:
-        stream.set_remote_reader(None, arrival=session.context.hub.arrive())
-        told = mail.encode(mail.Reading(session=session.id, stream=stream.id))
-        leave = LeaveReader(stream=stream.id, reader=elsewhere.reader)
-        session.put(leave, SendMail(node=elsewhere.node, message=told))
-
-
 def tell_attached(session: Session) -> None:
-    """Let the other nodes know of it: they may run such calls."""
-    message = mail.encode(mail.Attached(session=session.id, incarnation=session.record.incarnation))
-    if posts := [SendMail(node=node, message=message) for node in session.context.nodes.others]:
-        session.put(*posts)
+    """Let the other nodes know that the client came without positions: they may run calls that it lost."""
+    _tell_others(session, mail.Attached(session=session.id, incarnation=session.record.incarnation))
 
 
 def tell_missed(session: Session) -> None:
-    """Somebody waits for the client's answer: the node that it is attached to shall say so."""
-    message = mail.encode(mail.Missed(session=session.id, node=session.context.node))
-    if posts := [SendMail(node=node, message=message) for node in session.context.nodes.others]:
+    """Ask the other nodes whether the client is attached there: an ask waits here for its answer."""
+    _tell_others(session, mail.Missed(session=session.id, node=session.context.node))
+
+
+def _tell_others(session: Session, message: mail.Message) -> None:
+    encoded = mail.encode(message)
+    if posts := [SendMail(node=node, message=encoded) for node in session.context.nodes.others]:
         session.put(*posts)

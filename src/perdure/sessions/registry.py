@@ -141,7 +141,7 @@ class SessionRegistry:
         if (resting := self._resting.get(session_id)) is not None:
             await asyncio.wait({resting[1]})
         if self._by_id.get(session_id) is not session or (session is not None and session.keeper.changes != changes):
-            return await self._read(session_id)  # what was read may be from before a change of ours, or before its rest
+            return await self._read(session_id)  # what was read may be older than a change of this process, or its rest
         if record is None or record.state is SessionState.ENDED:
             if session is None or not complete or (record is None and session.state is SessionState.OPENING):
                 return session
@@ -213,7 +213,7 @@ class SessionRegistry:
             record = await self._context.store.reattach(session.id)
             if record is None:
                 return None
-            # Without a stamp: a change of ours may have been written in between, so the next request reads again.
+            # Without a stamp: the next request reads again, because a change of ours may have been written in between.
             session.refresh(record, None, reattached=True)
             await session.come_back()
         tell_attached(session)
@@ -335,7 +335,7 @@ class SessionRegistry:
         It is out of the table in the same moment in which it is seen to be unused, so that no request gets an object
         that is let go of. Requests that come meanwhile wait in `load` and read it from the store.
         """
-        if self._by_id.get(session.id) is not session or session.busy:
+        if self._by_id.get(session.id) is not session or session.is_busy:
             return  # it has ended meanwhile, or is in use again
         del self._by_id[session.id]
         task = asyncio.create_task(session.rest())

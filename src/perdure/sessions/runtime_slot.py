@@ -42,7 +42,7 @@ class RuntimeSlot:
         """Subscriptions that are alive in this runtime, whatever the record says by now."""
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         return self._runtime is not None
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
@@ -72,9 +72,9 @@ class RuntimeSlot:
         session = self._exchange.session
         self._runtime = session.context.runtimes.load(session.record, self._exchange)
         subscriptions = sticky.subscriptions(session.record.sticky)
-        self._subscribed = subscriptions if session.home.here else ()
+        self._subscribed = subscriptions if session.home.is_here else ()
         for request in session.record.sticky:
-            if session.home.here or request not in subscriptions:
+            if session.home.is_here or request not in subscriptions:
                 self.repeat(request)
         return self._runtime
 
@@ -146,7 +146,7 @@ class RuntimeSlot:
             and not self.notifications
             and not self._own
             and not runtime.keeps_state
-            and not (session.home.here and sticky.subscriptions(session.record.sticky))
+            and not (session.home.is_here and sticky.subscriptions(session.record.sticky))
         )
 
     def forget(self) -> Runtime | None:

@@ -47,8 +47,8 @@ class Session:
     """One session, as this process has it."""
 
     __slots__ = (
-        "_call_streams",
         "_users",
+        "call_streams",
         "context",
         "exchange",
         "home",
@@ -78,7 +78,8 @@ class Session:
         """When its client was last here."""
         self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
         self.standalone = self.home.standalone
-        self._call_streams = call_streams
+        self.call_streams = call_streams
+        """The table of this node: those of its own calls are `streams`."""
         self.retained = KeptStreams(context.limits)
         self.retained.load(kept)
         self.exchange = Exchange(self)
@@ -122,16 +123,16 @@ class Session:
     @property
     def streams(self) -> Mapping[StreamId, Stream]:
         """The streams of its calls that are in memory."""
-        return self._call_streams.of(self.record.id)
+        return self.call_streams.of(self.record.id)
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         return self.standalone.readers.present or any(s.readers.present for s in self.streams.values())
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether it must stay in memory: something is under way that only this object knows of."""
-        return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.connected
+        return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.is_connected
 
     def touch(self) -> None:
         """The client is here."""
@@ -152,14 +153,6 @@ class Session:
             await self.home.claim()
 
     # The streams of its calls
-
-    def write(self, record: StreamRecord, *, owed: int) -> Stream:
-        """A call's stream that this node writes from now on."""
-        return self._call_streams.write(record, owed=owed)
-
-    def follow(self, record: StreamRecord) -> Stream:
-        """A call's stream of it that a reader needs, and that has come this far."""
-        return self._call_streams.follow(record)
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""
@@ -205,7 +198,7 @@ class Session:
         """
         self.orphans.close()
         await self.exchange.runtime.drop()
-        if self.home.here:
+        if self.home.is_here:
             steps: list[Step] = [Release(stream=self.standalone.id, fence=self.standalone.fence)]
             if self.state is SessionState.ACTIVE:
                 state = advance(SESSION, self.state, SessionStep.GRACE_PASSED)
