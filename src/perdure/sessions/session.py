@@ -47,8 +47,8 @@ class Session:
     """One session, as this process has it."""
 
     __slots__ = (
-        "_call_streams",
         "_users",
+        "call_streams",
         "context",
         "exchange",
         "home",
@@ -78,7 +78,8 @@ class Session:
         """When its client was last here."""
         self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
         self.standalone = self.home.standalone
-        self._call_streams = call_streams
+        self.call_streams = call_streams
+        """The table of this node: those of its own calls are `streams`."""
         self.retained = KeptStreams(context.limits)
         self.retained.load(kept)
         self.exchange = Exchange(self)
@@ -122,7 +123,7 @@ class Session:
     @property
     def streams(self) -> Mapping[StreamId, Stream]:
         """The streams of its calls that are in memory."""
-        return self._call_streams.of(self.record.id)
+        return self.call_streams.of(self.record.id)
 
     @property
     def connected(self) -> bool:
@@ -150,16 +151,6 @@ class Session:
         self.touch()
         if rested:
             await self.home.claim()
-
-    # The streams of its calls
-
-    def write(self, record: StreamRecord, *, owed: int) -> Stream:
-        """A call's stream that this node writes from now on."""
-        return self._call_streams.write(record, owed=owed)
-
-    def follow(self, record: StreamRecord) -> Stream:
-        """A call's stream of it that a reader needs, and that has come this far."""
-        return self._call_streams.follow(record)
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""
