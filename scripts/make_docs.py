@@ -38,7 +38,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _MADE = re.compile(r"(<!-- made: (\w+) -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
 
-#: Where the codes are met that are neither a refusal's own nor a response's in an event stream.
+#: Where a client meets the codes that belong neither to a refusal nor to a response in an event stream.
 ELSEWHERE = {
     "PARSE_ERROR": "400",
     "CLIENT_AWAY": "in the tool that asked",
@@ -49,29 +49,39 @@ ELSEWHERE = {
     "TOO_MANY_AT_ONCE": "from `perdure stdio`",
 }
 
-#: Limits that are no settings: where the constant stands, what it bounds, what happens beyond.
+#: Limits that are not settings: the constant's module and name, what it bounds, what happens beyond it.
 FIXED = [
     ("perdure._core.jsonrpc", "MAX_DEPTH", "levels of nesting in a body", "400, -32700"),
     ("perdure._core.jsonrpc", "MAX_BATCH", "messages in a batch (2025-03-26)", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_ID_CHARS", "characters of a request id", "400, -32600"),
     ("perdure._core.jsonrpc", "MAX_METHOD_CHARS", "characters of a method's name", "400, -32600"),
     ("perdure._core.sticky", "MAX_STICKY", "subscriptions of one session", "429, -31004"),
-    ("perdure._core.retention", "MAX_ENDED", "records of ended sessions", "the oldest go"),
-    ("perdure._core.retention", "MAX_ENDED_OF_CALLER", "records of one caller's ended sessions", "the oldest go"),
+    ("perdure._core.retention", "MAX_ENDED", "records of ended sessions", "the oldest are removed"),
+    (
+        "perdure._core.retention",
+        "MAX_ENDED_OF_CALLER",
+        "records of one caller's ended sessions",
+        "the oldest are removed",
+    ),
     ("perdure._core.retention", "MAX_ENDED_PARAMS", "bytes of an expired session's client params", "they are not kept"),
     ("perdure.http.post", "MAX_HANDSHAKE", "bytes of an `initialize` request", "413, -31004"),
     ("perdure.http.post", "MAX_HANDSHAKE_MEMORY", "bytes that an `initialize` request takes parsed", "413, -31004"),
-    ("perdure.http.body", "PACE_BYTES", "bytes that a body brings in 20 seconds on its way, at least", "408, -31004"),
+    ("perdure.http.body", "PACE_BYTES", "bytes that a body must bring in 20 seconds", "408, -31004"),
     (
         "perdure.telemetry.events",
         "PEER_RECORDS",
         "log records of one action that peers cause in a minute",
         "they are counted",
     ),
-    ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "what is for it is refused"),
+    ("perdure.store.base", "MAX_MAIL", "messages that wait for one node", "further messages for it are refused"),
     ("perdure.store.base", "MAX_FORWARDED", "messages that wait for the writer of one stream", "their tools wait"),
     ("perdure.store.base", "MAX_FORWARDED_BYTES", "bytes of these messages", "their tools wait"),
-    ("perdure.store.base", "KEPT_GENERATIONS", "ends of generations kept of one stream", "older positions are lost"),
+    (
+        "perdure.store.base",
+        "KEPT_GENERATIONS",
+        "ends of generations that are kept for one stream",
+        "older positions are lost",
+    ),
     ("perdure.http.recovery", "REISSUES", "sessions reissued to one caller in a row", "404 without a new one"),
     ("perdure.http.resume_tokens", "REQUESTS", "requests of one caller to the resume broker in a row", "429, -31004"),
     (

@@ -365,7 +365,10 @@ async def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, command: tu
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_a_store_in_memory_is_its_servers_own(tmp_path: Path, command: tuple[str, ...]) -> None:
-    sentence = "store is 'memory:'; that store is in its server's memory, and no other process can read it"
+    sentence = (
+        "store is 'memory:'; a store in memory can be read only by its own server; give the store that the server"
+        " writes, such as sqlite:PATH"
+    )
     assert await refusal(tmp_path, *command, "--store", "memory:") == sentence
 
 

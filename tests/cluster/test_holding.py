@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 HELD_ELSEWHERE = {
     "code": -31005,
-    "message": "Another process of this server holds what the log does not take at the moment",
+    "message": "Another process of this server holds events that the log cannot take at the moment",
 }
 
 

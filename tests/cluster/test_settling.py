@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id, new_stream_id, parse_position
 from perdure._core.states import CallState
 from perdure.errors import StoreError
@@ -264,6 +265,22 @@ async def test_two_settlers_at_once_settle_each_call_once(house: House) -> None:
     for left in lefts:
         assert len(await finals(one, left)) == 1
     assert sorted(shop.seen + other_shop.seen) == sorted(f"put {number}" for number in range(30))
+
+
+async def test_other_nodes_get_one_message_for_each_session_whose_calls_lost_their_readers(house: House) -> None:
+    """Promise 6: a node with many calls may die, and the mailboxes of the others have a limit."""
+    site, _ = await house.node()
+    peers, doomed, living = [await site.join(), await site.join()], await house.ghost(), await house.ghost()
+    lefts = [await doomed.take(peer.session, peer.tool("wait", gate="g")) for _ in range(3) for peer in peers]
+    await until(lambda: living.node in site.app.other_nodes())
+    await doomed.die()
+    for left in lefts:
+        await until(lambda left=left: finals(site, left))  # type: ignore[misc]
+    await until(lambda: site.app.counters.nodes_settled)
+    messages = [mail.decode(raw) for _, raw in await site.store.mail(living.node)]
+    lost = [message.session for message in messages if isinstance(message, mail.Lost)]
+    assert sorted(lost) == sorted(peer.session for peer in peers)
+    await living.die()
 
 
 # With authentication

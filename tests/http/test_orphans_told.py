@@ -270,6 +270,35 @@ async def test_what_the_store_cannot_say_in_time_is_told_later(caplog: pytest.Lo
         assert told(await standalone.message())["state"] == "ended"
 
 
+async def test_an_ended_call_is_told_once_while_the_store_can_be_read_and_not_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Promise 7: it is told live; that it was, reaches the store later, however often the client comes until then."""
+    shop, store = Workshop(), FaultyStore(MemoryStore())
+    async with serve(shop.server, store=store, complaint="the store fails", retry=0.1) as site:
+        peer = await site.join()
+        call = await begin(shop, peer, 1, seen=1, id=7)
+        await lose(site, peer, call)
+        shop.open("g/1")
+        await until(lambda: shop.seen)
+        standalone = await peer.get()
+        await standalone.event()
+        store.writes = Fault.RAISES
+        assert told(await standalone.message())["state"] == "ended"
+        with caplog.at_level(logging.DEBUG, "perdure"):
+            standalone = await peer.get(standalone.last_id)
+            await until(lambda: "orphans.untold" in {getattr(record, "action", "") for record in caplog.records})
+        store.works()
+        await until(lambda: _is_told(site, peer))
+        await peer.result("announce", n=1)
+        assert (await standalone.message())["params"]["uri"] == "notice://1"
+        assert site.app.counters.orphans_told == 1
+
+
+async def _is_told(site: Site, peer: Peer) -> bool:
+    return not await site.store.unread(SessionId(peer.session))
+
+
 async def test_how_far_readers_have_got_is_written_once_the_store_is_back() -> None:
     """Promise 7: while it fails, nothing is held for that; then one step says it all."""
     shop, store = Workshop(), FaultyStore(MemoryStore())

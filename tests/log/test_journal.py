@@ -16,7 +16,8 @@ import pytest
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import LogState
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.log.journal import _GROUP_BYTES, _GROUP_STEPS, Journal, Steps
+from perdure.log.backlog import GROUP_BYTES, GROUP_STEPS
+from perdure.log.journal import Journal, Steps
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import (
@@ -86,7 +87,7 @@ HELD = 1 << 20
 @pytest.mark.parametrize(("size", "has_room"), [(HELD - 1, True), (HELD, False)])
 async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 6, on both sides of the bound: one event is far from the most that may be held, and its bytes are not."""
-    monkeypatch.setattr("perdure.log.journal._MOST_HELD_BYTES", HELD)
+    monkeypatch.setattr("perdure.log.backlog.MOST_HELD_BYTES", HELD)
     inner = MemoryStore()
     store = FaultyStore(inner)
     journal = Journal(store, Settings(), Counters())
@@ -167,12 +168,12 @@ async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_no
 @pytest.mark.parametrize(
     ("size", "count", "groups"),
     [
-        (_GROUP_BYTES // 2, 6, [2, 2, 2]),
-        (_GROUP_BYTES // 2 - 1, 6, [3, 3]),
-        (2 * _GROUP_BYTES, 3, [1, 1, 1]),
+        (GROUP_BYTES // 2, 6, [2, 2, 2]),
+        (GROUP_BYTES // 2 - 1, 6, [3, 3]),
+        (2 * GROUP_BYTES, 3, [1, 1, 1]),
         # A step and its event are two.
-        (2, _GROUP_STEPS // 2, [_GROUP_STEPS // 2]),
-        (2, _GROUP_STEPS // 2 + 1, [_GROUP_STEPS // 2, 1]),
+        (2, GROUP_STEPS // 2, [GROUP_STEPS // 2]),
+        (2, GROUP_STEPS // 2 + 1, [GROUP_STEPS // 2, 1]),
     ],
     ids=["half the bytes each", "a byte less", "twice the bytes each", "all the steps", "one more"],
 )
@@ -234,7 +235,7 @@ async def test_what_is_queued_at_the_end_is_written_however_long_it_takes_as_lon
     journal = Journal(within_time(store, 0.1), Settings(store_timeout=0.1), Counters())
     store.pause = 0.05
     for seq in range(1, 11):
-        journal.put(Steps([message("a", fence=fence, seq=seq, size=_GROUP_BYTES)]))
+        journal.put(Steps([message("a", fence=fence, seq=seq, size=GROUP_BYTES)]))
     await journal.aclose()
     assert await store.numbers() == list(range(1, 11))
     assert store.groups == [1] * 10

@@ -401,7 +401,7 @@ class CountsLostEventsAsRead(MemoryStore):
         (TrimsAnswers, "promise 7"),
         (HandsMailOutOnce, "promise 10 mail stays"),
         (InheritsUnderOldKeys, "promise 10 the heir"),
-        (FailsTheWholeCommitForOneMessage, "promise 10 a message for nobody"),
+        (FailsTheWholeCommitForOneMessage, "promise 10 a message for an unknown node"),
         (CountsMailNowAndThen, "promise 10 mail is read a page"),
         (ForgetsWhatItTook, "promise 16 a message is appended and taken away"),
         (TakesMessagesThatDoNotFollow, "promise 16 no message is taken before"),
@@ -438,7 +438,7 @@ async def test_a_store_whose_nodes_hold_for_ever_is_told_by_its_number() -> None
     ("broken", "seen"),
     [
         (HangsForEver, r"a call neither answered nor failed within 1\.0 seconds"),
-        (AnswersWhileItHangs, r"what a commit is told while the store hangs: <class 'list'>"),
+        (AnswersWhileItHangs, r"what a commit raises while the store hangs: <class 'list'>"),
     ],
 )
 async def test_a_store_that_says_it_keeps_its_time_and_does_not_is_told(broken: type[HangsForEver], seen: str) -> None:

@@ -1,13 +1,14 @@
-"""Resume tokens: chains of them, and what each use of one does.
+"""Chains of resume tokens: a table says what each use of a token does.
 
 A token is 48 random bytes: 16 name its chain, 32 are a secret of it. A chain belongs to one session and one holder, and
-knows two secrets at most, as hashes: the *current* one, and the *next* one, which was issued and not confirmed yet.
-Nobody learns the name of a chain but by one of its tokens. So a token that names a chain and is neither of the two was
-voided or retired before: it is used a second time, by whoever copied it or by whom it was copied from. Then nobody can
-tell who is the right one, and the chain is revoked. Retired secrets need no room for that, however many there were.
+knows two secrets at most, as hashes: the *current* one, and the *next* one, which was issued and is not confirmed yet.
+Only a token of the chain tells a caller the chain's name. So a token that names a chain and is neither of the two was
+voided or retired before: it is used a second time, by a thief or by the owner it was copied from. The server cannot
+tell which of them is the owner, so it revokes the chain. This needs no memory of retired secrets, however many there
+were.
 
-The old token stays good until the new one is confirmed, and a new one that was written down and not confirmed is good
-as well. So a holder that dies at any point has a token that is taken, whichever of the two it finds (T10).
+The old token stays valid until the new one is confirmed, and a new one that was written down and not confirmed is valid
+as well. So a holder that dies at any point has a valid token, whichever of the two it finds (T10).
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class Shown(enum.Enum):
 
 
 class Change(enum.Enum):
-    """What becomes of a chain."""
+    """How a use changes a chain."""
 
     KEEP = "nothing"
-    ISSUE = "another next secret; the one before is void"
-    MOVE = "the next secret is the current one; the one before is retired"
+    ISSUE = "another next secret; the previous one is void"
+    MOVE = "the next secret is the current one; the previous one is retired"
     MOVE_AND_ISSUE = "both"
     END = "the chain is gone"
 
 
 class Outcome(enum.Enum):
-    """What a use came to."""
+    """The result of a use."""
 
     ACCEPTED = "accepted"
     ENDED = "its holder ended the chain"
@@ -114,7 +115,7 @@ class Token:
 
 
 def read_token(text: str) -> Token:
-    """The token that a text of `TOKEN_LENGTH` characters spells; one of no chain, if it spells none."""
+    """The token in a text of `TOKEN_LENGTH` characters; if the text is not a token, one that belongs to no chain."""
     try:
         raw = base64.b64decode(text, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -125,7 +126,7 @@ def read_token(text: str) -> Token:
 
 
 def hashed(value: bytes) -> str:
-    """What is stored of a random value. It has bits enough that neither salt nor slowness would help."""
+    """The stored form of a random value. It has enough bits that neither salt nor a slow hash would help."""
     return hashlib.sha256(value).hexdigest()
 
 

@@ -1,10 +1,10 @@
 """JSON-RPC error codes: JSON-RPC's, MCP's and Perdure's own, which are between -31001 and -31099.
 
-The sentences below them are the documentation's.
+The sentence below each code is its description in the documentation.
 """
 
 PARSE_ERROR = -32700
-"""JSON-RPC: the body is not JSON, or not JSON that this server reads."""
+"""JSON-RPC: the body is not JSON, or exceeds a limit on JSON text, such as its nesting."""
 
 INVALID_REQUEST = -32600
 """JSON-RPC: the request cannot be served as it is; the message says why."""
@@ -23,10 +23,10 @@ REQUEST_CANCELLED = -32800
 request gets this one, as from the SDK."""
 
 OUTCOME_UNKNOWN = -31001
-"""The request was interrupted, and it is not known how far it got."""
+"""The request was interrupted, and the server does not know how far it got."""
 
 POSITION_LOST = -31002
-"""What the position, or the request, asks for is no longer retained."""
+"""The server cannot read on from the position, or no longer has the request's answer."""
 
 SESSION_NOT_FOUND = -31003
 """The caller has no such session; `data.recovery` says what to do."""
@@ -35,13 +35,13 @@ LIMIT_REACHED = -31004
 """A limit was reached; the message names it."""
 
 STORE_UNAVAILABLE = -31005
-"""The log fails at the moment; try again."""
+"""The log fails at the moment; try again later."""
 
 STOPPING = -31006
-"""The server is stopping; try again, there or elsewhere."""
+"""This process is stopping; try again, and another process or the next one answers."""
 
 CLIENT_AWAY = -31007
-"""An ask was given up because its client had been away for too long."""
+"""The server gave up an ask because its client had been away for too long."""
 
 REISSUE_FAILED = -31008
 """The session is gone, and the server's own part of a new handshake failed (`recover=reissue`)."""

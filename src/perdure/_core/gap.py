@@ -1,4 +1,4 @@
-"""Events that are gone, as a client hears of them."""
+"""A gap is a run of events that are gone; this module writes and reads the notification about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ METHOD = "notifications/perdure/gap"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gap:
-    """What the server says it no longer has."""
+    """Events that the server no longer has."""
 
     stream: str
     first: int | None
@@ -23,13 +23,13 @@ class Gap:
 
 
 def notification(stream: str, first: int, last: int, *, reason: str) -> bytes:
-    """The notification that tells of a gap."""
+    """The notification about a gap."""
     params = {"stream": stream, "from": first, "to": last, "reason": reason}
     return json.dumps({"jsonrpc": "2.0", "method": METHOD, "params": params}).encode()
 
 
 def read_gap(params: Mapping[str, Any] | None, *, tool: str | None = None) -> Gap:
-    """The gap in a notification's params; what is not as it should be is left out."""
+    """The gap in a notification's params; values of a wrong type are left out."""
     params = params or {}
     first, last = params.get("from"), params.get("to")
     return Gap(

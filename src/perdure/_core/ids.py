@@ -1,6 +1,6 @@
-"""Ids and positions.
+"""Ids and positions: how they are made, written and read.
 
-A position is what stands in the `id:` field of an event: kind, stream, generation and sequence number at fixed places.
+A position is the value of the `id:` field of an event: kind, stream, generation and sequence number at fixed places.
 It is cut at those places and never split at a character, so nothing that may stand in an id can mislead it (R6).
 Within a stream positions rise, also as plain strings (S1).
 
@@ -76,7 +76,7 @@ class Generation:
 def place(position: Position, *, generation: int, last: int, ended: Sequence[Generation]) -> int:
     """The sequence number after which a reader goes on: that of the position, or less where its tail was lost.
 
-    A generation that nobody knows is taken for one whose events are all lost.
+    For a generation that is not recorded, all events count as lost.
     """
     if position.generation == generation:
         return min(position.seq, last)
@@ -90,7 +90,7 @@ def position_prefix(kind: Kind, stream: StreamId, generation: int) -> str:
 
 
 def parse_position(text: str) -> Position | None:
-    """Read a position from the wire; `None` if it is none of ours."""
+    """Read a position from the wire; `None` if it is not a position of Perdure."""
     match = _POSITION.fullmatch(text)
     if match is None:
         return None
@@ -111,7 +111,7 @@ def new_node_id(random: RandomBytes) -> NodeId:
 
 
 def parse_session_id(text: str) -> SessionId | None:
-    """Read a session id from the wire; `None` if it cannot be one of ours."""
+    """Read a session id from the wire; `None` if it cannot be an id that Perdure made."""
     return SessionId(text) if _SESSION.fullmatch(text) else None
 
 

@@ -1,4 +1,4 @@
-"""A call whose reader was lost, as a client hears of it that came back without the call's position."""
+"""An orphan is a call whose client came back without its position; this module writes the notification about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perdure._core.ids import Position
 METHOD = "notifications/perdure/orphan"
 
 MAX_NAME = 200
-"""Characters of a name that are told: enough for a tool's, and a resource's URI may be as long as a request."""
+"""Characters of a name that are sent: enough for a tool's name; a resource's URI may be as long as a request."""
 
 _CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
 """Nine digits: more incarnations than a session can have, and a number that every store can look for."""
@@ -18,16 +18,16 @@ _CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """What the server says of such a call."""
+    """What the server reports about such a call."""
 
     incarnation: int
     request_id: int | str
     method: str
     name: str | None
-    """The tool, the prompt or the resource, where the server still has the request."""
+    """The tool, the prompt or the resource, if the server still has the request."""
     ended: bool
     position: Position
-    """Behind it lies what no reader was sent; of a call that has ended, also the answer."""
+    """After it come the events that no reader was sent and, if the call has ended, the answer."""
     last: int
     """The last event on the call's own stream."""
 
@@ -48,7 +48,7 @@ class Orphan:
 
     @property
     def sentence(self) -> str:
-        """The same for people, in a log message."""
+        """The same as a sentence for people, in a log message."""
         what = self.method if self.name is None else f"{self.method} {self.name[:MAX_NAME]}"
         state = "has ended" if self.ended else f"still runs (cancel it as {self.call!r})"
         if self.position.seq >= self.last:

@@ -6,7 +6,7 @@ They work on plain numbers; streams, sessions and the store apply them. A final 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure._core.ids import StreamId
@@ -82,16 +82,16 @@ class StreamSizes:
         finals = tuple(seq for seq in self._finals if seq <= last)
         return StreamSizes(last, finals=finals, final_bytes=self._final_bytes, trimmed=self.trimmed)
 
-    def count(self, size: int, *, final_at: int = 0) -> None:
-        """Add the next event; `final_at` is the number of a final answer."""
-        if final_at:
-            self._finals += (final_at,)
-            self._final_bytes += size
-            size = 0
-        self._event_bytes += size
+    def count(self, sizes: Sequence[int], *, finals: Mapping[int, int]) -> None:
+        """Add the next events; `finals` has the numbers of those that are final answers, with their sizes, which are 0
+        in `sizes`."""
+        if finals:
+            self._finals += tuple(finals)
+            self._final_bytes += sum(finals.values())
+        self._event_bytes += sum(sizes)
         if self._sizes is None:
             self._sizes = array("Q")
-        self._sizes.append(size)
+        self._sizes.extend(sizes)
 
     def trim(self, through: int) -> None:
         """Events up to a number are forgotten, final answers excepted."""

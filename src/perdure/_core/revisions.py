@@ -1,4 +1,4 @@
-"""What each protocol revision of the session era changes, as data.
+"""Protocol revisions of the session era, and what each of them changes, as data.
 
 Sources: the transports pages of 2025-03-26, 2025-06-18 and 2025-11-25.
 2024-11-05 is what the official SDK still negotiates by `initialize`; it is served like the oldest revision here.

@@ -1,4 +1,4 @@
-"""Server-sent events, both ways, by the rules of WHATWG HTML section 9.2 ("Server-sent events").
+"""Encodes and decodes server-sent events by the rules of WHATWG HTML section 9.2 ("Server-sent events").
 
 Encoding takes bytes that are UTF-8 already and returns one whole frame. Decoding is incremental: a `Decoder` belongs
 to one HTTP response and is fed whatever the socket gives, cut anywhere. When the response ends, drop the decoder; the
@@ -48,7 +48,7 @@ def encode_retry(ms: int) -> bytes:
 
 
 def encode_comment(text: str) -> bytes:
-    """A line that receivers skip: keep-alive, or a note for whoever reads the wire."""
+    """A line that receivers skip: keep-alive, or a note for a person who reads the wire."""
     return b": %b\n\n" % _continued(text.encode("utf-8", "replace"), b"\n: ")
 
 

@@ -1,5 +1,7 @@
-"""Requests whose effect belongs to the session: a log level, subscriptions. They are repeated when a runtime is
-loaded."""
+"""Sticky requests set something for the whole session: a log level, a subscription.
+
+They are kept with the session's record and repeated when a runtime is loaded.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def after(sticky: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
 
 
 def subscriptions(sticky: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Those of them that live in the runtime, and in one runtime only."""
+    """The sticky requests that are active in one runtime only."""
     return tuple(request for request in sticky if _SUBSCRIBE in request)
 
 
@@ -69,7 +71,7 @@ def _fit(requests: list[bytes]) -> bool:
 
 
 def _key(request: bytes) -> tuple[str, tuple[str, Any]]:
-    """Its method, and what it is about: a later request about the same takes its place."""
+    """Its method and its subject: a later request about the same subject replaces it."""
     body = json.loads(request)
     method: str = body["method"]
     return method, (method, None) if method == "logging/setLevel" else ("subscription", body["params"].get("uri"))

@@ -15,9 +15,6 @@ from perdure.sessions.ledger import logged_in, progress_token
 from perdure.sessions.tool_hints import ToolHints
 from perdure.store.base import CallRecord
 
-Origin = object
-"""The request whose credentials a call runs with."""
-
 CallKey = tuple[SessionId, int, int | str]
 """Session, incarnation and request id, as the SDK compares ids."""
 
@@ -41,7 +38,8 @@ class SettleRequest:
 
     occasion: Occasion
     tools: ToolHints
-    origin: Origin = None
+    origin: object = None
+    """The request whose credentials a call runs with; only the runtime looks into it."""
     cancelled: frozenset[CallKey] = frozenset()
     """Calls that their client has cancelled."""
     withdrawn: set[str] = field(default_factory=set)

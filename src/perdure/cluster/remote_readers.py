@@ -50,12 +50,8 @@ class RemoteReaders:
         self._arrivals = arrivals
         self._lag = max(1, lag // 4)
         """Events after which a reader tells its writer how far it has got."""
-        self._followed: dict[StreamId, Stream] = {}
+        self._followed: dict[StreamId, _Entry] = {}
         """Written elsewhere, read here."""
-        self._rest_beyond: dict[StreamId, Stream] = {}
-        """Of those, the ones whose readers were shown by their writer what is not in the store yet."""
-        self._entries: dict[StreamId, _Entry] = {}
-        """The readers of those, as the store knows them."""
         self._lent: dict[StreamId, Stream] = {}
         """Written here, read elsewhere."""
         self._grown: dict[NodeId, set[StreamId]] = {}
@@ -75,14 +71,14 @@ class RemoteReaders:
     @property
     def has_readers_beyond(self) -> bool:
         """Readers here rest beyond the end of their stream, and wait for its writer to write what it has shown."""
-        return bool(self._rest_beyond)
+        return any(entry.rests_beyond for entry in self._followed.values())
 
     def follows(self, stream: StreamId) -> bool:
         return stream in self._followed
 
     # Streams that this node writes and others read
 
-    def grown(self, stream: Stream) -> None:
+    def on_grown(self, stream: Stream) -> None:
         """Hint at the end of this turn of the loop: one hint for all that grew in it."""
         assert stream.readers.remote is not None
         if not self._grown:
@@ -94,12 +90,11 @@ class RemoteReaders:
         for node, streams in grown.items():
             self._store.hint(node, list(streams))
 
-    def now_written_here(self, stream: Stream) -> None:
-        self._followed.pop(stream.id, None)
+    def on_claimed(self, stream: Stream) -> None:
+        entry = self._followed.pop(stream.id, None)
         stream.readers.lose(next(self._arrivals))
-        if stream.reader is not None and self._entry(stream.reader) is not None:
-            del self._entries[stream.id]
-            self._put(LeaveReader(stream=stream.id, reader=self._name(stream.reader)))
+        if entry is not None and entry.reader is stream.reader:
+            self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
         else:
             self._want_look_up(stream)
 
@@ -123,14 +118,12 @@ class RemoteReaders:
         if stream.writer is not None:
             self._look_as_writer(stream, None if row is None or row.node == self._node else row)
             return
-        reader = stream.reader
-        entry = None if reader is None else self._entry(reader)
-        if reader is None or entry is None or not entry.is_listed:
+        entry = self._followed.get(stream.id)
+        if entry is None or entry.reader is not stream.reader or not entry.is_listed:
             return  # no reader is here; or it is about to overtake the one in the row
-        if row is None or row.reader != self._name(reader):
-            del self._entries[stream.id]
-            self._followed.pop(stream.id, None)
-            reader.end()
+        if row is None or row.reader != self._name(entry.reader):
+            del self._followed[stream.id]
+            entry.reader.end()
 
     def _look_as_writer(self, stream: Stream, row: ReaderRecord | None) -> None:
         before = stream.readers.remote
@@ -142,11 +135,11 @@ class RemoteReaders:
         if row is not None and before is not None and before.node not in (row.node, self._node):
             self._put(self._reading(before.node, stream))
         if row is not None and stream.tail.last > row.seq:
-            self.grown(stream)
+            self.on_grown(stream)
 
     # Streams that others write and this node reads
 
-    def attached(self, reader: Reader) -> None:
+    def on_attached(self, reader: Reader) -> None:
         stream = reader.stream
         if stream.writer is not None:
             remote = stream.readers.drop_remote()
@@ -155,33 +148,26 @@ class RemoteReaders:
                 leave = LeaveReader(stream=stream.id, reader=remote.reader)
                 self._put(leave, self._reading(remote.node, stream))
             return
-        self._followed[stream.id] = stream
-        if reader.cursor > stream.tail.durable:
-            self._rest_beyond[stream.id] = stream
-        entry = self._entries[stream.id] = _Entry(reader, reader.cursor)
+        entry = _Entry(reader, reader.cursor, rests_beyond=reader.cursor > stream.tail.durable)
+        self._followed[stream.id] = entry
         row = ReaderRecord(stream=stream.id, reader=self._name(reader), node=self._node, seq=reader.cursor)
         told = (self._reading(stream.node, stream),) if stream.node else ()
-        self._journal.put(_Listing(self._store, (PutReader(record=row), *told), self._node, stream.id, entry))
+        self._journal.put(_Hinting(self._store, (PutReader(record=row), *told), self._node, stream.id, entry))
 
-    def progressed(self, reader: Reader) -> None:
-        entry = self._entry(reader)
-        if entry is not None and reader.cursor - entry.seq >= self._lag:
+    def on_progress(self, reader: Reader) -> None:
+        entry = self._followed.get(reader.stream.id)
+        if entry is not None and entry.reader is reader and reader.cursor - entry.seq >= self._lag:
             entry.seq = reader.cursor
             moved = MoveReader(stream=reader.stream.id, reader=self._name(reader), seq=reader.cursor)
             self._journal.put(_Hinting(self._store, (moved,), reader.stream.node, reader.stream.id))
 
-    def left(self, reader: Reader) -> None:
-        if self._entry(reader) is None:
+    def on_detached(self, reader: Reader) -> None:
+        stream, entry = reader.stream, self._followed.get(reader.stream.id)
+        if entry is None or entry.reader is not reader:
             return
-        stream = reader.stream
-        del self._entries[stream.id]
-        self._followed.pop(stream.id, None)
+        del self._followed[stream.id]
         leave = LeaveReader(stream=stream.id, reader=self._name(reader))
         self._put(leave, *((self._reading(stream.node, stream),) if stream.node else ()))
-
-    def _entry(self, reader: Reader) -> _Entry | None:
-        entry = self._entries.get(reader.stream.id)
-        return entry if entry is not None and entry.reader is reader else None
 
     def _name(self, reader: Reader) -> str:
         return f"{self._node}.{reader.arrival}"
@@ -197,7 +183,7 @@ class RemoteReaders:
     async def look(self, named: Collection[StreamId], *, everything: bool) -> Sequence[StreamRecord]:
         """See how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
         all. Gives the standalone streams that are read here and have no writer any more."""
-        holders = await self._peers.holders() if everything and self._rest_beyond else ()
+        holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
         homeless = await self._follow([stream for stream in self._followed if everything or stream in named])
         if everything:
             self._end_beyond(holders)
@@ -214,12 +200,13 @@ class RemoteReaders:
         homeless = []
         found = await stream_ends(self._store, streams)
         for stream_id in set(streams) - {record.id for record in found}:
-            if (gone := self._followed.pop(stream_id, None)) is not None and gone.reader is not None:
+            if (gone := self._followed.pop(stream_id, None)) is not None:
                 gone.reader.end()
         for record in found:
-            if (stream := self._followed.get(record.id)) is None:
+            if (entry := self._followed.get(record.id)) is None:
                 continue
-            with self._chores.surviving("a stream could not be followed", stream.id):
+            with self._chores.surviving("a stream could not be followed", record.id):
+                stream = entry.reader.stream
                 before = stream.node
                 stream.follow(record)
                 if not record.node and record.kind is Kind.STANDALONE:
@@ -235,13 +222,12 @@ class RemoteReaders:
         """A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it goes
         on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap when it
         comes again."""
-        for stream in list(self._rest_beyond.values()):
-            beyond = stream.reader is not None and stream.writer is None and stream.reader.cursor > stream.tail.durable
-            if beyond and stream.node in holders:
-                continue
-            del self._rest_beyond[stream.id]
-            if beyond and stream.reader is not None:
-                stream.reader.end()
+        for entry in [entry for entry in self._followed.values() if entry.rests_beyond]:
+            stream = entry.reader.stream
+            beyond = entry.reader.cursor > stream.tail.durable
+            entry.rests_beyond = beyond and stream.node in holders
+            if beyond and not entry.rests_beyond:
+                entry.reader.end()
 
 
 @dataclass(slots=True)
@@ -251,42 +237,34 @@ class _Entry:
     reader: Reader
     seq: int
     """How far the reader had got when that was last written."""
+    rests_beyond: bool
+    """The writer has shown it what is not in the store yet."""
     is_listed: bool = False
     """Its row is written, and says which reader is on the stream."""
 
 
 class _Hinting(Steps):
-    """Steps after which a node is hinted at a stream."""
+    """Steps after which a node is hinted at a stream. With `entry`, they enter a reader in the store, and its own node
+    looks once its row is there: what came before the row was hinted to no node."""
 
-    __slots__ = ("_node", "_store", "_stream")
+    __slots__ = ("_entry", "_node", "_store", "_stream")
 
-    def __init__(self, store: Store, steps: Sequence[Step], node: NodeId, stream: StreamId) -> None:
+    def __init__(
+        self, store: Store, steps: Sequence[Step], node: NodeId, stream: StreamId, entry: _Entry | None = None
+    ) -> None:
         super().__init__(steps)
         self._store = store
         self._node = node
         self._stream = stream
+        self._entry = entry
 
     def written(self, steps: Sequence[Step]) -> None:
+        if self._entry is not None:
+            self._entry.is_listed = True
         if self._node:
             self._store.hint(self._node, [self._stream])
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        pass  # the stream is gone, and its readers with it
-
-
-class _Listing(_Hinting):
-    """Steps that enter a reader in the store. Its node looks once its row is there: what came before the row was hinted
-    to no node."""
-
-    __slots__ = ("_entry",)
-
-    def __init__(self, store: Store, steps: Sequence[Step], node: NodeId, stream: StreamId, entry: _Entry) -> None:
-        super().__init__(store, steps, node, stream)
-        self._entry = entry
-
-    def written(self, steps: Sequence[Step]) -> None:
-        self._entry.is_listed = True
-        super().written(steps)
-
-    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        self.written(steps)  # only the writer did not get its mail, and it is gone
+        if self._entry is not None:
+            self.written(steps)  # only the writer did not get its mail, and it is gone
+        # Otherwise the stream is gone, and its readers with it.

@@ -212,7 +212,7 @@ class Settler:
     def _take_over(self, claimed: StreamRecord, *, owed: int, by: SettleRequest) -> Stream:
         context, session = self._context, self._sessions.held(claimed.session)
         stream = self._sessions.streams.write(claimed, owed=owed)
-        context.hub.registry.now_written_here(stream)
+        context.hub.registry.on_claimed(stream)
         if not stream.readers.present:
             # The reader went with the node. Its client may be here, or at another node, and never ask for the call.
             context.hub.marks.lost(stream)

@@ -12,7 +12,7 @@ from perdure._core import mail
 from perdure._core.ids import SessionId
 from perdure._core.settling import Occasion
 from perdure._core.states import CallState
-from perdure.cluster.abandoned_call import Origin, SettleRequest, abandoned_call
+from perdure.cluster.abandoned_call import SettleRequest, abandoned_call
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
@@ -62,7 +62,7 @@ class WaitingCalls:
                     if stream.reader is not None and not stream.is_over and stream.id not in running:
                         stream.reader.close_with_retry()
 
-    async def resume(self, session: Session, origin: Origin) -> None:
+    async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
         session.mark_waiting(False)
         tools = ToolHints(self._sessions)

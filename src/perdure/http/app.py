@@ -245,8 +245,14 @@ class App:
                 pass
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> Answer | EventStreamResponse | None:
-        scope = _trimmed(scope)
-        headers = _headers(scope)
+        # HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end.
+        if any(value[-1:].isspace() for _, value in scope["headers"]):
+            scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        # Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept.
+        accept = [value for name, value in scope["headers"] if name == b"accept"]
+        if len(accept) > 1:
+            headers[b"accept"] = b", ".join(accept)
         self._host_and_origin.check(scope["headers"], headers)
         if scope["method"] == "OPTIONS":
             return Answer(status=204, headers=ALLOW_POST if RESUME in scope else ALLOW)
@@ -281,19 +287,13 @@ class App:
             if self._draining:
                 raise Refused(Refusal.STOPPING)
             if self._sessionless is not None:
-                self._tell_sessionless()
+                if not self._told_sessionless:
+                    # Once: the clients that most profit from a session may never ask for one.
+                    self._told_sessionless = True
+                    told = "this client has no session; serve with --eras session to give it one"
+                    log_event(logging.WARNING, "era.sessionless", f"a client speaks 2026-07-28: {told}")
                 return True
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
-
-    def _tell_sessionless(self) -> None:
-        if not self._told_sessionless:
-            # Once: the clients that most profit from a session may never ask for one.
-            self._told_sessionless = True
-            log_event(
-                logging.WARNING,
-                "era.sessionless",
-                "a client speaks 2026-07-28: this client has no session; serve with --eras session to give it one",
-            )
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
         """`ok`, `degraded`, `stopping` or how the store was lost; 503 whenever new work should go elsewhere."""
@@ -365,19 +365,3 @@ def principal_of(scope: Scope) -> str:
     if not identity:
         raise Misuse(f"the application's {type(user).__name__} has no identity; sessions need one to know their owner")
     return user_principal(str(identity))
-
-
-def _trimmed(scope: Scope) -> Scope:
-    """HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end."""
-    if not any(value[-1:].isspace() for _, value in scope["headers"]):
-        return scope
-    return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
-
-
-def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """Headers by name. Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept."""
-    headers = dict(scope["headers"])
-    accept = [value for name, value in scope["headers"] if name == b"accept"]
-    if len(accept) > 1:
-        headers[b"accept"] = b", ".join(accept)
-    return headers

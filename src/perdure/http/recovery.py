@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -79,7 +80,12 @@ class Recovery:
         """The answer for a session that is not there, or is not the caller's: the two look alike (promise 5)."""
         self._context.counters.sessions_not_found += 1
         text = headers.get(b"mcp-session-id", b"").decode("latin-1")
-        record = await self._ended(text, owner)
+        record: SessionRecord | None = None
+        if (session_id := parse_session_id(text)) is not None:
+            with suppress(StoreError):
+                record = await self._context.store.session(session_id)
+        if record is not None and (record.owner != owner or not record.ended):
+            record = None
         why = None if record is None else record.ended
         deleted = why == SessionStep.CLIENT_DELETED.value or self._sessions.is_ending(text)
         lost, caller = (owner, text), caller_of(owner, scope)
@@ -102,7 +108,7 @@ class Recovery:
         return Refused(Refusal.SESSION_GONE, data=_recovery("continue", why), headers=(header,))
 
     async def _left_unused(self, program: _Program) -> bool:
-        """Whether the program got a new session before and made no request on it, at any process."""
+        """Tell whether the program got a new session earlier and made no request on it, at any process."""
         session_id, at = self._given.get(program, (None, 0.0))
         if session_id is None or self._monotonic() - at < ADOPTION_SECONDS:
             return False
@@ -118,17 +124,6 @@ class Recovery:
         self._context.counters.recoveries_refused += 1
         return True
 
-    async def _ended(self, text: str, owner: str) -> SessionRecord | None:
-        """The record of a session of the caller's own that has ended, while it is kept."""
-        session_id = parse_session_id(text)
-        if session_id is None:
-            return None
-        try:
-            record = await self._context.store.session(session_id)
-        except StoreError:
-            return None
-        return record if record is not None and record.owner == owner and record.ended else None
-
     def _may(self, owner: str) -> bool:
         """Whether the caller may have another one; counted if so."""
         may = self._limit.take(owner, now=self._monotonic())
@@ -142,12 +137,19 @@ class Recovery:
     async def _reissue(
         self, headers: Headers, caller: Caller, record: SessionRecord | None, scope: Scope
     ) -> Session | None:
-        """A new session in place of a lost one; `None` where there is no room for it."""
+        """Open a new session in place of a lost one, with the params of the lost one's handshake, or at least its
+        version; `None` where there is no room for it."""
         counters = self._context.counters
+        if record is not None and record.client_params:
+            params: dict[str, Any] = json.loads(record.client_params)
+        else:
+            version = headers.get(b"mcp-protocol-version", b"").decode("latin-1") or _OLDEST
+            client = {"name": "unknown", "version": "unknown"}
+            params = {"protocolVersion": version, "capabilities": {}, "clientInfo": client}
         session: Session | None = None
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                session = await self._open(caller, _params(headers, record), HttpRequest(scope))
+                session = await self._open(caller, params, HttpRequest(scope))
         except TooManySessions:
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
@@ -185,16 +187,6 @@ def _remember(table: dict[K, V], key: K, value: V) -> None:
     table[key] = value
     if len(table) > _MOST_REMEMBERED:
         del table[next(iter(table))]
-
-
-def _params(headers: Headers, record: SessionRecord | None) -> dict[str, Any]:
-    """What the client said in its handshake, as far as it is known: at least its version."""
-    if record is not None and record.client_params:
-        params: dict[str, Any] = json.loads(record.client_params)
-        return params
-    version = headers.get(b"mcp-protocol-version", b"").decode("latin-1")
-    client = {"name": "unknown", "version": "unknown"}
-    return {"protocolVersion": version or _OLDEST, "capabilities": {}, "clientInfo": client}
 
 
 def _recovery(action: str, why: str | None) -> dict[str, object]:

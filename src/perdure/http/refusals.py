@@ -23,7 +23,7 @@ from perdure.errors import HeldElsewhere, StoreError
 
 
 class Refusal(enum.Enum):
-    """Every reason to refuse a request: status, code, sentence. `{…}` is filled in with what was seen."""
+    """Every reason to refuse a request: status, code, sentence. `{…}` stands for a value that was seen."""
 
     REPEATED_HEADER = (400, INVALID_REQUEST, "This request has {count} {name} headers; it may have one")
     BAD_HOST = (421, INVALID_REQUEST, "Host {host} is not allowed here; allow it with --allowed-host")
@@ -88,7 +88,7 @@ class Refusal(enum.Enum):
     HELD_ELSEWHERE = (
         503,
         STORE_UNAVAILABLE,
-        "Another process of this server holds what the log does not take at the moment",
+        "Another process of this server holds events that the log cannot take at the moment",
     )
     STORE_LOST = (503, STORE_UNAVAILABLE, "This server has lost its log: {state}")
     REISSUE_FAILED = (500, REISSUE_FAILED, "The session is gone, and no new one could be started in its place")
@@ -109,7 +109,7 @@ RECOVERY = {"recovery": {"action": "initialize", "detail": "Send initialize with
 """What a client does about a session that is gone. The same for every caller: only its owner may learn why."""
 
 RETRY_AFTER = {429: b"1", 503: b"1"}
-"""Seconds after which a refusal that passes by itself is worth another try."""
+"""Seconds after which a client may try again, for refusals that end by themselves."""
 
 
 class Refused(Exception):

@@ -1,7 +1,8 @@
 """The resume broker on the wire: four POSTs beside the endpoint, JSON in and out (T10, T12).
 
-Every rejection is the same answer, byte for byte: whoever tries tokens learns nothing from it. A body that cannot be
-read, too many requests, or a store that fails are answered as at the endpoint; that says nothing about any token.
+Every rejection is the same answer, byte for byte: a caller that guesses tokens learns nothing from it. A body that
+cannot be read, too many requests, or a store that fails are answered as at the endpoint; that says nothing about any
+token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from perdure.sessions.broker import Broker, Rejected, TokenUser
 ACTIONS = ("open", "resume", "confirm", "revoke")
 
 RESUME = "perdure.resume"
-"""In the scope of a request for the broker that came in by the endpoint's door: what is asked of it."""
+"""In the scope of a request for the broker that passed the endpoint's authentication: the action."""
 
 ALLOW_POST = ((b"allow", b"POST, OPTIONS"),)
 
@@ -41,13 +42,13 @@ REJECTED = Answer(status=403, body=b'{"error":"rejected"}', headers=_NO_STORE)
 
 
 def resume_paths(endpoint: str) -> dict[str, str]:
-    """The broker's paths, siblings of the endpoint's, and what is asked there."""
+    """Give the broker's paths, siblings of the endpoint's, each with its action."""
     parent = endpoint.rpartition("/")[0]
     return {f"{parent}/resume/{action}": action for action in ACTIONS}
 
 
 class ResumeTokenEndpoint:
-    """From a request to the broker to its answer; `Refused` is raised for every no but a rejection."""
+    """Answers requests to the broker; raises `Refused` for those that it does not take, unless a token is rejected."""
 
     def __init__(self, broker: Broker, bodies: Bodies, *, monotonic: Callable[[], float]) -> None:
         self.draining = False
@@ -61,12 +62,20 @@ class ResumeTokenEndpoint:
             raise Refused(Refusal.RESUME_METHOD, method=scope["method"], headers=ALLOW_POST)
         if self.draining:
             raise Refused(Refusal.STOPPING)
-        if not self._limit.take(_name(owner, scope), now=self._monotonic()):
+        client = scope.get("client")
+        name = ("principal", owner) if owner else ("address", client[0] if client else "")
+        if not self._limit.take(name, now=self._monotonic()):
             raise Refused(Refusal.TOO_MANY_RESUMES, limit=REQUESTS)
         content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if content_type != b"application/json":
             raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
-        fields = _fields(await self._bodies.read(receive, headers))
+        body = await self._bodies.read(receive, headers)
+        try:
+            fields = from_json(body)
+        except ValueError:
+            raise _bad("body", "it is not JSON") from None
+        if not isinstance(fields, dict):
+            raise _bad("body", "it is not a JSON object")
         try:
             return await self._answer(scope[RESUME], fields, headers, owner)
         except Rejected:
@@ -75,10 +84,19 @@ class ResumeTokenEndpoint:
             raise Refused(refusal_of(failure, Refusal.STORE_FAILS)) from None
 
     async def _answer(self, action: str, fields: dict[str, object], headers: Headers, owner: str) -> Answer:
-        caller = TokenUser(principal=owner, holder=_holder(fields))
+        holder, token = fields.get("holder"), fields.get("token")
+        if not isinstance(holder, str) or not _HOLDER.fullmatch(holder):
+            how = "it is missing" if holder is None else "it is not a SHA-256 in 64 lower-case hex digits"
+            raise _bad("holder", how)
+        caller = TokenUser(principal=owner, holder=holder)
         if action == "open":
-            return _answer(token=await self._broker.open(_session(headers), caller))
-        token = _token(fields)
+            session = headers.get(b"mcp-session-id")
+            if not session:
+                raise _bad("Mcp-Session-Id", "the header is missing: it names the session to open a chain for")
+            return _answer(token=await self._broker.open(session.decode("latin-1"), caller))
+        if not isinstance(token, str) or len(token) != TOKEN_LENGTH:
+            how = "it is missing" if token is None else f"it is not a string of {TOKEN_LENGTH} characters"
+            raise _bad("token", how)
         match action:
             case "resume":
                 resumed = await self._broker.resume(token, caller)
@@ -88,43 +106,6 @@ class ResumeTokenEndpoint:
             case "revoke":
                 await self._broker.revoke(token, caller)
         return _answer()
-
-
-def _name(owner: str, scope: Scope) -> tuple[str, str]:
-    """Who counts as one caller: a principal, or an address where nobody authenticates."""
-    client = scope.get("client")
-    return ("principal", owner) if owner else ("address", client[0] if client else "")
-
-
-def _fields(body: bytes) -> dict[str, object]:
-    try:
-        fields = from_json(body)
-    except ValueError:
-        raise _bad("body", "it is not JSON") from None
-    if not isinstance(fields, dict):
-        raise _bad("body", "it is not a JSON object")
-    return fields
-
-
-def _holder(fields: dict[str, object]) -> str:
-    holder = fields.get("holder")
-    if not isinstance(holder, str) or not _HOLDER.fullmatch(holder):
-        raise _bad("holder", "it is missing" if holder is None else "it is not a SHA-256 in 64 lower-case hex digits")
-    return holder
-
-
-def _token(fields: dict[str, object]) -> str:
-    token = fields.get("token")
-    if not isinstance(token, str) or len(token) != TOKEN_LENGTH:
-        raise _bad("token", "it is missing" if token is None else f"it is not a string of {TOKEN_LENGTH} characters")
-    return token
-
-
-def _session(headers: Headers) -> str:
-    session = headers.get(b"mcp-session-id")
-    if not session:
-        raise _bad("Mcp-Session-Id", "the header is missing: it names the session to open a chain for")
-    return session.decode("latin-1")
 
 
 def _bad(field: str, reason: str) -> Refused:

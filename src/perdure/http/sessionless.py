@@ -29,25 +29,18 @@ class SessionlessHandler:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
         if hub.full:
             raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
+        size, work = 0, self._context.work
         self._running += 1
         try:
             with hub.counting_sessionless():
                 if scope["method"] == "POST":
-                    await self._post(scope, receive, send, headers)
-                else:
-                    await self._manager.handle_request(scope, receive, send)
+                    body = await self._bodies.read(receive, headers)
+                    if not work.has_room(weight := weigh(body)):
+                        raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
+                    work.take(size := weight)
+                    receive = replayed_first(body, receive)
+                    del body  # it is the handler's now
+                await self._manager.handle_request(scope, receive, send)
         finally:
             self._running -= 1
-
-    async def _post(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
-        body = await self._bodies.read(receive, headers)
-        size, work = weigh(body), self._context.work
-        if not work.has_room(size):
-            raise Refused(Refusal.TOO_MUCH_WORK, limit=self._settings.max_work)
-        work.take(size)
-        receive = replayed_first(body, receive)
-        del body  # it is the handler's now
-        try:
-            await self._manager.handle_request(scope, receive, send)
-        finally:
             work.give(size)

@@ -22,13 +22,13 @@ from perdure.telemetry.events import PeerLog
 class Registry(Protocol):
     """Learns of readers on streams that another node writes."""
 
-    def attached(self, reader: Reader) -> None: ...
+    def on_attached(self, reader: Reader) -> None: ...
 
-    def progressed(self, reader: Reader) -> None: ...
+    def on_progress(self, reader: Reader) -> None: ...
 
-    def left(self, reader: Reader) -> None: ...
+    def on_detached(self, reader: Reader) -> None: ...
 
-    def grown(self, stream: Stream) -> None:
+    def on_grown(self, stream: Stream) -> None:
         """A stream that this node writes has grown, and its reader sits at another node."""
         ...
 
@@ -36,7 +36,7 @@ class Registry(Protocol):
         """Learn from the store which reader is on a stream, at whatever node."""
         ...
 
-    def now_written_here(self, stream: Stream) -> None:
+    def on_claimed(self, stream: Stream) -> None:
         """This node has claimed a stream that another one wrote."""
         ...
 
@@ -107,7 +107,7 @@ class Hub:
         if before is not None:
             before.end()
         if not stream.is_over and (stream.writer is None or stream.readers.remote is not None):
-            self.registry.attached(reader)
+            self.registry.on_attached(reader)
         stream.moved()
 
     def detach(self, reader: Reader) -> None:
@@ -117,7 +117,7 @@ class Hub:
             stream.readers.reader = None
             stream.readers.lost_at = self.arrive()
             self.marks.left(stream)
-            self.registry.left(reader)
+            self.registry.on_detached(reader)
             stream.moved()
 
     def tell_gap(

@@ -170,7 +170,7 @@ class Reader:
     def wake(self) -> None:
         """There may be something to write."""
         if self.state is ReaderState.RESTING:
-            self._advance(ReaderStep.WAKE)
+            self.state = READER[ReaderState.RESTING][ReaderStep.WAKE]
             self._pump = asyncio.create_task(self._run_pump())
         else:
             self._woken = True
@@ -235,7 +235,7 @@ class Reader:
         else:
             self._pump = None
             if self.state is ReaderState.PUMPING:
-                self._advance(ReaderStep.CATCH_UP)
+                self.state = READER[ReaderState.PUMPING][ReaderStep.CATCH_UP]
 
     async def _deliver(self) -> bool:
         """Write what is there; tells whether there was anything."""
@@ -296,7 +296,7 @@ class Reader:
         stream.readers.advance(cursor)
         hub.marks.moved(stream)
         if stream.writer is None:
-            hub.registry.progressed(self)
+            hub.registry.on_progress(self)
         stream.moved()
 
     async def _send(self, body: bytes, *, last: bool) -> None:

@@ -49,7 +49,8 @@ class Readership:
 
     def advance(self, through: int) -> None:
         """A reader has got this far, at whatever node."""
-        self.delivered = max(self.delivered, through)
+        if through > self.delivered:
+            self.delivered = through
 
     def lose(self, arrival: int) -> None:
         """No reader is known, if none was lost before this moment, it counts as lost now."""
@@ -71,9 +72,10 @@ class Readership:
     def set_pause(self, visible: int, most_ahead: int | None) -> None:
         """Reckon how far the writer may go; called whenever something that it depends on has moved. `most_ahead`:
         events that it may be ahead of the present reader."""
-        self.pause_at = visible + RUN_AHEAD
-        if most_ahead is not None and (through := self.through) is not None:
-            self.pause_at = min(self.pause_at, through + most_ahead)
+        pause_at = visible + RUN_AHEAD
+        if most_ahead is not None and (through := self.through) is not None and through + most_ahead < pause_at:
+            pause_at = through + most_ahead
+        self.pause_at = pause_at
 
     async def wait(self) -> bool:
         """Wait until something has moved. Tells whether the stream was over at that moment."""

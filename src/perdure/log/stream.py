@@ -221,8 +221,8 @@ class Stream:
         if self.writer is None:
             return
         self.writer.drop()
-        self.writer.ahead_bytes = 0
-        self.tail.visible = self.tail.durable = self.tail.last
+        self.tail.show(self.tail.last, self.writer.ahead_bytes)
+        self.tail.durable, self.writer.ahead_bytes = self.tail.last, 0
         if self.writer.seals and not self.is_over:
             self.content = advance(CONTENT, self.content, ContentStep.LAST_RESPONSE)
         if self.readers.reader is not None:
@@ -237,10 +237,15 @@ class Stream:
         writer = self.writer
         if writer is None:
             return
-        writer.append(payload, self._journal.clock(), end, also, taken)
+        writer.pending.append(self.tail.append(self._journal.clock(), payload, end is not None))
+        writer.ahead_bytes += len(payload)
+        if end is not None or also is not None or taken:
+            writer.add(end, also, taken)
+        if writer.is_queued:
+            return
         if self.writing is WritingState.UNLOGGED:
             self.unlog()
-        elif not writer.is_queued:
+        else:
             writer.is_queued = True
             self._journal.put(self)
 
@@ -248,7 +253,7 @@ class Stream:
     def is_full(self) -> bool:
         """The writer should wait in `wait_for_room` before it goes on."""
         writer = self.writer
-        return not self._journal.has_room or (
+        return not self._journal.backlog.has_room or (
             writer is not None and (self.tail.last >= self.readers.pause_at or writer.ahead_bytes >= RUN_AHEAD_BYTES)
         )
 
@@ -281,10 +286,10 @@ class Stream:
     def moved(self) -> None:
         """A reader came, got further or left: let waiting writers look again, forget what no reader needs."""
         # The standalone stream never waits for its reader: its oldest events go instead.
-        most_ahead = self._limit if self.kind is Kind.CALL else None
-        self.readers.set_pause(self.tail.visible, most_ahead)
-        if self.readers.waiting:
-            self.readers.wake_waiting(over=self.is_over)
+        readers = self.readers
+        readers.set_pause(self.tail.visible, self._limit if self.kind is Kind.CALL else None)
+        if readers.waiting:
+            readers.wake_waiting(over=self.is_over)
         self._release()
 
     def _release(self, *, kept: int = 0) -> None:
@@ -292,7 +297,7 @@ class Stream:
         tail, reader = self.tail, self.readers.reader
         if tail.pins:
             return
-        tail.release(tail.durable if reader is None else reader.cursor, kept=kept)
+        tail.release(tail.durable if reader is None else reader.cursor, kept)
         # What this node does not write is here for its reader only. What it writes and is over, the store knows.
         if reader is None and (self.writer is None or (self.is_over and tail.durable >= tail.last)):
             self._owner.on_settled(self)
@@ -311,9 +316,10 @@ class Stream:
         assert isinstance(append, Append)
         tail, events = self.tail, append.events
         if events[-1].seq > tail.visible:  # what was held is accepted again when it is written
-            tail.visible = events[-1].seq
+            size = sum([len(event.payload) for event in events])
+            tail.show(events[-1].seq, size)
             if self.writer is not None:
-                self.writer.ahead_bytes -= sum([len(event.payload) for event in events])
+                self.writer.ahead_bytes -= size
         if append.seal and not self.is_over:
             self.content = advance(CONTENT, self.content, ContentStep.LAST_RESPONSE)
         if self.readers.reader is not None:

@@ -31,11 +31,18 @@ class Tail:
         self.last = self.visible = self.durable = last
         self._events: list[Event] = []
         self._size = 0
+        """Bytes of the visible ones."""
 
-    def append(self, event: Event) -> None:
-        self.last = event.seq
+    def append(self, time: float, payload: bytes, final: bool) -> Event:
+        self.last = seq = self.last + 1
+        event = Event(seq, time, payload, final)
         self._events.append(event)
-        self._size += len(event.payload)
+        return event
+
+    def show(self, through: int, size: int) -> None:
+        """Events up to a number may be shown; those that could not be before have so many bytes."""
+        self.visible = through
+        self._size += size
 
     def read(self, after: int, limit: int) -> Sequence[Event] | None:
         """Visible events after a sequence number; `None` if only the store can tell."""
@@ -60,18 +67,21 @@ class Tail:
         """The sequence number before the oldest event that is in memory."""
         return self._events[0].seq - 1 if self._events else self.last
 
-    def release(self, floor: int, *, kept: int = 0) -> None:
+    def release(self, floor: int, kept: int = 0) -> None:
         """Forget the front: what is durable and read (up to `floor`), or too much to carry for a reader that lags; of
         the latter not the newest `kept`."""
         events = self._events
         if self.pins or not events:
             return
-        floor = min(floor, self.durable)
-        large = self.durable - kept
+        durable = self.durable
+        if floor > durable:
+            floor = durable
+        large = durable - kept
         gone = 0
         while gone < len(events) and (
             events[gone].seq <= floor or (self._size > TAIL_BYTES and events[gone].seq <= large)
         ):
             self._size -= len(events[gone].payload)
             gone += 1
-        del events[:gone]
+        if gone:
+            del events[:gone]

@@ -50,20 +50,18 @@ class StreamWriter:
         self.seals = False
         """Everything owed is appended."""
         self.is_queued = False
-        self.ahead_bytes = self._taken = 0
+        self.ahead_bytes = 0
+        """Bytes that are not accepted yet."""
+        self._taken = 0
         self.pending: list[Event] = []
+        """What the journal has not taken yet."""
         # Mostly empty, and there are thousands of streams at rest: tuples, which cost nothing when empty.
         self._ends: tuple[CallEnd, ...] = ()
         self._extra_steps: tuple[Step, ...] = ()
         self._sizes: StreamSizes = StreamSizes(tail.last) if before is None else before._sizes.restarted(tail.last)
 
-    def append(self, payload: bytes, time: float, end: CallEnd | None, also: Step | None, taken: int) -> None:
-        tail = self._tail
-        event = Event(tail.last + 1, time, payload, end is not None)
-        tail.append(event)
-        self.pending.append(event)
-        self.ahead_bytes += len(payload)
-        self._sizes.count(len(payload), final_at=0 if end is None else event.seq)
+    def add(self, end: CallEnd | None, also: Step | None, taken: int) -> None:
+        """Add what is committed together with the last event of `pending`."""
         if end is not None:
             self._ends += (end,)
             self._owed -= 1
@@ -75,14 +73,17 @@ class StreamWriter:
 
     def take(self, fence: Fence, *, limit: int, read: int | None) -> Sequence[Step]:
         """The steps that write what has collected, and keep the stream within its limit; what lies behind `read`, where
-        a reader is, does not go."""
-        self.is_queued = False
+        a reader is, does not go. Sizes are counted here, once for a group of events."""
         if not self.pending:
+            self.is_queued = False
             return ()
+        events = tuple(self.pending)
+        finals = {event.seq: len(event.payload) for event in events if event.final} if self._ends else {}
+        self._sizes.count([0 if event.final else len(event.payload) for event in events], finals=finals)
         append = Append(
             stream=self._id,
             fence=fence,
-            events=tuple(self.pending),
+            events=events,
             ends=self._ends,
             seal=self.seals,
             taken=self._taken,
@@ -97,6 +98,7 @@ class StreamWriter:
 
     def drop(self) -> Sequence[Step]:
         """Forget what has collected; gives the steps that were to be written together with it."""
+        self.is_queued = False
         extra, self._extra_steps = self._extra_steps, ()
         self.pending, self._ends, self._taken = [], (), 0
         return extra

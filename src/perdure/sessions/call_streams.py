@@ -33,7 +33,7 @@ class CallStreams:
             session.on_call_settled(stream)
 
     def on_grown(self, stream: Stream) -> None:
-        self._context.hub.registry.grown(stream)
+        self._context.hub.registry.on_grown(stream)
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""

@@ -247,7 +247,7 @@ class Home:
             if elsewhere:
                 told = mail.encode(mail.Reading(session=session.id, stream=record.id))
                 session.put(SendMail(node=record.node, message=told))  # so that its subscriptions end there
-            context.hub.registry.now_written_here(session.standalone)
+            context.hub.registry.on_claimed(session.standalone)
             session.exchange.runtime.on_home_gained()
         return True  # or another one was faster: look again
 
@@ -296,7 +296,7 @@ class Home:
             return
         session.exchange.runtime.on_home_lost()
         if session.standalone.reader is not None:
-            session.context.hub.registry.attached(session.standalone.reader)
+            session.context.hub.registry.on_attached(session.standalone.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
             self.send(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
@@ -305,7 +305,7 @@ class Home:
             self.send(payload, also)
 
     def on_grown(self, stream: Stream) -> None:
-        self._session.context.hub.registry.grown(stream)
+        self._session.context.hub.registry.on_grown(stream)
 
     def on_settled(self, stream: Stream) -> None:
         """It stays as long as its session."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from perdure._core import mail, orphan
 from perdure._core.ids import Kind, NodeId, Position
 from perdure._core.orphan import NO_VISITS, Orphan
-from perdure._core.states import SessionState
-from perdure.errors import StoreError
+from perdure._core.states import LogState, SessionState
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
 from perdure.sessions.ledger import name_of
 from perdure.sessions.messages import encode_notification
@@ -131,6 +131,9 @@ class Orphans:
                         last=stream.tail.last,
                     )
                     self._say(running)
+            if self._session.context.journal.state is LogState.DEGRADED:
+                # A store that can be read would not learn what its client was told, and have it told again.
+                raise StoreUnavailable
             async with self._session.context.hub.marks.one_at_a_time:
                 await self._tell_unread(here=here)
         except StoreError as failure:

@@ -51,8 +51,8 @@ class _HostRequest:
     """As the host wrote it, as JSON."""
     call: Call
     noted: NotedCall
-    sticky: str | None
-    """The request as it is repeated in a new session, where its method is sticky."""
+    sticky: str
+    """The request as it is repeated in a new session; "" where its method is not sticky."""
 
 
 class HostSide:
@@ -155,6 +155,11 @@ class HostSide:
             text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
             self._dialogue.add_token(wire_id, token)
         noted = NotedCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
+
+        def move(position: str | None, retry: int | None) -> None:
+            if not call.is_repeatable:
+                self._notes.move_call(noted, position)
+
         call = Call(
             self._link,
             lambda request_id: splice.replaced(text, encode(request_id), "id").encode(),
@@ -162,34 +167,28 @@ class HostSide:
             method=noted.method,
             name=noted.name,
             take=self._take,
-            move=lambda position, _: self._move(call, noted, position),
+            move=move,
         )
         # The message itself is not kept: it may be large, and the call may take long.
-        sticky = encode_sticky(message).decode() if message.method in STICKY else None
+        sticky = encode_sticky(message).decode() if message.method in STICKY else ""
         request = self._requests[host_id] = _HostRequest(id=host_id, call=call, noted=noted, sticky=sticky)
         return request
-
-    def _move(self, call: Call, noted: NotedCall, position: str | None) -> None:
-        if not call.is_repeatable:
-            self._notes.move_call(noted, position)
 
     async def _follow(self, request: _HostRequest) -> None:
         call = request.call
         if not call.is_repeatable:
             self._notes.add_call(call.first_id, request.noted)
         with call.scope:
-            answer = self._own_answer(request) or (await call.answer()).answering(request.id)
-            if request.sticky is not None and splice.find(answer, "result") is not None:
+            if request.noted.method == log_capability.SET_LEVEL and log_capability.is_own(self._link.handshake):
+                answer = log_capability.answered(request.id, request.sticky)
+            else:
+                answer = (await call.answer()).answering(request.id)
+            if request.sticky and splice.find(answer, "result") is not None:
                 self._notes.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
             await self._write(answer)
         call.departed.set()
         self._end(request)
-
-    def _own_answer(self, request: _HostRequest) -> str | None:
-        """The bridge's own answer, where the server has no logging."""
-        is_own = request.noted.method == log_capability.SET_LEVEL and log_capability.is_own(self._link.handshake)
-        return log_capability.answered(request.id, request.sticky) if is_own and request.sticky is not None else None
 
     def _free(self, request: _HostRequest) -> None:
         self._dialogue.remove_token(request.call.first_id)

@@ -23,7 +23,10 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 def is_own(handshake: Handshake | None) -> bool:
     """Whether the bridge does the logging."""
-    return handshake is not None and "logging" not in _capabilities(handshake)
+    if handshake is None:
+        return False
+    capabilities = handshake.result.get("capabilities")
+    return not isinstance(capabilities, dict) or "logging" not in capabilities
 
 
 def declared(answer: str, handshake: Handshake) -> str:
@@ -57,8 +60,3 @@ def answered(request_id: str, request: str) -> str:
 
 def _level(request: str) -> object:
     return json.loads(request)["params"].get("level")
-
-
-def _capabilities(handshake: Handshake) -> dict[str, object]:
-    found = handshake.result.get("capabilities")
-    return found if isinstance(found, dict) else {}

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from perdure._core.sticky import after as sticky_after
 from perdure._files import private
@@ -63,7 +62,7 @@ def decode(data: bytes) -> Noted:
         found = json.loads(data)
         if found.pop("perdure") != VERSION:
             raise ValueError("the notes have another form")
-        calls = {str(key): _noted_call(call) for key, call in found.pop("calls").items()}
+        calls = {str(key): NotedCall(**call) for key, call in found.pop("calls").items()}
         noted = Noted(**found, calls=calls)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the notes of a bridge: {error}") from error
@@ -72,19 +71,14 @@ def decode(data: bytes) -> Noted:
     )
     if not is_fit or not all(isinstance(request, str) for request in noted.sticky):
         raise ValueError("the notes are of another kind")
-    if any(
-        position and not can_be_sent(position) for position in (noted.position, *(c.position for c in calls.values()))
-    ):
-        raise ValueError("a position cannot be one that was noted")
+    for call in calls.values():
+        if not all(isinstance(value, str) for value in (call.id, call.method, call.name, call.position or "")):
+            raise ValueError("a call is of another kind")
+        json.loads(call.id)
+    for position in (noted.position, *(call.position for call in calls.values())):
+        if position and not can_be_sent(position):
+            raise ValueError("a position cannot be one that was noted")
     return noted
-
-
-def _noted_call(found: dict[str, Any]) -> NotedCall:
-    call = NotedCall(**found)
-    if not all(isinstance(value, str) for value in (call.id, call.method, call.name, call.position or "")):
-        raise ValueError("a call is of another kind")
-    json.loads(call.id)
-    return call
 
 
 def digest(session: str) -> str:

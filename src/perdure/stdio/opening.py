@@ -12,7 +12,7 @@ from perdure._core.delivery import Purpose
 from perdure.remote.attempts import Attempts
 from perdure.remote.failures import Refused, Unavailable
 from perdure.remote.link import Link
-from perdure.remote.message import Message, error
+from perdure.remote.message import error
 from perdure.remote.notice import Notice
 from perdure.remote.sender import Sender
 from perdure.remote.state import Handshake
@@ -55,11 +55,16 @@ class Opening:
         return found.text
 
     async def _open(self, host_id: str, params: dict[str, Any]) -> str:
-        answer, session, known = await self._begin()
+        link, limits = self._link, self._link.limits
+        current = link.handshake
+        with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
+            known = current.session if current else await self._resuming.session(limits.handshake)
+            answer, session = await link.handshakes.begin(self.text, link.new_id(), known=known or "")
+        if scope.cancelled_caught:
+            raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
         if answer.is_error:
             return answer.answering(host_id)
         made = Handshake(session=session, request=params, result=answer.result)
-        current = self._link.handshake
         self._is_resumed = known is not None and session == known
         if known is not None and not self._is_resumed:
             log_event(
@@ -67,7 +72,7 @@ class Opening:
                 "stdio.session_other",
                 "the earlier session does not fit the host's version or capabilities; a new one has begun",
             )
-        self._link.use(made)
+        link.use(made)
         if not self._is_resumed:
             await self.get_token(session)
             self._notes.begin(session)
@@ -75,15 +80,6 @@ class Opening:
             self._notes.recall(session)
             self._earlier.recall()
         return log_capability.declared(answer.answering(host_id), made)
-
-    async def _begin(self) -> tuple[Message, str, str | None]:
-        """The answer, its session, and the session that was to go on. One limit for all, as the host waits for all."""
-        link, limits = self._link, self._link.limits
-        with anyio.move_on_after(limits.handshake_seconds):
-            current = link.handshake
-            known = current.session if current else await self._resuming.session(limits.handshake)
-            return *await link.handshakes.begin(self.text, link.new_id(), known=known or ""), known
-        raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
 
     async def finish(self, text: str, departed: anyio.Event) -> None:
         """The host's `initialized`. In a resumed session the server swallows it."""

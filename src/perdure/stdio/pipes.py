@@ -1,9 +1,9 @@
-"""The two pipes to the host: lines in, lines out.
+"""The two pipes to the host: reads lines, and writes lines.
 
-Each has a thread of its own that does nothing but read or write. Pipes are not set to non-blocking: that would hold for
-whoever else has the same file open, a terminal for one, and plain files and Windows know no such thing.
+Each has its own thread that does nothing but read or write. Pipes are not set to non-blocking: that would hold for
+every other process that has the same file open, as with a terminal, and plain files and Windows have no such mode.
 
-Nothing piles up here. The reading thread waits until what it read was taken; whoever writes waits until the host's pipe
+Nothing piles up here. The reading thread waits until what it read was taken; each writer waits until the host's pipe
 has its line, so that there is at most one line for each stream and each call that is followed.
 """
 
@@ -28,7 +28,7 @@ STUCK = 0.75
 
 
 class HostGone(Exception):
-    """Nobody reads what is written to the host."""
+    """The host has closed the pipe that the bridge writes to."""
 
 
 class TooLong:
@@ -90,10 +90,19 @@ async def lines(
                     loop.call_soon_threadsafe(left)
                 before = taken
 
+    def read_chunk() -> bytes:
+        while True:
+            try:
+                return os.read(descriptor, _CHUNK)
+            except BlockingIOError:  # another process that has the same file open made it so
+                select.select([descriptor], [], [])
+            except OSError:
+                return b""  # a pipe that cannot be read has ended
+
     def read() -> None:
         cutter = Cutter(limit)
         try:
-            while chunk := _read(descriptor):
+            while chunk := read_chunk():
                 if found := cutter.feed(chunk):
                     hand(found)
             hand(cutter.end(), is_end=True)
@@ -106,16 +115,6 @@ async def lines(
         for line in found:
             yield line
             taken += 1
-
-
-def _read(descriptor: int) -> bytes:
-    while True:
-        try:
-            return os.read(descriptor, _CHUNK)
-        except BlockingIOError:  # somebody who has the same file open made it so
-            select.select([descriptor], [], [])
-        except OSError:
-            return b""  # a pipe that cannot be read has ended
 
 
 def _is_left(descriptor: int) -> bool:
@@ -151,7 +150,13 @@ class Output:
 
     def _run(self) -> None:
         while not self._gone:
-            taken = self._take()
+            with self._some:
+                while not self._waiting:
+                    self._some.wait()
+                taken, size = [self._waiting.popleft()], 0
+                while self._waiting and size < _BATCH:
+                    taken.append(self._waiting.popleft())
+                    size += len(taken[-1][0])
             try:
                 self._write(b"".join(line for line, _ in taken))
             except OSError:
@@ -160,16 +165,6 @@ class Output:
                 self._loop.call_soon_threadsafe(self._tell, [written for _, written in taken])
             except RuntimeError:
                 return  # the loop is closed: this process ends
-
-    def _take(self) -> list[tuple[bytes, asyncio.Future[None]]]:
-        with self._some:
-            while not self._waiting:
-                self._some.wait()
-            taken, size = [self._waiting.popleft()], 0
-            while self._waiting and size < _BATCH:
-                taken.append(self._waiting.popleft())
-                size += len(taken[-1][0])
-            return taken
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)

@@ -104,7 +104,11 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
             "Could not verify parent process start time, session resume disabled for this instance",
         )
         return NoSlot()
-    directory = options.token_dir or default_directory(environ, platform=sys.platform, home=_home())
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without an entry and without HOME, as in some containers
+        home = None
+    directory = options.token_dir or default_directory(environ, platform=sys.platform, home=home)
     try:
         started_in = Path.cwd()
     except OSError as error:  # it was removed: the target is not known
@@ -116,13 +120,6 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
     secret = environ.get(options.token_env, "") if options.token_env else ""
     target = Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
     return await open_slot(directory, identify(), target)
-
-
-def _home() -> Path | None:
-    try:
-        return Path.home()
-    except RuntimeError:  # a user without an entry and without HOME, as in some containers
-        return None
 
 
 @contextlib.contextmanager

@@ -64,9 +64,22 @@ class Resuming:
     async def session(self, patience: Patience) -> str | None:
         """The session to go on with, if there is one. Raises `Unavailable` or `Refused`; the token stays."""
         async with self._turn:
-            if not self._is_asked:
-                self._session = await self._resume(patience)
-                self._is_asked = True
+            token = self._slot.token() if not self._is_asked and self._slot.holder else None
+            if token is not None:
+                try:
+                    answer = await self._until_answered("resume", {"token": token}, patience)
+                    session, renewed = _text(answer, "session"), _text(answer, "token")
+                except _NoBroker:
+                    # No broker has rejected the token: it goes when another session begins, and not while a gateway
+                    # says 404.
+                    self._without_broker()
+                except _Rejected:
+                    self._slot.drop()
+                else:
+                    await self._keep(renewed)
+                    self._slot.resumed()
+                    self._session = session
+            self._is_asked = True
             return self._session
 
     async def opened(self, session: str) -> bool:
@@ -93,24 +106,6 @@ class Resuming:
                 log_event(logging.WARNING, "stdio.not_resumable", sentence)
             return True
 
-    async def _resume(self, patience: Patience) -> str | None:
-        token = self._slot.token() if self._slot.holder else None
-        if token is None:
-            return None
-        try:
-            answer = await self._until_answered("resume", {"token": token}, patience)
-            session, renewed = _text(answer, "session"), _text(answer, "token")
-        except _NoBroker:
-            # No broker has rejected the token: it goes when another session begins, and not while a gateway says 404.
-            self._without_broker()
-            return None
-        except _Rejected:
-            self._slot.drop()
-            return None
-        await self._keep(renewed)
-        self._slot.resumed()
-        return session
-
     async def _keep(self, token: str) -> None:
         """On disk first: only then may the old token be retired. If that fails, the old one is still good."""
         if not self._slot.keep(token):
@@ -133,12 +128,19 @@ class Resuming:
     ) -> dict[str, Any]:
         # A server may ask for any time; the host has its answer after as long as it was promised.
         attempts = Attempts(patience, course=Course(since=time.monotonic()), most_asked=patience.max_time)
+        broker = self._endpoint.at(beside(self._endpoint.url, action))
+        said = json.dumps({**body, "holder": self._slot.holder}).encode()
+        named = Handshake(session=session, request={}, result={})
         while True:
             try:
-                response, content = await self._ask(action, body, session)
+                with anyio.fail_after(TIMEOUT):
+                    async with broker.post(said, named) as response:
+                        content = await response.whole(MAX_ANSWER_BYTES)
                 if response.status < 500 and response.status != 429:
                     return self._answer(response, content)
                 attempts.failed(f"HTTP {response.status}", at_least=response.retry_after)
+            except EventTooLarge:
+                raise _NoBroker from None
             except TimeoutError:
                 attempts.failed(f"the broker has not answered within {TIMEOUT:.0f} s")
             except RequestFailed as failed:
@@ -147,17 +149,6 @@ class Resuming:
                 attempts.failed(str(failed))
             if not await attempts.wait():
                 raise Unavailable(attempts.trouble)
-
-    async def _ask(self, action: str, body: dict[str, str], session: str) -> tuple[Response, bytes]:
-        said = json.dumps({**body, "holder": self._slot.holder}).encode()
-        named = Handshake(session=session, request={}, result={})
-        broker = self._endpoint.at(beside(self._endpoint.url, action))
-        with anyio.fail_after(TIMEOUT):
-            async with broker.post(said, named) as response:
-                try:
-                    return response, await response.whole(MAX_ANSWER_BYTES)
-                except EventTooLarge:
-                    raise _NoBroker from None
 
     def _answer(self, response: Response, content: bytes) -> dict[str, Any]:
         if response.status in _ABSENT:

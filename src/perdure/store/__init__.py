@@ -16,19 +16,22 @@ _FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full"
 
 
 def open_store(url: str, *, busy_timeout: float = 1.0) -> Store:
-    """The store that an address names: `memory:`, `sqlite:PATH`, `sqlite:PATH?sync=normal|full`. Not opened yet."""
+    """Give the store at an address (`memory:`, `sqlite:PATH`, `sqlite:PATH?sync=normal|full`), not opened yet."""
     scheme, rest = _parts(url)
     return MemoryStore() if scheme == "memory" else _sqlite(SqliteStore, url, rest, busy_timeout)
 
 
 def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Store:
-    """The same for whoever is no server: the store must be there, in this release's version, and is left as it is.
+    """The same for a program that does not serve: the store must be there, in this release's version.
 
-    Without `writes` it only reads, and is in nobody's way.
+    The store is neither made nor migrated. Without `writes` it is only read, and no server waits for that.
     """
     scheme, rest = _parts(url)
     if scheme == "memory":
-        raise BadSetting(f"store is {url!r}; that store is in its server's memory, and no other process can read it")
+        raise BadSetting(
+            f"store is {url!r}; a store in memory can be read only by its own server; give the store that the server"
+            " writes, such as sqlite:PATH"
+        )
     return _sqlite(ExistingSqlite if writes else SqliteView, url, rest, busy_timeout)
 
 
@@ -37,7 +40,7 @@ def _parts(url: str) -> tuple[str, str]:
     if not colon or scheme not in ("memory", "sqlite"):
         raise BadSetting(f"store is {url!r}; allowed: {_FORMS}")
     if scheme == "memory" and rest:
-        raise BadSetting(f"store is {url!r}; a store in memory takes nothing behind the colon")
+        raise BadSetting(f"store is {url!r}; nothing may follow the colon of a store in memory")
     return scheme, rest
 
 
@@ -46,7 +49,7 @@ def _sqlite(kind: type[SqliteStore], url: str, rest: str, busy_timeout: float) -
     if path == ":memory:":
         raise BadSetting(f"store is {url!r}; for a store in memory say memory:")
     if not path or "\0" in path:
-        raise BadSetting(f"store is {url!r}, which names no file; allowed: {_FORMS}")
+        raise BadSetting(f"store is {url!r}, without the path of a file; allowed: {_FORMS}")
     options = dict(parse_qsl(query, keep_blank_values=True))
     sync = options.pop("sync", "normal")
     if options:

@@ -1,4 +1,4 @@
-"""What a store is: a few small interfaces and the promises behind them.
+"""The interface of a store: a few small protocols, and the promises behind them.
 
 Everything that must not be lost goes in as *steps*: frozen values, committed in groups. A step says what is so, not
 how to get there, so a step that arrives twice (the first answer was lost, or came too late) changes nothing. That
@@ -19,33 +19,33 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 5. **Repeatable.** Committing again what was committed last, in the same order, changes nothing: events are known by
    their numbers, an ended call keeps its first end.
 6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the
-   one before ended, so that an old position never names a new event. Of several who claim at once, one succeeds.
+   previous generation ended, so that an old position never names a new event. Of several claims at once, one succeeds.
 7. **Answers last.** `Trim` never removes a final answer; only `DropStream`, `EndSession` and `sweep` do.
 8. **Only a hint.** A wake-up may be lost, late or needless; `read` tells the truth.
 9. **Failure is named.** A backend's own exceptions leave as `StoreError`, with their cause kept.
-10. **Once each.** Mail stays until a `Received` step takes it away, in one commit with what came of it; mail of a dead
-    node goes to whoever buries it. So whatever a message causes in the store happens once.
+10. **Once each.** Mail stays until a `MailReceived` step takes it away, in one commit with what came of it; mail of a
+    dead node goes to the node that buries it. So whatever a message causes in the store happens once.
 11. **Dead is dead.** `Liveness.dead` names only nodes that write nothing more under any claim that they held, or whose
-    claims the fences take away before anybody else acts on them.
+    claims the fences take away before another node acts on them.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
-    (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not
-    opened (`SessionEnded`).
-13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several who change a
-    chain from what they have all seen, one succeeds, in whatever process; what it wrote is durable (3).
+    (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not opened
+    (`SessionEnded`).
+13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several changes to a
+    chain that begin from the same state, one succeeds, in whatever process; what it wrote is durable (3).
 14. **Exact limits.** A `PutSession` or `OpenStream` that carries a limit is refused (`TooManySessions`, `TooManyCalls`)
     where it would go beyond, however many processes commit at once. Of sessions that have ended the store keeps a
     bounded number of small records: `_core.retention` has the numbers, and the oldest go first.
-15. **Held is told.** A living node that has said that it holds steps is named by every other node's `Liveness.holders`,
-    from the moment that `hold` returns until it says that it holds nothing more. That needs no write: what is told is
-    that writing fails. A dead node is named until it is buried, at the longest.
-16. **Forwarded in order.** Messages that a node forwards to a stream belong to the stream, whoever writes it. They wait
-    in the order of their commits; those of one sender are numbered, each number is taken once, and none before the one
-    in front of it. An `Append` takes them away in one step with their events, so each is appended once.
+15. **Holders are known.** A living node that has said that it holds steps is named by every other node's
+    `Liveness.holders`, from the moment that `hold` returns until it says that it holds nothing more. That needs no
+    write: what it says is that writing fails. A dead node is named until it is buried, at the longest.
+16. **Forwarded in order.** Messages that a node forwards to a stream belong to the stream, whichever node writes it.
+    They wait in the order of their commits; those of one sender are numbered, each number is taken once, and none
+    before the one in front of it. An `Append` takes them away in one step with their events, so each is appended once.
 17. **In use, it stays.** No time that has passed ends a session that a node which is not buried uses: as its home, as
     the writer of a call that has not ended, or as the node of a reader. `sweep`, `longest_dormant` and an `EndSession`
     with `unused_since` leave it alone.
-18. **One clock.** `clock` tells all nodes that live at the same time the same time, nearly, and does not jump,
-    whatever their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
+18. **One clock.** `clock` tells all nodes that live at the same time the same time, nearly, and does not jump, whatever
+    their wall clocks do. A node that finds no other one has nothing but its wall clock to begin with.
 19. **Read this far.** How far a stream's readers have got only moves forward, and never beyond what was appended in the
     generation in which they read it: an event that took the number of a lost one counts as unread.
 20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for
@@ -96,7 +96,7 @@ class SessionRecord:
 
     id: SessionId
     owner: str
-    """The principal that opened it; empty where nobody authenticates."""
+    """The principal that opened it; empty where clients do not authenticate."""
     state: SessionState
     version: str
     """The negotiated protocol version; empty while OPENING."""
@@ -115,7 +115,7 @@ class SessionRecord:
     ended: str = ""
     """Why, once it has: the value of a `SessionStep`."""
     address: str = ""
-    """The address it was opened from, if it has no owner: callers without a name are told apart by this."""
+    """The address it was opened from, if it has no owner: this tells callers without a name apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +124,7 @@ class StreamRecord:
     session: SessionId
     kind: Kind
     node: NodeId
-    """Who writes it; empty if nobody does. The writer of the standalone stream is the session's home."""
+    """The node that writes it; empty if none does. The writer of the standalone stream is the session's home."""
     fence: Fence
     opened: float
     generation: int = 1
@@ -168,7 +168,7 @@ class AskRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReaderRecord:
-    """Who reads a stream: at most one reader, the newest."""
+    """The reader of a stream: there is one at most, the newest."""
 
     stream: StreamId
     reader: str
@@ -347,7 +347,7 @@ class Forward:
 
     stream: StreamId
     node: NodeId
-    """Where the sender lives. It has one sender for each stream; the numbers of one before are forgotten."""
+    """The sender's node. It has one sender for each stream; the numbers of a previous one are forgotten."""
     sender: str
     first: int
     """The number of the first message; a sender begins with 1."""
@@ -369,7 +369,7 @@ class PutCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """The writer of a stream lets go of it: from now on nobody writes it, until somebody claims it."""
+    """The writer of a stream lets go of it: from now on no node writes it, until one claims it."""
 
     stream: StreamId
     fence: Fence
@@ -403,7 +403,7 @@ class CloseAsk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutReader:
-    """A reader attached: whoever was there is overtaken."""
+    """A reader attached, in place of the one that was there."""
 
     record: ReaderRecord
 
@@ -438,7 +438,7 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendMail:
-    """A message for a node, who is given a hint.
+    """A message for a node. The node gets a hint.
 
     Refused if there is no such node (`NodeGone`), or too much waits for it (`MailFull`).
     """
@@ -493,7 +493,7 @@ class EventStore(Protocol):
         ...
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        """The same, if it can be done at once without waiting for anybody; else `None`, and nothing was done."""
+        """The same, if it can be done at once, without waiting; else `None`, and nothing was done."""
         ...
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
@@ -609,13 +609,13 @@ class ReaderStore(Protocol):
 
 
 Listener = Callable[[Sequence[StreamId]], None]
-"""Told in the event loop which streams to look at again. None named: look at all that you follow, and at your mail."""
+"""Called in the event loop with the streams to look at again; with none, at all that you follow and at your mail."""
 
 
 class Wakeups(Protocol):
     def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
-        """Be told what others have changed: what they hint at for this node, and now and then that something was
-        written (8). Gives the way to stop."""
+        """Call `listener` when other nodes hint at something for this one, and now and then when something was written
+        (8). Gives the way to stop."""
         ...
 
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
@@ -623,7 +623,7 @@ class Wakeups(Protocol):
         ...
 
     def stamp(self) -> object:
-        """Equal values mean that nobody else has written anything between the two moments.
+        """Equal values mean that no other process has written anything between the two moments.
 
         So what was read then is still so. A store that cannot tell without waiting gives a new value each time.
         """
@@ -631,7 +631,7 @@ class Wakeups(Protocol):
 
 
 class Liveness(Protocol):
-    """One node's view of who is alive, itself included."""
+    """One node's view of which nodes are alive, itself included."""
 
     @property
     def holds(self) -> bool:

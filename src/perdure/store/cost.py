@@ -21,7 +21,7 @@ from perdure.store.base import (
 
 
 def weigh(steps: Sequence[Step]) -> tuple[int, int, bool]:
-    """How many rows and bytes the steps write, nearly; and whether they forget anything."""
+    """Give how many rows and bytes the steps write, nearly; and whether they forget anything."""
     count = size = 0
     forget = False
     for step in steps:

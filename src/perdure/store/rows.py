@@ -1,4 +1,4 @@
-"""Records to rows and back."""
+"""Turns records into rows of a database, and rows into records."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def id_key(request_id: int | str) -> str | bytes:
 
 
 def loose(text: str) -> str | bytes:
-    """Text from outside as SQLite can hold it: half a surrogate pair, which JSON may spell, is no UTF-8."""
+    """Give text as a database can hold it: half a surrogate pair, which JSON may spell, is not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
 """Limits how long a store keeps its callers waiting, by what the store did and not by how late this process looks.
 
-Three things are told apart from a store that hangs:
+Three things are not a store that hangs:
 
 - **This process is late** (a busy machine, a long callback, a process that was stopped). Time is counted in ticks of
   the event loop. A tick that comes late counts as one, and what the store has answered meanwhile is seen before the
@@ -44,10 +44,10 @@ class TimeLimit:
         self._answered: float = math.inf
         """The earliest call that was answered in this tick."""
         self._earliest: deque[float] = deque(maxlen=TICKS)
-        """The same of the last ticks: whoever was called before all of these has seen nothing move."""
+        """The same of the last ticks: a call that is older than all of these has seen nothing move."""
 
     async def wait(self, asked: Awaitable[T]) -> T:
-        """Give what the store answers, however long it queues."""
+        """Give what the store answers, however long the call waits its turn."""
         number = next(self._numbers)
         scope = asyncio.timeout(None)
         try:

@@ -228,7 +228,7 @@ async def promise_20_a_call_that_hangs_fails_by_name_within_its_time(case: Case)
                 answers = await asyncio.gather(*calls, return_exceptions=True)
         except TimeoutError:
             raise AssertionError(f"a call neither answered nor failed within {case.patience} seconds") from None
-    same("what a commit is told while the store hangs", type(answers[0]), StoreUnavailable)
+    same("what a commit raises while the store hangs", type(answers[0]), StoreUnavailable)
     failures = {type(answer) for answer in answers if isinstance(answer, BaseException)}
     same("failures of all calls while it hangs", failures, {StoreUnavailable})
     await case.accept(step)  # it may have been written when the store went on (5)
@@ -250,7 +250,7 @@ async def the_newest_reader_stays_when_an_older_one_leaves(case: Case) -> None:
 
 
 async def promise_19_how_far_readers_have_got_only_moves_forward(case: Case) -> None:
-    """Whoever tells it, and in whatever order: a reader from further back takes nothing away."""
+    """Whichever node tells it, and in whatever order: a reader from further back takes nothing away."""
     await case.open_stream()
     await case.put(an_append(case.fence, some_events(1, 5)))
     for through, reached in ((2, 2), (1, 2), (4, 4), (9, 5)):

@@ -1,4 +1,4 @@
-"""Promises 8, 10, 11 and 15: hints, mail, who is dead, and who holds what is not written."""
+"""Promises 8, 10, 11 and 15: hints, mail, which nodes are dead, and which hold what is not written."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LEASE = 15.0
 
 
 class Clock:
-    """A monotonic clock that stands still until it is told to go on."""
+    """A monotonic clock that stands still until a check sets it."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -51,7 +51,7 @@ class Clock:
         return self.now
 
 
-async def promise_8_reading_tells_the_truth_whether_or_not_somebody_listens(case: Case) -> None:
+async def promise_8_reading_tells_the_truth_with_and_without_a_listener(case: Case) -> None:
     await case.open_stream()
     stop = case.store.subscribe(NODE, lambda streams: None)
     await case.put(an_append(case.fence, some_events(1, 1)))
@@ -74,7 +74,7 @@ async def promise_8_a_hint_reaches_the_node_that_it_is_for(case: Case) -> None:
         await _told(told, case.patience)
         stop()
         case.store.hint(OTHER, [STREAM])
-        case.store.hint(NodeId("nobody"), [STREAM])
+        case.store.hint(NodeId("unknown"), [STREAM])
         same("mail", await messages(elsewhere, OTHER), [b"look"])
 
 
@@ -88,18 +88,18 @@ async def _told(queue: asyncio.Queue[Sequence[StreamId]], patience: float, name:
         raise AssertionError(f"no hint at {name or 'the mail'} came within {patience} seconds") from None
 
 
-async def equal_stamps_mean_that_nobody_else_has_written(case: Case) -> None:
+async def equal_stamps_mean_that_no_other_process_has_written(case: Case) -> None:
     await case.put(PutSession(record=a_session()))
     async with case.elsewhere() as elsewhere:
         for number in range(3):
             before = case.store.stamp()
             accepted(await put(elsewhere, ChangeSession(session=SESSION, active=float(number))))
             if case.store.stamp() == before:
-                raise AssertionError(f"the stamp {before!r} stayed, though somebody else has written")
+                raise AssertionError(f"the stamp {before!r} stayed, though another process has written")
             before = case.store.stamp()
             await elsewhere.reattach(SESSION)
             if case.store.stamp() == before:
-                raise AssertionError(f"the stamp {before!r} stayed, though somebody else has begun an incarnation")
+                raise AssertionError(f"the stamp {before!r} stayed, though another process has begun an incarnation")
 
 
 async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
@@ -117,7 +117,7 @@ async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
     await case.put(SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
     same("mail that came meanwhile", await messages(case.store), [b"late"])
     same("the other's mail", await messages(case.store, OTHER), [b"theirs"])
-    same("mail of nobody", list(await case.store.mail(NodeId("nobody"))), [])
+    same("mail of an unknown node", list(await case.store.mail(NodeId("unknown"))), [])
 
 
 async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(case: Case) -> None:
@@ -149,11 +149,11 @@ async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_al
         same("events", await numbers(case.store), [1])
 
 
-async def promise_10_a_message_for_nobody_is_refused_and_its_neighbours_are_not(case: Case) -> None:
+async def promise_10_a_message_for_an_unknown_node_is_refused_and_its_neighbours_are_not(case: Case) -> None:
     await case.open_stream()
     refusals = await case.put(
         an_append(case.fence, some_events(1, 1)),
-        SendMail(node=NodeId("nobody"), message=b"lost"),
+        SendMail(node=NodeId("unknown"), message=b"lost"),
         SendMail(node=NODE, message=b"found"),
     )
     refused(refusals, 1, why=NodeGone)
@@ -161,7 +161,7 @@ async def promise_10_a_message_for_nobody_is_refused_and_its_neighbours_are_not(
     same("mail", await messages(case.store), [b"found"])
 
 
-async def promise_10_the_heir_gets_the_mail_of_whom_it_buries(case: Case) -> None:
+async def promise_10_the_heir_gets_the_mail_of_the_node_it_buries(case: Case) -> None:
     await case.store.join(OTHER)
     for number in range(3):
         await case.put(SendMail(node=OTHER, message=b"theirs %d" % number))
@@ -170,7 +170,7 @@ async def promise_10_the_heir_gets_the_mail_of_whom_it_buries(case: Case) -> Non
     await case.store.leave(OTHER)
     await case.store.bury(OTHER, heir=NODE)
     inherited = [message for message in await messages(case.store) if message.startswith(b"theirs")]
-    same("mail of the one who was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
+    same("mail of the node that was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
     await case.put(MailReceived(node=NODE, through=ours[-1].key))
     same("mail that the heir had not seen", await messages(case.store), inherited)
     refused(await case.put(SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
@@ -212,7 +212,7 @@ async def promise_11_a_node_that_left_is_dead_until_it_is_buried(case: Case) -> 
         same("dead nodes", list(await mine.dead()), [])
         await elsewhere.leave(OTHER)
         same("dead nodes", list(await mine.dead()), [OTHER])
-        same("whether the claims of one who left hold", theirs.holds, False)
+        same("whether the claims of a node that left hold", theirs.holds, False)
     same("what it wrote", list(await case.store.written_by(OTHER)), [left])
     claimed = await case.store.claim(left.id, node=NODE, held=left.fence)
     same("the stream that was claimed", claimed and replace(claimed, fence=fence, node=OTHER, generation=1), left)
@@ -238,13 +238,13 @@ async def promise_15_a_node_that_holds_is_named_until_it_holds_nothing_more(case
     async with case.elsewhere() as elsewhere:
         await elsewhere.join(OTHER)
         theirs = _view(elsewhere, OTHER, clock)
-        same("who holds, before any node does", [list(await view.holders()) for view in (mine, theirs)], [[], []])
+        same("holders, before any node is one", [list(await view.holders()) for view in (mine, theirs)], [[], []])
         for _ in range(2):
             theirs.hold(True)
-            same("who holds, to another", list(await mine.holders()), [OTHER])
-            same("who else holds, to the one who does", list(await theirs.holders()), [])
+            same("holders, as another node sees them", list(await mine.holders()), [OTHER])
+            same("other holders, as the holder sees them", list(await theirs.holders()), [])
         mine.hold(True)
-        same("two who hold", [list(await mine.holders()), list(await theirs.holders())], [[OTHER], [NODE]])
+        same("two holders", [list(await mine.holders()), list(await theirs.holders())], [[OTHER], [NODE]])
         for view in (mine, theirs):
             view.hold(False)
             view.hold(False)
@@ -260,11 +260,11 @@ async def promise_15_a_node_that_is_gone_holds_nothing(case: Case) -> None:
         await elsewhere.join(OTHER)
         theirs = _view(elsewhere, OTHER, clock)
         theirs.hold(True)
-        same("who holds", list(await mine.holders()), [OTHER])
+        same("holders", list(await mine.holders()), [OTHER])
         await elsewhere.leave(OTHER)
-        same("who holds, when it has left", list(await mine.holders()), [])
+        same("holders, when it has left", list(await mine.holders()), [])
         theirs.hold(True)
-        same("who holds, whatever one says who has left", list(await mine.holders()), [])
+        same("holders, whatever a node says that has left", list(await mine.holders()), [])
 
 
 async def _wait_until_none_holds(*views: Liveness, patience: float) -> None:

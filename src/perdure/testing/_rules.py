@@ -209,8 +209,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.twins.post(self.twins.nodes[node][0], message)
 
     @rule(message=st.binary(max_size=3))
-    def post_to_nobody(self, message: bytes) -> None:
-        self.twins.post(NodeId("nobody"), message)
+    def post_to_an_unknown_node(self, message: bytes) -> None:
+        self.twins.post(NodeId("unknown"), message)
 
     @rule(stream=streams, node=places, first=st.integers(1, 4), payloads=st.lists(st.binary(max_size=3), max_size=3))
     def forward(self, stream: str, node: int, first: int, payloads: list[bytes]) -> None:

@@ -113,7 +113,7 @@ async def a_session_is_changed_where_something_is_said_and_nowhere_else(case: Ca
         (ChangeSession(session=SESSION, active=6.0), {}),
         (ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
     ):
-        await case.accept(change, ChangeSession(session=SessionId("nobody's"), active=9.0))
+        await case.accept(change, ChangeSession(session=SessionId("unknown"), active=9.0))
         record = replace(record, **changed)
         same("the session", await case.store.session(SESSION), record)
     same("sessions", [session.id for session in await all_sessions(case.store)], [SESSION])
@@ -142,7 +142,7 @@ async def reattaching_counts_up(case: Case) -> None:
         same("the session", await case.store.reattach(SESSION), wanted)
         await case.reopen()
         same("the session in the store", await case.store.session(SESSION), wanted)
-    same("reattaching what is not there", await case.store.reattach(SessionId("nobody's")), None)
+    same("reattaching what is not there", await case.store.reattach(SessionId("unknown")), None)
 
 
 async def sticky_requests_are_kept_as_they_follow_each_other(case: Case) -> None:
@@ -160,7 +160,7 @@ async def sticky_requests_are_kept_as_they_follow_each_other(case: Case) -> None
         wanted = sticky.after(wanted, request)
         found = await case.store.session(SESSION)
         same("sticky requests", found and found.sticky, wanted)
-    await case.accept(Stick(session=SessionId("nobody's"), request=a_sticky("logging/setLevel")))
+    await case.accept(Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
 
 
 async def sessions_are_listed_by_id_a_page_at_a_time(case: Case) -> None:
@@ -168,7 +168,7 @@ async def sessions_are_listed_by_id_a_page_at_a_time(case: Case) -> None:
     await case.put(*(PutSession(record=a_session(id_)) for id_ in reversed(ids)))
     same("a page", [session.id for session in await case.store.sessions(after=None, limit=3)], ids[:3])
     same("all pages", [session.id for session in await all_sessions(case.store, page=4)], ids)
-    odd = replace(a_session("odd"), incarnation=5, sticky=(), owner="\ud83d somebody else", active=3.5)
+    odd = replace(a_session("odd"), incarnation=5, sticky=(), owner="\ud83d another owner", active=3.5)
     await case.put(PutSession(record=odd))
     same("a record", await case.store.session(odd.id), odd)
 
@@ -211,14 +211,14 @@ async def promise_13_a_chain_is_found_by_its_name_and_by_its_session(case: Case)
 
 
 async def promise_13_a_session_has_one_chain(case: Case) -> None:
-    """The new one takes the place of the one before."""
+    """The new chain takes the place of the earlier one."""
     await case.put(PutSession(record=a_session()))
     before, after = a_chain("before"), a_chain("after")
     await case.store.put_chain(before)
     await case.store.put_chain(after)
-    same("the chain of before", await case.store.chain(before.name), None)
+    same("the earlier chain", await case.store.chain(before.name), None)
     same("the session's chain", await case.store.chain_of(SESSION), after)
-    same("a change of the one before", await case.store.change_chain(before, None), False)
+    same("a change of the earlier chain", await case.store.change_chain(before, None), False)
     same("the session's chain", await case.store.chain(after.name), after)
 
 
@@ -265,7 +265,7 @@ async def promise_13_a_chain_ends_with_its_session(case: Case) -> None:
     same("the chain of one that ended", await case.store.chain("ended"), None)
     same("a late change", await case.store.change_chain(a_chain("ended", session="ended"), None), False)
     same("a late chain", await case.store.put_chain(a_chain("late", session="ended")), False)
-    same("a chain of nobody's", await case.store.put_chain(a_chain("late", session="unknown")), False)
+    same("a chain of no session", await case.store.put_chain(a_chain("late", session="unknown")), False)
     same("a late chain", await case.store.chain("late"), None)
     await case.store.sweep(Cutoffs(events=10.0, answers=10.0))
     same("the chain of one that was swept", await case.store.chain("swept"), None)
@@ -333,7 +333,7 @@ async def promise_14_of_many_that_come_at_once_so_many_get_in(case: Case) -> Non
         refusals = [refusal for [refusal] in await asyncio.gather(*commits)]
     same("refused", sum(isinstance(refusal, TooManySessions) for refusal in refusals), 17)
     same("open sessions", await count_open(case.store), 3)
-    same("of their owner", [session.owner for session in await all_sessions(case.store)], ["somebody"] * 3)
+    same("of their owner", [session.owner for session in await all_sessions(case.store)], ["owner"] * 3)
 
 
 async def promise_14_calls_beyond_the_limit_of_their_session_are_refused(case: Case) -> None:

@@ -279,7 +279,7 @@ async def promise_2_a_stream_that_is_gone_sealed_or_elsewhere_is_not_appended_to
     refused(await case.put(an_append(case.fence, some_events(2, 2))), 0)
 
 
-async def promise_2_a_call_is_changed_by_its_writer_and_by_nobody_else(case: Case) -> None:
+async def promise_2_a_call_is_changed_by_its_writer_alone(case: Case) -> None:
     await case.open_stream()
     again = a_put_call(case.fence, attempt=2, progress=0.5)
     await case.accept(again, replace(again, request_id="unknown"))
@@ -296,7 +296,7 @@ async def promise_2_a_call_is_changed_by_its_writer_and_by_nobody_else(case: Cas
     refused(await case.put(replace(again, fence=claimed.fence, request_id="one")), 0)
 
 
-async def promise_2_a_stream_is_let_go_of_by_its_writer_and_by_nobody_else(case: Case) -> None:
+async def promise_2_a_stream_is_let_go_of_by_its_writer_alone(case: Case) -> None:
     await case.open_stream()
     claimed = await case.claim()
     release = Release(stream=STREAM, fence=case.fence)
@@ -312,7 +312,7 @@ async def promise_2_a_stream_is_let_go_of_by_its_writer_and_by_nobody_else(case:
     refused(await case.put(replace(release, fence=again.fence)), 0)
 
 
-async def promise_6_a_claim_begins_a_generation_and_records_the_end_of_the_one_before(case: Case) -> None:
+async def promise_6_a_claim_begins_a_generation_and_records_the_end_of_the_last_one(case: Case) -> None:
     await case.open_stream()
     await case.put(an_append(case.fence, some_events(1, 4)))
     first = await case.store.claim(STREAM, node=OTHER, held=case.fence)
@@ -337,7 +337,7 @@ async def promise_6_no_fence_is_given_twice(case: Case) -> None:
     same("different fences", len(set(fences)), len(fences))
 
 
-async def promise_6_of_several_who_claim_one_succeeds(case: Case) -> None:
+async def promise_6_of_several_claims_one_succeeds(case: Case) -> None:
     await case.open_stream()
     async with case.elsewhere() as elsewhere:
         for _ in range(10):
@@ -350,7 +350,7 @@ async def promise_6_of_several_who_claim_one_succeeds(case: Case) -> None:
             same("the one that has it, in the end", [await case.record()], claimed)
 
 
-async def promise_6_who_has_seen_another_fence_claims_nothing(case: Case) -> None:
+async def promise_6_a_claim_with_another_fence_takes_nothing(case: Case) -> None:
     await case.open_stream()
     claimed = await case.claim()
     same("a claim with a fence that is gone", await case.store.claim(STREAM, node=OTHER, held=case.fence), None)
@@ -368,7 +368,7 @@ async def promise_6_what_is_sealed_or_gone_is_not_claimed(case: Case) -> None:
 
 
 async def streams_are_found_by_who_writes_them(case: Case) -> None:
-    """Whoever settles a dead node's streams sees all of them and no others."""
+    """The node that settles a dead node's streams sees all of them and no others."""
     for name in ("z", "sealed", "a", "taken", "released"):
         await case.open_stream(name)
     await case.put(an_append(case.fence, some_events(1, 1, final=True), stream="sealed", seal=True))
@@ -376,7 +376,7 @@ async def streams_are_found_by_who_writes_them(case: Case) -> None:
     await case.put(Release(stream=StreamId("released"), fence=case.fence))
     same("streams written", [stream.id for stream in await case.store.written_by(NODE)], ["z", "a"])
     same("streams of the other", list(await case.store.written_by(OTHER)), [taken])
-    same("streams of nobody known", list(await case.store.written_by(NodeId("nobody"))), [])
+    same("streams of an unknown node", list(await case.store.written_by(NodeId("unknown"))), [])
 
 
 async def streams_are_found_by_their_ids_as_far_as_they_have_grown(case: Case) -> None:
@@ -405,7 +405,7 @@ async def _waiting(store: Store, stream: str = STREAM) -> list[bytes]:
     return found
 
 
-async def promise_16_messages_wait_in_the_order_of_their_commits_whoever_writes(case: Case) -> None:
+async def promise_16_messages_wait_in_the_order_of_their_commits(case: Case) -> None:
     await case.open_stream()
     await case.open_stream("another")
     await case.accept(a_forward(b"1", b"2"), a_forward(b"one", node=NODE, sender="ours"))
@@ -449,7 +449,7 @@ async def promise_16_a_number_is_taken_once_also_when_its_message_is_gone(case: 
     same("what another sender of the node says", await _waiting(case.store), [b"again"])
 
 
-async def promise_16_no_message_is_taken_before_the_one_in_front_of_it(case: Case) -> None:
+async def promise_16_no_message_is_taken_before_its_predecessor(case: Case) -> None:
     await case.open_stream()
     await case.accept(a_forward(b"1"))
     refused(await case.put(a_forward(b"3", first=3)), 0, why=MailFull)

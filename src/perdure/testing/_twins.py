@@ -71,7 +71,7 @@ class Twins:
         """In the model and in the store; a writer is a place in this list."""
         self.writer: dict[str, int] = {}
         self.nodes: list[tuple[NodeId, int]] = []
-        """Those who have joined, with the fence that they got."""
+        """The nodes that have joined, with the fence that they got."""
         self.join(NODE)
         self.join(NodeId("other"))
 
@@ -173,7 +173,7 @@ class Twins:
         self.fences.append(self.both(lambda store: store.join(node)))
 
     def claim(self, stream: str, *, node: NodeId, held: int) -> None:
-        """As one who has seen the fence at that place."""
+        """Claim as a node that has seen the fence at that place."""
         fences = dict(zip((self.model, self.store), self.fences[held % len(self.fences)], strict=True))
         ours, theirs = self.both(lambda store: store.claim(StreamId(stream), node=node, held=fences[store]))
         assert (ours is None) == (theirs is None), f"claimed: {theirs}, where the model has {ours}"

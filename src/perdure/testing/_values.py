@@ -1,4 +1,4 @@
-"""Records and steps with as little said as possible, and a picture of all that a store shows."""
+"""Records and steps with as few arguments as possible, and a picture of all that a store shows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STREAM = StreamId("stream")
 
 
 def a_session(
-    id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "somebody"
+    id_: str = SESSION, *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "owner"
 ) -> SessionRecord:
     return SessionRecord(
         id=SessionId(id_),
@@ -86,7 +86,7 @@ def a_call(
         stream=StreamId(stream),
         method="tools/call",
         request=b'{"method":"tools/call"}',
-        principal="somebody",
+        principal="owner",
     )
 
 

@@ -100,11 +100,6 @@ def _begins_with(*subcommands: str) -> Rule:
     return lambda words: bool(words) and words[0] in subcommands
 
 
-def _uv(words: Sequence[str]) -> bool:
-    """Options with values may stand first (`uv --directory PATH run …`); uv starts nothing else that stays."""
-    return "run" in words or "uvx" in words
-
-
 def _env(words: Sequence[str]) -> bool:
     rest = _after_options(words, _ENV_VALUED)
     while rest and _ASSIGNMENT.fullmatch(rest[0]):
@@ -206,7 +201,8 @@ def _after_options(words: Sequence[str], valued: frozenset[str]) -> Sequence[str
 
 _RULES: Mapping[str, Rule] = {
     "perdure": _begins_with("stdio"),
-    "uv": _uv,
+    # Options with values may stand first (`uv --directory PATH run …`); uv starts nothing else that stays.
+    "uv": lambda words: "run" in words or "uvx" in words,
     "uvx": bool,
     "npx": bool,
     "npx-cli": bool,

@@ -66,7 +66,14 @@ class ProcFs:
             stat = (folder / "stat").read_text(errors="replace")
             with open(folder / "cmdline", "rb") as file:
                 command = file.read(MAX_COMMAND)
-            return _parse(stat, command)
+            # The name stands in parentheses and may hold some, and spaces.
+            begin, _, rest = stat.rpartition(")")
+            name, fields = begin.partition(" (")[2], rest.split()
+            is_cut = len(command) >= MAX_COMMAND
+            said = command.rstrip(b"\0").decode(errors="replace").split("\0") if command else []
+            words = (name,) if is_cut else tuple(said)
+            # proc(5) counts from 1 and with pid and name: the parent is field 4, the start 22.
+            return ProcessInfo(pid=pid, parent=int(fields[1]), start=int(fields[19]), name=name, words=words)
         except (OSError, ValueError, IndexError):
             return None
 
@@ -111,18 +118,6 @@ def here(platform: str = sys.platform) -> Processes | None:
         return Psutil() if platform == "darwin" else None
     except (OSError, ImportError):
         return None
-
-
-def _parse(stat: str, command: bytes) -> ProcessInfo:
-    """Read `/proc/PID/stat`. The name stands in parentheses and may hold some, and spaces."""
-    begin, _, rest = stat.rpartition(")")
-    pid, _, name = begin.partition(" (")
-    fields = rest.split()
-    is_cut = len(command) >= MAX_COMMAND
-    said = command.rstrip(b"\0").decode(errors="replace").split("\0") if command else []
-    words = [name] if is_cut else said
-    # proc(5) counts from 1 and with pid and name: the parent is field 4, the start 22.
-    return ProcessInfo(pid=int(pid), parent=int(fields[1]), start=int(fields[19]), name=name, words=tuple(words))
 
 
 def _is_gone(found: ProcessInfo | None, pid: int, start: int) -> bool:

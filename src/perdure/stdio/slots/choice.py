@@ -162,8 +162,21 @@ class SlotChooser:
 def remove_leftovers(folder: Folder, mine: Label, processes: Processes, *, keep: SlotName, now: float) -> None:
     """Remove the files of dead hosts. A slot that a bridge holds stays, and so does every file that is not ours."""
     for name in sorted(slot_names(folder), key=str):
-        if (name.pid, name.start) != (keep.pid, keep.start) and _is_left(folder, name, mine, processes, now):
-            _remove_slot(folder, name)
+        if (name.pid, name.start) == (keep.pid, keep.start) or not _is_left(folder, name, mine, processes, now):
+            continue
+        try:
+            lock = folder.lock(name.lock)
+        except OSError:
+            continue
+        if lock is None:
+            continue
+        for file in [*name.contents, name.lock]:
+            if folder.is_plain(file):
+                folder.remove(file)
+        os.close(lock)
+        log_event(
+            logging.DEBUG, "token.removed", f"Removed the files of host {name.pid}, which is gone", slot=str(name)
+        )
 
 
 def _is_left(folder: Folder, name: SlotName, mine: Label, processes: Processes, now: float) -> bool:
@@ -173,17 +186,3 @@ def _is_left(folder: Folder, name: SlotName, mine: Label, processes: Processes, 
     if label is not None and label.is_earlier_start(mine):
         return True
     return last_use(folder, name) < (now - FORGOTTEN) * 1e9
-
-
-def _remove_slot(folder: Folder, name: SlotName) -> None:
-    try:
-        lock = folder.lock(name.lock)
-    except OSError:
-        return
-    if lock is None:
-        return
-    for file in [*name.contents, name.lock]:
-        if folder.is_plain(file):
-            folder.remove(file)
-    os.close(lock)
-    log_event(logging.DEBUG, "token.removed", f"Removed the files of host {name.pid}, which is gone", slot=str(name))

@@ -169,18 +169,15 @@ class KeptSlot:
     def forget(self) -> None:
         if self._lock is None:
             return
-        if self._is_borrowed:
-            self._leave(self._lock)
+        if not self._is_borrowed:
+            self._folder.remove(self._name.token)
+            self._folder.remove(self._name.notes)
             return
-        self._folder.remove(self._name.token)
-        self._folder.remove(self._name.notes)
-
-    def _leave(self, lock: int) -> None:
-        """Leave a slot of another credential as it was found, and take one of our own; without one, resume is off."""
+        # Leave a slot of another credential as it was found, and take one of our own; without one, resume is off.
         taken = self._chooser.take_new()
-        release(lock)
+        release(self._lock)
+        self._lock = None
         if taken is None:
-            self._lock = None
             self._folder.close()
             self.holder, self.notes = "", None
         else:

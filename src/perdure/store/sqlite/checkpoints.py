@@ -2,8 +2,8 @@
 
 SQLite would do that within some unlucky commit, which then takes milliseconds. Here another connection, in a thread of
 its own, copies while commits go on. That alone would let the log grow for ever under steady load, because its start is
-reused only when all of it has been copied at a moment when nobody writes; so beyond `MAX_LOG` the writer is told, and
-copies the short rest itself between two commits. A log that is reused, not grown, also makes commits about a quarter
+reused only when all of it has been copied at a moment without a write; so beyond `MAX_LOG` the writer copies the short
+rest itself between two commits. A log that is reused, not grown, also makes commits about a quarter
 cheaper.
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Told of every commit by whoever holds the writer's lock."""
+    """Counts what is written, and makes checkpoints. Called under the writer's lock, but for `close`."""
 
     def __init__(self, path: str, identity: Identity, *, log_full: Callable[[], None]) -> None:
         self._path = path
@@ -74,7 +74,7 @@ class Checkpoints:
 
 
 def _copy(connection: sqlite3.Connection) -> int:
-    """Copy what nobody needs in the log any more; gives the bytes in the log."""
+    """Copy what no reader needs in the log any more; gives the bytes in the log."""
     _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     return int(pages * page)

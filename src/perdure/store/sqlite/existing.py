@@ -1,5 +1,4 @@
-"""A SQLite file that others have made: opened as it is, or refused. For operators, whose commands make and migrate
-nothing."""
+"""Opens a SQLite file as it is, or refuses it: for operators, whose commands make and migrate nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +17,17 @@ PATIENCE = 5.0
 
 
 def refuse_unfit(path: str) -> None:
-    """See that there is a store of this release at the path, without making or changing it."""
+    """Raise unless there is a store of this release at the path. Nothing is made or changed."""
     if not os.path.exists(path):
         raise StoreUnavailable(f"there is no SQLite file {path}")
     with (
         named(path, "opened"),
-        # Not `mode=ro`: that leaves the log's files behind if nobody else has the file open.
+        # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
         contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=PATIENCE)) as file,
     ):
         application, version = (file.execute(f"PRAGMA {name}").fetchone()[0] for name in _MARKS)
     if application != APPLICATION_ID:
-        raise StoreError(f"the SQLite file {path} is not a Perdure store")
+        raise StoreError(f"the SQLite file {path} is not a Perdure store; give the file that a server was started with")
     _refuse_version(path, version, ours=_sql.schema_version())
 
 
@@ -57,7 +56,7 @@ class ExistingSqlite(SqliteStore):
 
 
 class SqliteView(SqliteStore):
-    """Reads and nothing else: it has no writer, so it takes no lock that another one waits for."""
+    """A store that is only read. It has no writer, so no other process waits for a lock of it."""
 
     _watch: sqlite3.Connection | None = None
 

@@ -1,4 +1,4 @@
-"""A SQLite file of ours: made, checked, brought to this release's version, connected to. And its failures, named."""
+"""Makes a store's SQLite file, checks and migrates it, connects to it, and names its failures."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OF_THE_MOMENT = (sqlite3.OperationalError, sqlite3.InternalError)
 
 
 def failure(error: BaseException, path: str, doing: str) -> StoreError:
-    """The named failure for a driver's exception: unavailable where trying again may help, else plainly refused."""
+    """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
     reason = error.strerror if isinstance(error, OSError) else error
     sentence = f"the SQLite file {path} cannot be {doing}: {reason}"
     # DatabaseError itself (not its children) says: no database, or a damaged one.
@@ -99,7 +99,7 @@ def connect(path: str, *, timeout: float) -> sqlite3.Connection:
 
 
 def open_writer(path: str, *, sync: Sync, busy_timeout: float) -> sqlite3.Connection:
-    """The writing connection; the file is made if there is none, and migrated if it is of an older release."""
+    """Open the writing connection; the file is made if there is none, and migrated if it is of an older release."""
     with named(path, "opened"):
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise StoreUnavailable(f"SQLite {sqlite3.sqlite_version} is too old; Perdure needs 3.24 or later")
@@ -120,7 +120,7 @@ def open_reader(path: str, *, busy_timeout: float, check: Callable[[], None] = l
 
 
 def open_checkpointer(path: str, *, check: Callable[[], None] = lambda: None) -> sqlite3.Connection:
-    # It waits for nobody: a reader or writer in the way only puts the checkpoint off.
+    # It does not wait: a reader or writer in the way only puts the checkpoint off.
     connection = _connect_to_same(path, timeout=0, check=check)
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
@@ -179,7 +179,7 @@ def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
 
 
 def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
-    """A newer release may have brought the file up to date, also while this one had it open."""
+    """Raise if a newer release has migrated the file, perhaps while this one had it open."""
     version, ours = _value(connection, "user_version"), _sql.schema_version()
     if version > ours:
         raise StoreTooNew(

@@ -1,10 +1,11 @@
-"""Who is alive, told by locks that the operating system frees.
+"""Tells by locks, which the operating system frees, which nodes are alive.
 
 Beside the file is a folder, and in it a file for each node, which the node keeps locked (`flock`) for its life. It is
-made before the node's row is committed, so a row without a locked file is that of a dead node. Whoever finds one locks
-it and keeps it so until the node is buried: one process settles what it left, and if that one dies, the next.
+made before the node's row is committed, so a row without a locked file is that of a dead node. The process that finds
+one locks it and keeps it so until the node is buried: one process settles what it left, and if that one dies, the next.
 
-A file may be removed only by who holds its lock, and a lock counts only if the file is still the one of that name.
+Only the process that holds a file's lock may remove it, and a lock counts only if the file is still the one of that
+name.
 
 A second file of each node tells whether it holds steps that the store does not have. The node keeps that file locked
 while it holds nothing, and frees it before it shows the first event that is not stored: freeing a lock cannot fail,
@@ -30,7 +31,7 @@ from perdure._files.sole_holder import SoleHolder
 from perdure.errors import StoreError, StoreUnavailable
 
 PATIENCE = 1.0
-"""Seconds for which a node that joins waits for somebody who takes its new file for one that was left behind."""
+"""Seconds for which a node that joins waits for a process that takes its new file for one that was left behind."""
 
 _LOCK = ".lock"
 _WELL = ".well"
@@ -150,7 +151,7 @@ class Locks:
                 self._remove(node, self._settling.pop(node))
 
     def names(self) -> list[NodeId]:
-        """Whose files are there, this process's own excepted."""
+        """The nodes whose files are there, this process's own excepted."""
         try:
             entries = os.listdir(self.folder)
         except OSError:
@@ -169,7 +170,7 @@ class Locks:
                 os.rmdir(self.folder)
 
     def _lock(self, node: NodeId) -> int | None:
-        """The node's file, made if need be, locked; `None` if somebody else has it."""
+        """The node's file, made if need be, locked; `None` if another process has it."""
         path = self._path(node, _LOCK)
         try:
             file = self._open(path)
@@ -191,15 +192,15 @@ class Locks:
         for _ in range(_TRIES):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.folder, 0o700)
-            # Whoever closes last removes the folder, perhaps in this moment.
+            # The last process to close removes the folder, perhaps in this moment.
             with contextlib.suppress(FileNotFoundError):
-                # Who may write into the folder decides which nodes are alive.
+                # A user who may write into the folder decides which nodes are alive.
                 check_folder(os.lstat(self.folder), self.folder)
                 return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         raise FileNotFoundError(errno.ENOENT, "the folder comes and goes")
 
     def _remove(self, node: NodeId, held: int) -> None:
-        """The lock's file last: where it is gone nobody looks for the others."""
+        """The lock's file goes last: where it is gone no process looks for the others."""
         for suffix in (_SOCKET, _WELL, _LOCK):
             with contextlib.suppress(OSError):
                 os.unlink(self._path(node, suffix))
@@ -240,7 +241,7 @@ class SoleLocks(Locks):
         return node in self._nodes
 
     def take(self, nodes: Iterable[NodeId]) -> tuple[list[NodeId], list[NodeId]]:
-        """Who has not joined itself does not know who lives."""
+        """A process that has not joined does not know which nodes live."""
         nodes = list(nodes)
         dead = [node for node in nodes if self._nodes and node not in self._nodes]
         return dead, [node for node in nodes if node not in dead]

@@ -112,7 +112,7 @@ class SqliteStore(Reads):
         return refusals
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
-        """In this thread, if the steps are few, nothing is queued, nobody else writes, and `sync` is normal."""
+        """In this thread, if the steps are few, nothing is queued, no other process writes, and `sync` is normal."""
         refusals = self._writer.commit_now(steps)
         if refusals is not None:
             self._announce(steps, refusals)

@@ -82,7 +82,7 @@ def _stale_sessions(connection: sqlite3.Connection, cutoffs: Cutoffs) -> list[Se
 
 
 async def _sweep_session(writer: Writer, session: SessionId, cutoffs: Cutoffs) -> int:
-    """The events first, then all the rest with the record: who comes back in between still finds the session."""
+    """Forget the events first, then the rest with the record: a client that comes back in between finds the session."""
     rows = 0
     values = {"session": session, "answers": cutoffs.answers, "limit": CHUNK}
     while True:

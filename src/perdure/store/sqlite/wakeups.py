@@ -1,4 +1,4 @@
-"""Wake-ups between the processes of one SQLite file.
+"""Sends wake-ups between the processes of one SQLite file.
 
 Each node that listens has a Unix datagram socket in the folder of the locks; a hint is one datagram with the ids of
 streams. Datagrams may be lost, and there may be none at all (a system without them, a path that is too long), so there
@@ -26,10 +26,10 @@ POLL_ALONE = 0.02
 """The same where there are no datagrams: 10 ms in the middle, for half a percent of a core."""
 
 QUIET = 0.25
-"""Seconds between two general calls while datagrams work: they make everybody look at everything."""
+"""Seconds between two general calls while datagrams work: they make every node look at everything."""
 
 MAX_DATAGRAM = 8 << 10
-"""Bytes, about 350 ids. Who has more to look at looks at everything."""
+"""Bytes, about 350 ids. A node that has more to look at looks at everything."""
 
 MAX_PATH = 100
 """Bytes in the address of a socket, on every system that has them (104 to 108)."""
@@ -58,7 +58,7 @@ class _Ear:
 
 
 class Hints:
-    """`look` gives a number that changes when another process has written, or `None` if that cannot be told now."""
+    """`look` gives a number that changes when another process has written, or `None` if that is not known now."""
 
     def __init__(self, locks: Locks, *, look: Callable[[], int | None]) -> None:
         self._locks = locks
@@ -169,7 +169,7 @@ class Hints:
             try:
                 asyncio.get_running_loop().call_soon(self._send_all)
             except RuntimeError:
-                return  # nobody runs: whoever listens finds out by looking
+                return  # no event loop runs: the listeners find out by looking
         self._outgoing[node] = _merged(self._outgoing.get(node, set()), set(streams) or None)
 
     def _send_all(self) -> None:

@@ -112,7 +112,7 @@ class Writer:
             raise
 
     def look(self) -> int | None:
-        """A number that changes when another process has written; `None` if it cannot be told at once."""
+        """A number that changes when another process has written; `None` if that is not known at once."""
         if self._closed or not self._lock.acquire(blocking=False):
             return None
         try:

@@ -161,7 +161,7 @@ class WritingConnection:
     def name(self, error: BaseException) -> BaseException:
         """Give the named failure for what a transaction raised, once it was undone.
 
-        A file that a newer release has changed is told as that, whatever it led to."""
+        If a newer release has changed the file, that is the failure, whatever it led to."""
         if not isinstance(error, NAMED):
             return error
         with contextlib.suppress(*NAMED):

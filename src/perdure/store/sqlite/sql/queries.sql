@@ -22,7 +22,7 @@ SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
 -- set_sticky: what a session repeats from now on
 UPDATE session SET record = ?, sticky = ? WHERE id = ?;
 
--- next_incarnation: a client begins anew in a session that has not ended
+-- next_incarnation: a client begins again in a session that has not ended
 UPDATE session SET incarnation = incarnation + 1 WHERE id = ? AND state <> 'ended';
 
 -- params_of: how large a session's client params are, less what the codec added, if it has not ended
@@ -83,7 +83,7 @@ UPDATE stream SET last = ?, sealed = ? WHERE key = ?;
 -- append_event: one event
 INSERT INTO event (stream, seq, time, payload, final) VALUES (?, ?, ?, ?, ?);
 
--- end_call: the end of a call that has none yet; nobody will need its request again
+-- end_call: the end of a call that has none yet; its request is not needed any more
 UPDATE call SET state = ?, request = x''
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
@@ -91,7 +91,7 @@ WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running',
 UPDATE call SET record = ?, state = ?, attempt = ?, progress = ?
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
--- release_stream: nobody writes a stream any more
+-- release_stream: no node writes a stream any more
 UPDATE stream SET node = '' WHERE key = ?;
 
 -- trim: forget events up to a number, final answers excepted
@@ -111,7 +111,7 @@ ON CONFLICT (session, id) DO NOTHING;
 -- close_ask: an ask that was answered or given up
 DELETE FROM ask WHERE session = ? AND id = ?;
 
--- put_reader: who reads a stream, and how far
+-- put_reader: the reader of a stream, and how far it has got
 INSERT OR REPLACE INTO reader (stream, record, reader, node, seq) SELECT key, ?, ?, ?, ? FROM stream WHERE id = ?;
 
 -- move_reader: a reader has got further, unless another one has taken its place
@@ -227,7 +227,7 @@ SELECT a.record, a.session, a.id, s.id, a.request, a.node
 FROM ask AS a JOIN stream AS s ON s.key = a.stream
 WHERE a.session = ? ORDER BY a.key;
 
--- reader_of_stream: who reads a stream
+-- reader_of_stream: the reader of a stream
 SELECT r.record, s.id, r.reader, r.node, r.seq
 FROM stream AS s JOIN reader AS r ON r.stream = s.key
 WHERE s.id = ?;
@@ -281,7 +281,7 @@ INSERT INTO clock (only, offset) VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET 
 -- beat: what a node has to tell of itself
 UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
 
--- all_nodes: who has joined and is not buried
+-- all_nodes: the nodes that have joined and are not buried
 SELECT id, record, beat, facts FROM node ORDER BY key;
 
 -- drop_node: a node is buried
@@ -303,7 +303,7 @@ SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generatio
 FROM reader AS r CROSS JOIN stream AS s ON s.key = r.stream
 WHERE r.node = ? ORDER BY r.stream;
 
--- drop_readers: nobody reads on a node any more
+-- drop_readers: a node has no readers any more
 DELETE FROM reader WHERE node = ?;
 
 -- post_mail: a message for a node that is there
@@ -315,7 +315,7 @@ SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
 -- stream_writer: the key behind a stream's id, and whether the node that writes it is there
 SELECT key, EXISTS (SELECT 1 FROM node WHERE id = stream.node) FROM stream WHERE id = ?;
 
--- sender_to: who forwards to a stream from a node, and the number of the last message
+-- sender_to: the sender that forwards to a stream from a node, and the number of its last message
 SELECT sender, last FROM sender WHERE stream = ? AND node = ?;
 
 -- put_sender: the same, from now on
@@ -355,7 +355,7 @@ DELETE FROM mail WHERE node = ? AND key <= ?;
 -- empty_mail: forget a node's messages
 DELETE FROM mail WHERE node = ?;
 
--- write_ballast: bytes that nobody needs, under the name of no node
+-- write_ballast: bytes without a use, under the name of no node
 INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
 -- stale_streams: streams, from a key on, that hold something expired, as far as their oldest events tell

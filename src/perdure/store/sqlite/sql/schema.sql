@@ -118,7 +118,7 @@ CREATE TABLE reader (
     seq    INTEGER NOT NULL CHECK (seq >= 0)
 );
 
--- Who has joined and is not buried. Whether it lives is told by its lock, beside the file.
+-- The nodes that have joined and are not buried. A lock beside the file tells whether a node lives.
 CREATE TABLE node (
     key    INTEGER PRIMARY KEY,
     id     TEXT NOT NULL UNIQUE,
@@ -136,8 +136,8 @@ CREATE TABLE mail (
 
 CREATE INDEX mail_of_node ON mail (node);
 
--- What other nodes say on a stream waits here for its writer, whoever that is. Keys are never used again: a writer may say
--- twice how far it has got.
+-- What other nodes say on a stream waits here for its writer, whichever node that is. Keys are never used again: a writer
+-- may say twice how far it has got.
 CREATE TABLE forward (
     key     INTEGER PRIMARY KEY AUTOINCREMENT,
     stream  INTEGER NOT NULL,
@@ -146,7 +146,7 @@ CREATE TABLE forward (
 
 CREATE INDEX forward_of_stream ON forward (stream);
 
--- Who forwards to a stream from a node, and the number of the last message that was taken (promise 16).
+-- The sender that forwards to a stream from a node, and the number of the last message that was taken (promise 16).
 CREATE TABLE sender (
     stream INTEGER NOT NULL,
     node   TEXT NOT NULL,
