@@ -1,7 +1,7 @@
-"""Calls that survive a cut connection and a killed server, played in the terminal: `make demo`.
+"""Shows in the terminal how calls survive a cut connection and a killed server: `make demo`.
 
-Starts `perdure serve examples/hello.py:server` and talks to it over real HTTP with nothing but an HTTP client and a
-decoder of server-sent events, so that each step is in sight. Then the server stays up for you to try, with a page in
+The demo starts `perdure serve examples/hello.py:server` and talks to it over real HTTP. It uses only an HTTP client and
+a decoder of server-sent events, so that you see each step. Then the server stays up for you to try, with a page in
 front of it (`front.py`).
 """
 
@@ -34,7 +34,7 @@ LOAVES = 8
 SEEN_BEFORE_THE_LOSS = 3
 #: Longer than one loaf takes, so that some events are missed.
 RETRY = "1500ms"
-#: What comes this soon after the client is back was waiting for it.
+#: Seconds. Events that arrive this soon after the client is back were waiting for it.
 AT_ONCE = 0.05
 
 JSON_AND_SSE = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
@@ -82,7 +82,7 @@ asyncio.run(main())
 
 
 class Terminal:
-    """Sober output: colour only for people who look at a terminal."""
+    """Prints steps and lines, in colour only if the output is a terminal."""
 
     def __init__(self) -> None:
         self.colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -100,13 +100,13 @@ class Terminal:
         print(f"   {self.paint(colours.get(mark, '0'), mark)} {text}", flush=True)
 
     def block(self, title: str, text: str) -> None:
-        """Something to copy, so it begins at the left."""
+        """Print a text to copy. It begins at the left edge."""
         print(f"\n   {self.paint('1', title)}\n\n{text}", end="", flush=True)
 
 
 @dataclass
 class Client:
-    """As much of an MCP client as the scene needs. It remembers every event that it has handled."""
+    """A small MCP client with what the demo needs. It remembers every event that it has handled."""
 
     url: str
     terminal: Terminal
@@ -126,7 +126,7 @@ class Client:
         return str(session)
 
     def call(self) -> Generator[None, None, None]:
-        """Call the tool, event by event. Leaving off closes the socket, although the answer has not ended."""
+        """Call the tool, event by event. A caller that stops early closes the socket before the answer has ended."""
         self.request_id += 1
         self.events, self.began = [], time.monotonic()
         headers = JSON_AND_SSE | self.headers
@@ -143,7 +143,7 @@ class Client:
                 self.tell(event, "was missed" if time.monotonic() - back < AT_ONCE else "live")
 
     def read(self, response: httpx2.Response) -> Iterator[ServerSentEvent]:
-        """Events with a message, until the server ends the stream. A priming event only brings a position."""
+        """Yield events with a message, until the server ends the stream. A priming event only sets the position."""
         response.raise_for_status()
         decoder = Decoder()
         for chunk in response.iter_raw():
@@ -172,7 +172,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 def losses(events: list[ServerSentEvent], request_id: int, loaves: int = LOAVES) -> list[str]:
-    """What is wrong with the events of the whole call; nothing, if each came once and in order."""
+    """List what is wrong with the events of a whole call: nothing, if each came once and in order."""
     messages = [json.loads(event.data) for event in events]
     progress = [message["params"]["progress"] for message in messages if "method" in message]
     found = []
@@ -188,7 +188,7 @@ def losses(events: list[ServerSentEvent], request_id: int, loaves: int = LOAVES)
 
 
 def play(bakery: Bakery, url: str, terminal: Terminal) -> list[str]:
-    """The scenes; returns what was lost."""
+    """Play the scenes; return what was lost."""
     client = Client(url=url, terminal=terminal)
     terminal.step("A client opens a session")
     terminal.line(f"Mcp-Session-Id: {client.open_session()}")
@@ -205,7 +205,7 @@ def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:
     terminal.step("The connection is cut in the middle of the call")
     reading.close()
     terminal.line(f"socket closed after {len(client.events)} events; the last position was {client.position}", mark="✂")
-    terminal.line(f"the oven goes on; the client stays away for the {client.retry:g} s that the server asked for")
+    terminal.line(f"the tool continues; the client waits for {client.retry:g} s, as the server asked")
     time.sleep(client.retry)
 
     terminal.step("The client comes back with that position: GET, Last-Event-ID")
@@ -214,13 +214,13 @@ def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:
 
 
 def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal) -> list[str]:
-    terminal.step("It calls again, and in the middle of the call the server is killed: kill -9")
+    terminal.step("It calls again, and the server is killed in the middle of the call: kill -9")
     reading = client.call()
     for _ in range(SEEN_BEFORE_THE_LOSS):
         next(reading)
     killed = bakery.kill()
     with contextlib.suppress(httpx2.TransportError):
-        list(reading)  # what was still on its way, and then the end
+        list(reading)  # the events that were on their way, then the end
     terminal.line(f"process {killed} is dead after {len(client.events)} events", mark="✂")
 
     terminal.step("The server is started again, on the same file")
@@ -228,7 +228,7 @@ def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal) -> list[
     terminal.line(f"process {bakery.pid} is ready; the client makes no handshake")
 
     terminal.step("The client comes back: same session, same position")
-    terminal.line("the tool may be run again, it says, so it was; what was sent before is not sent again")
+    terminal.line("the tool declares that it may run twice, so it runs again; events that were sent are not sent again")
     client.resume()
     return judge(client, terminal)
 
@@ -244,19 +244,19 @@ def judge(client: Client, terminal: Terminal) -> list[str]:
 
 
 def invite(front: Front, terminal: Terminal) -> None:
-    """How to try it yourself."""
+    """Print how to try it yourself."""
     url = front.mcp
     terminal.step("Try it yourself; the server stays up until you press Ctrl-C")
     terminal.block("a page that you can reload in the middle of a call", f"{front.url}\n")
     terminal.block("curl", CURL.format(url=url))
-    again = "stop the last command with Ctrl-C before it ends, and go on behind the last `id:` you saw"
+    again = "stop the last command with Ctrl-C before it ends, and continue after the last `id:` that you saw"
     terminal.block(again, CURL_RESUME.format(position="…"))
     terminal.block("the MCP Inspector (node 22)", INSPECTOR.format(url=url))
     terminal.block("the Python SDK", PYTHON.format(url=url))
 
 
 class Bakery:
-    """The server in a process of its own, again and again on one port and one file."""
+    """The server, in its own process. It can be started again on the same port and the same file."""
 
     def __init__(self, store: str) -> None:
         self.port = 0
@@ -275,32 +275,32 @@ class Bakery:
         return self.process.pid
 
     def start(self) -> None:
-        """Start it, and take its URL from the line that says it is ready."""
+        """Start it, and read its URL from the line that says that it is ready."""
         command = [sys.executable, "-m", "perdure", "serve", f"{BAKERY}:server", "--port", str(self.port)]
-        # It would warn that its predecessor died, in the middle of the scene.
+        # Otherwise it would warn that the previous process died, in the middle of the scene.
         options = ["--store", self._store, "--retry", RETRY, "--log-level", "error"]
         self._process = subprocess.Popen(command + options, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()
         if not ready:
-            raise SystemExit(self._process.wait())  # it has said why
+            raise SystemExit(self._process.wait())  # it has printed why
         self.url = ready.rpartition(" ")[2].strip()
         self.port = int(self.url.rpartition(":")[2].partition("/")[0])
 
     def kill(self) -> int:
-        """As a crash does; gives the id of the process that is no more."""
+        """Kill the process as a crash does; return its id."""
         self.process.kill()
         self.process.communicate()
         return self.pid
 
     def restart(self) -> None:
-        """Kill it and start it again; from any thread."""
+        """Kill it and start it again. May be called from any thread."""
         with self._lock:
             self.kill()
             self.start()
 
     def wait(self) -> None:
-        """Until it ends by itself."""
+        """Wait until it ends by itself."""
         while True:
             process = self.process
             process.wait()
@@ -339,7 +339,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Calls that survive a cut connection and a killed server.")
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (8000); 0 picks a free one")
     parser.add_argument("--once", action="store_true", help="end after the scene")
-    parser.add_argument("--page", action="store_true", help="only the page, without the scenes in the terminal")
+    parser.add_argument("--page", action="store_true", help="serve only the page, without the scenes in the terminal")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

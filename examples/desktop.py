@@ -1,6 +1,6 @@
 """The last scene of the demo: a desktop host starts its MCP server, `perdure stdio`, kills it and starts it again.
 
-This process is the host. It speaks MCP over the pipe with nothing but JSON lines, so that each step is in sight.
+This process is the host. It speaks MCP over the pipe in plain JSON lines, so that you see each step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Teller(Protocol):
 
 
 class Bridge:
-    """One `perdure stdio`, as a host has it."""
+    """One `perdure stdio` process, as a host starts it."""
 
     def __init__(self, url: str, tokens: str, teller: Teller) -> None:
         command = [sys.executable, "-m", "perdure", "stdio", url, "--token-dir", tokens]
@@ -66,7 +66,7 @@ def _there(pipe: IO[str] | None) -> IO[str]:
 
 
 def restart_the_bridge(url: str, teller: Teller) -> list[str]:
-    """The scene; returns what was lost."""
+    """Play the scene; return what was lost."""
     with tempfile.TemporaryDirectory(prefix="perdure-demo-") as tokens:
         teller.step("A desktop host starts its MCP server: perdure stdio URL")
         bridge = Bridge(url, tokens, teller)
@@ -84,7 +84,7 @@ def restart_the_bridge(url: str, teller: Teller) -> list[str]:
         bridge.handshake()
         lost = [] if bridge.told() == RESUMED else ["the session was not resumed"]
         result = bridge.hear()["params"]["data"]["result"]["content"][0]["text"]
-        teller.line(f"reported as a log message, for the call of before: {result}", mark="•")
+        teller.line(f"the result of the earlier call arrives as a log message: {result}", mark="•")
         lost += [] if result == RESULT else ["the call was lost"]
         bridge.end(kill=False)
         for loss in lost:

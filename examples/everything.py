@@ -2,8 +2,8 @@
 
     perdure serve examples/everything.py:server
 
-Names and texts are those that the official conformance suite calls for, so the same file is a tour for readers and the
-server under test in `tests/conformance`. It is an ordinary `MCPServer`: nothing in it calls Perdure.
+The official conformance suite requires these names and texts, so the same file is a tour for readers and the server
+under test in `tests/conformance`. It is an ordinary `MCPServer`: nothing in it calls Perdure.
 """
 
 import base64
@@ -81,7 +81,7 @@ def add_contact(
 
 
 def with_schema(tool: Tool, schema: dict[str, Any]) -> Tool:
-    """The same tool, listed with a richer schema than its signature can tell."""
+    """The same tool, listed with a richer schema than its signature can express."""
     return tool.model_copy(update={"parameters": schema})
 
 
@@ -183,12 +183,12 @@ async def test_tool_with_logging(ctx: Context) -> str:
 async def test_logging_tool(ctx: Context) -> str:
     """Sends one log message; at 2026-07-28 only to callers that ask for log messages in their request"""
     await log_info(ctx, "One line from the logging tool")
-    return "Logged, for whoever wants to know"
+    return "Logged one line"
 
 
 @server.tool()
 async def test_reconnection(ctx: Context) -> str:
-    """Hangs up in the middle of the call; the client comes back with Last-Event-ID and gets the answer then"""
+    """Closes its connection in the middle of the call; the client comes back with Last-Event-ID and gets the answer"""
     await anyio.sleep(STEP_SECONDS)  # the SDK's own server forgets the first event id when a tool hangs up at once
     await ctx.close_sse_stream()
     await anyio.sleep(STEP_SECONDS)
@@ -197,7 +197,7 @@ async def test_reconnection(ctx: Context) -> str:
 
 # --- Tools that ask the client ---------------------------------------------------------------------------------------
 #
-# A parameter with `Resolve(...)` is no argument of the call: the function named there puts a question to the client,
+# A parameter with `Resolve(...)` is not an argument of the call: the function named there asks the client a question,
 # and the tool receives the answer. In a session the question is a request of its own on the call's stream. At
 # 2026-07-28 it is the call's first result, and the client calls again with the answer. The tool is the same.
 
@@ -503,13 +503,13 @@ async def watched_resource() -> str:
 
 
 async def passing_tool() -> str:
-    """Here today"""
-    return "gone tomorrow"
+    """Exists until the next change"""
+    return "still here"
 
 
 async def passing_prompt() -> str:
-    """Here today"""
-    return "gone tomorrow"
+    """Exists until the next change"""
+    return "still here"
 
 
 @server.tool()

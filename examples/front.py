@@ -1,8 +1,8 @@
-"""What stands in front of the demo's server: the page, two buttons that make trouble, and the way to the server.
+"""Serves the demo's page, handles its two buttons that break things, and passes `/mcp` on to the server.
 
-The page must be there while the server is not, so it comes from here; `/mcp` is passed on as it is. A server that is
-down is a 503 (nobody has taken the request, so it may be sent again), and one that goes in the middle of an answer
-takes the connection with it.
+The page must be there while the server is down, so it comes from here. While the server is down, `/mcp` answers 503: no
+server has taken the request, so it may be sent again. If the server dies in the middle of an answer, the connection to
+the page is closed as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE = Path(__file__).with_name("page")
 SCRIPT = PAGE / "dist" / "page.js"
 NOT_BUILT = "The page is not built: make page"
 
-#: It stops at once, unless something holds it up; nobody needs to wait for that.
+#: Seconds. It stops at once, unless a connection holds it up, and the demo need not wait for that.
 STOP_SECONDS = 3
 
 #: Of one connection, not of the message.
@@ -36,11 +36,11 @@ HOP = {b"host", b"connection", b"transfer-encoding", b"content-length", b"keep-a
 
 
 class Broken(Exception):
-    """The connection ends here, without a farewell."""
+    """The connection is closed here, in the middle of the answer."""
 
 
 class Front:
-    """Serves the page and passes on `/mcp`, in a thread of its own."""
+    """Serves the page and passes `/mcp` on, in its own thread."""
 
     def __init__(self, port: int, *, upstream: Callable[[], str], restart: Callable[[], object]) -> None:
         self._upstream = upstream
@@ -48,7 +48,7 @@ class Front:
         self._listener = listen("127.0.0.1", port)
         self.port: int = self._listener.getsockname()[1]
         self._cuts: set[asyncio.Event] = set()
-        # A connection that is kept may lead to a server that was killed.
+        # A kept connection may lead to a server that was killed.
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx2.AsyncClient(timeout=None, trust_env=False, verify=False, limits=limits)
         routes = [
@@ -59,7 +59,7 @@ class Front:
             Route("/demo/restart", self._restarted, methods=["POST"]),
         ]
         self._own = Starlette(routes=routes)
-        # It would tell of each connection that breaks, and they are meant to.
+        # Otherwise it would log each broken connection, and the demo breaks them on purpose.
         config = uvicorn.Config(
             self._serve, interface="asgi3", ws="none", lifespan="off", log_config=None, log_level="critical"
         )
@@ -78,7 +78,7 @@ class Front:
     def start(self) -> None:
         self._thread.start()
         while not self._server.started:
-            time.sleep(0.005)  # what is waited for has no event of its own
+            time.sleep(0.005)  # uvicorn has no event for this
 
     def stop(self) -> None:
         self._server.should_exit = self._server.force_exit = True
@@ -135,9 +135,9 @@ class Front:
             request = self._http.build_request(scope["method"], self._upstream(), headers=headers, content=body)
             answer = await self._http.send(request, stream=True)
         except httpx2.ConnectError:
-            return await _say(send, 503, b"the server is away", (b"retry-after", b"1"))
+            return await _say(send, 503, b"the server is down", (b"retry-after", b"1"))
         except httpx2.TransportError:
-            return await _say(send, 502, b"the server went away")
+            return await _say(send, 502, b"the server died")
         try:
             kept = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() not in HOP]
             await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
@@ -151,7 +151,7 @@ class Front:
 
 
 def _ours(request: Request) -> bool:
-    """Another site's page could send a plain POST to this machine, but not with a header of its own."""
+    """Whether the request comes from the demo's page: a page of another site cannot send this header."""
     return "x-demo" in request.headers
 
 

@@ -1,4 +1,4 @@
-"""A small bakery, an ordinary MCP server: nothing in it knows of Perdure.
+"""A small bakery: an ordinary MCP server that does not use Perdure.
 
 perdure serve examples/hello.py:server
 """
@@ -18,7 +18,7 @@ async def greet(name: str) -> str:
     return f"Hello {name}, the oven is warm."
 
 
-# Baking again does no harm. Whoever serves this may repeat a call whose process died.
+# Baking twice does no harm, so Perdure may run the call again after its process died.
 @server.tool(annotations=ToolAnnotations(idempotent_hint=True))
 async def bake(loaves: int, ctx: Context, seconds_each: float = 0.4) -> str:
     """Bake loaves one by one and tell about each of them."""

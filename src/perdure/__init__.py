@@ -87,7 +87,7 @@ def asgi(
     return App(server, store=store, settings=settings or Settings(), auth=auth, path=path)
 
 
-#: Where each name lives. It is imported when it is asked for: the SDK alone takes most of a second, and neither the
+#: The module of each name, imported when the name is first used: the SDK alone takes most of a second, and neither the
 #: operator's commands nor the parent of worker processes need it.
 _HOMES = {
     "App": "perdure.http.app",

@@ -43,14 +43,13 @@ from perdure.telemetry.events import PeerLog, log_event
 _DRAIN_LOOK = 0.05
 """Seconds between two looks whether calls still run, while a stop waits for them."""
 
-
 _LEARN_SECONDS = 1.0
 """How long a stop takes to find out which of the running calls the next process may run again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """The parts of a process that serves."""
+    """Holds the parts of a running server process, and ends it."""
 
     context: ServerContext
     sessions: SessionRegistry
@@ -94,11 +93,11 @@ async def running(
     store: Store,
     settings: Settings,
     counters: Counters,
-    lapsed: Callable[[], None],
-    lost: Callable[[StoreLost], None],
+    on_lapsed: Callable[[], None],
+    on_lost: Callable[[StoreLost], None],
 ) -> AsyncIterator[ServerProcess]:
-    """Join the store as a node, and do the chores until the end. `lapsed` is called if the node's claims do not hold
-    any more, `lost` (again and again) if the store cannot be used any more."""
+    """Join the store as a node, and do the chores until the end. `on_lapsed` is called if the node's claims do not
+    hold any more, `on_lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         store = within_time(store, settings.store_timeout)
         context, peers, readers, liveness = await _build(runtimes, store, settings, counters)
@@ -112,7 +111,7 @@ async def running(
         stack.push_async_callback(readers.aclose)
         stack.push_async_callback(watcher.aclose)
         stack.callback(watcher.subscribe())
-        life = ServerProcess(
+        process = ServerProcess(
             context=context,
             sessions=sessions,
             settler=settler,
@@ -127,13 +126,13 @@ async def running(
             watcher=watcher,
             lease=settings.lease,
             facts=lambda: metrics.facts(sessions.numbers()),
-            lapsed=lapsed,
-            lost=lost,
+            on_lapsed=on_lapsed,
+            on_lost=on_lost,
         )
-        tending = Housekeeping(context, sessions)
-        chores = (context.hub.watch, tending.tend, tending.sweep, node.run)
+        housekeeping = Housekeeping(context, sessions)
+        chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
         stack.push_async_callback(_cancel, [asyncio.create_task(keep_going(chore)) for chore in chores])
-        yield life
+        yield process
 
 
 async def _build(
@@ -187,12 +186,16 @@ async def _build(
 
 
 async def _leave(context: ServerContext, liveness: Liveness) -> None:
-    """Leave the store. What is left behind is found with the word that this node has not died."""
+    """Leave the store. The last beat says that this node has not died, for the node that finds what it left behind."""
     try:
         await liveness.beat(metrics.LEFT)
         await context.store.leave(context.node)
     except StoreError as failure:
-        log_event(logging.WARNING, "node.left", f"this node could not take its leave; others will see it: {failure!r}")
+        log_event(
+            logging.WARNING,
+            "node.left",
+            f"this node could not leave the store, others will take it for dead: {failure!r}",
+        )
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

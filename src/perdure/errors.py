@@ -1,10 +1,10 @@
-"""What can go wrong, as a tree.
+"""The errors that Perdure raises, as a tree.
 
     PerdureError
     ├── Misuse                    the program that uses Perdure asked for something impossible
     │   ├── BadSetting            a setting's value is out of its range
     │   └── BadTarget             the object to serve is not an MCP server, or cannot be found
-    ├── StoreError                the log
+    ├── StoreError                the store refuses or fails
     │   ├── StoreUnavailable      it fails or does not answer; trying again may help
     │   │   └── HeldElsewhere     another node holds what is not written yet; trying again helps
     │   ├── StoreLost             this process cannot use the store any more
@@ -18,14 +18,14 @@
     │   └── MailFull              too much waits for a node, or for the writer of a stream
     ├── SessionEnded              the session ended while a request for it was on its way
     └── ClientError               `perdure.connect`
-        ├── OutcomeUnknown        a call was sent, and nobody can tell what became of it (also an `MCPError`)
+        ├── OutcomeUnknown        a call was sent, and its outcome is not known (also an `MCPError`)
         ├── Unreachable           the server did not answer within the limits; the call was not run (also an `MCPError`)
         ├── EventsLost            the server says that events are gone
-        └── StateError            the client's state
+        └── StateError            the client's state cannot be used
             ├── StateInUse        another client holds it
             └── StateUnusable     it cannot be kept there, or belongs to something else
 
-What a *peer* does wrong is not an exception that leaves the package: the HTTP edge answers it (`http/answers.py`).
+A peer's mistake is not an exception that leaves the package: the HTTP edge answers it (`http/refusals.py`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from perdure.errors_sdk import OutcomeUnknown as OutcomeUnknown
     from perdure.errors_sdk import Unreachable as Unreachable
 
-#: They need the SDK, which takes most of a second to import; the other errors do not wait for it.
-_OF_THE_SDK = ("UNREACHABLE", "OutcomeUnknown", "Unreachable")
+#: They need the SDK, which takes most of a second to import, so it is imported when one of them is used.
+_WITH_SDK = ("UNREACHABLE", "OutcomeUnknown", "Unreachable")
 
 
 class PerdureError(Exception):
@@ -77,7 +77,7 @@ class StoreLost(StoreError):
     """This process cannot use its store any more."""
 
     state = "lost"
-    """What `/healthz` says of it."""
+    """The state that `/healthz` shows."""
 
 
 class StoreTooNew(StoreLost):
@@ -106,7 +106,7 @@ class TooManySessions(StoreError):
     def __init__(self, message: str | None = None, *, of_caller: bool) -> None:
         super().__init__(message)
         self.of_caller = of_caller
-        """The caller has all that it may have; otherwise the store has."""
+        """The caller has reached its limit; otherwise the store has."""
 
 
 class TooManyCalls(StoreError):
@@ -150,8 +150,8 @@ class StateUnusable(StateError):
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_THE_SDK:
-        from perdure import errors_sdk as client_errors
+    if name in _WITH_SDK:
+        from perdure import errors_sdk
 
-        return getattr(client_errors, name)
+        return getattr(errors_sdk, name)
     raise AttributeError(f"module 'perdure.errors' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The client's errors that are also the SDK's. Import them from `perdure.errors`, where the whole tree is."""
+"""Errors of the client that are also the SDK's. Import them from `perdure.errors`, which shows the whole tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perdure.errors import ClientError
 
 
 class OutcomeUnknown(ClientError, MCPError):
-    """A call was sent, and nobody can tell what became of it. It is not sent again by itself."""
+    """A call was sent, and its outcome is not known. Perdure does not send it again."""
 
     CODE = OUTCOME_UNKNOWN
 

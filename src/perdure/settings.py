@@ -1,4 +1,4 @@
-"""Every setting: its name, its default, its range and its reason, in one table.
+"""The table of settings: name, default, range and reason of each.
 
 The command line, the environment and the documentation are made from this table, so they cannot disagree.
 Durations are seconds.
@@ -25,12 +25,12 @@ KEPT = "How long things are kept"
 CONNECTIONS = "How connections behave"
 LIMITS = "How much is kept and done at once"
 FAILURE = "What happens when the store fails"
-SECURITY = "Who may come in"
+SECURITY = "Who may connect"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a value may be, and why somebody would change it."""
+    """Which values a setting may have, and what it is for."""
 
     kind: Literal["duration", "count", "bytes", "flag", "choice", "names"]
     group: str
@@ -48,13 +48,13 @@ class Rule:
     def allowed(self) -> str:
         match self.kind:
             case "duration":
-                said = f"{format_duration(self.low)} to {format_duration(self.high)}"
-                return f"{self.low:,g} to {self.high:,.0f} seconds ({said})"
+                spelled = f"{format_duration(self.low)} to {format_duration(self.high)}"
+                return f"{self.low:,g} to {self.high:,.0f} seconds ({spelled})"
             case "count":
                 return f"a whole number from {self.low:g} to {self.high:,.0f}"
             case "bytes":
-                said = f"{format_size(int(self.low))} to {format_size(int(self.high))}"
-                return f"{self.low:,.0f} to {self.high:,.0f} bytes ({said})"
+                spelled = f"{format_size(int(self.low))} to {format_size(int(self.high))}"
+                return f"{self.low:,.0f} to {self.high:,.0f} bytes ({spelled})"
             case "flag":
                 return "true or false"
             case "choice":
@@ -114,41 +114,49 @@ class Settings:
         KEPT, _DAY, "how long final answers, and a session after its last activity, are kept"
     )
     session_grace: float = _duration(
-        KEPT, 1_800.0, "how long a session without connection and running call stays loaded"
+        KEPT, 1_800.0, "how long a session with no connection and no running call stays loaded"
     )
-    runtime_idle: float = _duration(KEPT, 300.0, "how long an unused runtime stays in memory; it comes back unnoticed")
-    cleanup_interval: float = _duration(KEPT, 300.0, "how often what has expired is removed")
-    enable_replay: bool = _flag(KEPT, True, "whether a client may resume; off, a position is answered as lost")
+    runtime_idle: float = _duration(
+        KEPT, 300.0, "how long an unused runtime stays in memory; the next request loads it again"
+    )
+    cleanup_interval: float = _duration(KEPT, 300.0, "how often expired events, answers and sessions are removed")
+    enable_replay: bool = _flag(KEPT, True, "whether clients may resume; if off, every position is answered as lost")
 
-    retry: float = _duration(CONNECTIONS, 5.0, "how long clients wait before they come back", high=3_600.0)
+    retry: float = _duration(CONNECTIONS, 5.0, "how long clients wait before they reconnect", high=3_600.0)
     keepalive_interval: float = _duration(
-        CONNECTIONS, 30.0, "how often an idle connection carries a comment, for balancers"
+        CONNECTIONS, 30.0, "how often a comment is sent on an idle connection, so that load balancers keep it open"
     )
     stream_timeout: float = _duration(
-        CONNECTIONS, 300.0, "how long a connection may hold unread bytes without any progress"
+        CONNECTIONS, 300.0, "how long a client may leave sent bytes unread before its connection is ended"
     )
     drain_timeout: float = _duration(
-        CONNECTIONS, 30.0, "how long running calls may take to finish when the server stops; 0 ends them", low=0
+        CONNECTIONS, 30.0, "how long running calls may take to finish when the server stops; 0 ends them at once", low=0
     )
     json_response: bool = _flag(CONNECTIONS, False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _choice(  # noqa: RUF009
-        CONNECTIONS, "strict", Recover, "`reissue` answers 404 with a new session that can be used at once"
+        CONNECTIONS,
+        "strict",
+        Recover,
+        "`reissue` answers a lost session with 404 and a new one, ready for use",
     )
     eras: Eras = _choice(  # noqa: RUF009
-        CONNECTIONS, "both", Eras, "`session` turns 2026-07-28 clients to the resumable revisions"
+        CONNECTIONS,
+        "both",
+        Eras,
+        "`session` refuses 2026-07-28, so that clients fall back to a resumable revision",
     )
 
     max_stream_events: int = _count(
-        LIMITS, 500, "events kept of one stream; an attached reader that lags by this makes its call wait"
+        LIMITS, 500, "events kept for one stream; a call waits while its reader is so many events behind"
     )
     max_streams: int = _count(LIMITS, 100, "streams of one session that keep events beside their answers")
-    max_session_events: int = _count(LIMITS, 10_000, "events kept of one session, answers aside")
-    max_answers: int = _count(LIMITS, 10_000, "final answers kept of one session")
+    max_session_events: int = _count(LIMITS, 10_000, "events kept for one session, without final answers")
+    max_answers: int = _count(LIMITS, 10_000, "final answers kept for one session")
     max_session_bytes: int = _bytes(
         LIMITS,
         64 << 20,
-        "bytes kept of one session, events and answers together; the oldest go first, answers after all events, the"
-        " newest answer never",
+        "bytes kept for one session, events and answers together; beyond, the oldest events are removed first, then the"
+        " oldest answers, never the newest answer",
         high=1 << 40,
     )
     max_sessions: int = _count(LIMITS, 10_000, "sessions open at once; 503 beyond")
@@ -156,8 +164,8 @@ class Settings:
     max_address_sessions: int = _count(
         LIMITS,
         1_000,
-        "sessions open at once that one address opened without a principal; 429 beyond. Behind a proxy all callers have"
-        " its address: give the number of all its clients",
+        "sessions open at once from one address, of callers without a principal; 429 beyond. Behind a proxy all callers"
+        " have its address: allow as many as it has clients",
     )
     max_calls: int = _count(
         LIMITS, 100, "requests running at once in one session, in all processes together; 429 beyond"
@@ -168,27 +176,29 @@ class Settings:
         LIMITS, 1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"
     )
     max_session_work: int = _bytes(
-        LIMITS, 64 << 20, "memory for the messages of one session that are being handled, estimated; 429 beyond"
+        LIMITS, 64 << 20, "estimated memory of one session's messages that are being handled; 429 beyond"
     )
     max_work: int = _bytes(
         LIMITS,
         512 << 20,
-        "memory for all messages that are being handled, estimated; 503 beyond",
+        "estimated memory of all messages that are being handled; 503 beyond",
         high=1 << 40,
     )
     max_bodies: int = _bytes(
-        LIMITS, 64 << 20, "bytes of all POST bodies that are not complete yet; 503 beyond, `max_body` at least"
+        LIMITS,
+        64 << 20,
+        "bytes of all POST bodies that are not complete yet; 503 beyond. Never less than `max_body`",
     )
     max_body: int = _bytes(LIMITS, 4 << 20, "size of a POST body; 413 beyond")
     max_headers: int = _bytes(LIMITS, 32 << 10, "size of all headers; 431 beyond")
 
     store_timeout: float = _duration(
-        FAILURE, 1.0, "how long the store may be stuck in one operation before it counts as failing", high=60.0
+        FAILURE, 1.0, "how long one store operation may take before the store counts as failing", high=60.0
     )
     lease: float = _duration(
         FAILURE,
         15.0,
-        "how long another node may be silent before its calls are settled; stores of one machine know it by a lock",
+        "how long another node may be silent before its calls are settled; a store on one machine uses a lock instead",
         low=1.0,
         high=3_600.0,
     )
@@ -204,9 +214,11 @@ class Settings:
     cors_origins: tuple[str, ...] = _names(SECURITY, "origins whose pages may read the answers; `*` for all")
 
     broker: bool = _flag(
-        SECURITY, True, "serve the resume broker, `resume/…` beside the endpoint, to whomever the endpoint lets in"
+        SECURITY,
+        True,
+        "serve the resume broker, `resume/…` beside the endpoint, to callers that the endpoint accepts",
     )
-    metrics: bool = _flag(SECURITY, True, "serve `GET /metrics`, to whomever the endpoint lets in")
+    metrics: bool = _flag(SECURITY, True, "serve `GET /metrics` to callers that the endpoint accepts")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -214,6 +226,6 @@ class Settings:
 
 
 def rule_of(field: dataclasses.Field[Any]) -> Rule:
-    """The rule that stands beside a setting."""
+    """The rule of a setting."""
     rule: Rule = field.metadata["rule"]
     return rule

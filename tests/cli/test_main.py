@@ -88,7 +88,7 @@ def test_the_help_of_serve_shows_each_setting_with_its_default_under_its_heading
         "How connections behave:",
         "How much is kept and done at once:",
         "What happens when the store fails:",
-        "Who may come in:",
+        "Who may connect:",
     ]
     assert max(map(len, said.splitlines())) <= 80
     for name in FIELDS:

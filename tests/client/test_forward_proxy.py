@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 
 import perdure
-from perdure.remote.endpoint import past_proxies
+from perdure.remote.endpoint import is_this_machine
 from tests.client.conftest import text
 from tests.client.odd import BRIEF, Odd, good, json_of
 from tests.support.site import under_uvicorn
@@ -62,22 +63,22 @@ async def test_what_goes_to_another_machine_goes_through_the_proxy(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("url", "pattern"),
+    ("url", "is_here"),
     [
-        ("http://127.0.0.1:8000/mcp", "all://127.0.0.1"),
-        ("http://127.8.9.10/mcp", "all://127.8.9.10"),
-        ("https://[::1]:8000/mcp", "all://[::1]"),
-        ("http://[::ffff:127.0.0.1]/mcp", "all://[::ffff:127.0.0.1]"),
-        ("http://0.0.0.0:8000/mcp", "all://0.0.0.0"),
-        ("http://LocalHost:8000/mcp", "all://localhost"),
-        ("http://localhost.:8000/mcp", "all://localhost."),
-        ("http://bakery.localhost/mcp", "all://bakery.localhost"),
-        ("http://localhost.evil/mcp", None),
-        ("http://notlocalhost/mcp", None),
-        ("http://192.168.0.1/mcp", None),
-        ("http://example.com/mcp", None),
+        ("http://127.0.0.1:8000/mcp", True),
+        ("http://127.8.9.10/mcp", True),
+        ("https://[::1]:8000/mcp", True),
+        ("http://[::ffff:127.0.0.1]/mcp", True),
+        ("http://0.0.0.0:8000/mcp", True),
+        ("http://LocalHost:8000/mcp", True),
+        ("http://localhost.:8000/mcp", True),
+        ("http://bakery.localhost/mcp", True),
+        ("http://localhost.evil/mcp", False),
+        ("http://notlocalhost/mcp", False),
+        ("http://192.168.0.1/mcp", False),
+        ("http://example.com/mcp", False),
     ],
 )
-def test_addresses_of_this_machine(url: str, pattern: str | None) -> None:
+def test_addresses_of_this_machine(url: str, is_here: bool) -> None:
     """The clients for programs and for desktop hosts share the rule."""
-    assert past_proxies(url) == ({} if pattern is None else {pattern: None})
+    assert is_this_machine(httpx2.URL(url).host) == is_here

@@ -240,7 +240,8 @@ async def test_two_processes_never_share_a_state_and_a_killed_one_frees_it(tmp_p
             with pytest.raises(perdure.StateInUse):
                 async with perdure.connect(served.url, state=state):
                     raise AssertionError("two clients with one state")
-            await until(lambda: b'"shut"' in state.read_bytes())  # it says its line before it calls
+            # It says its line before it calls, and before the handshake is finished.
+            await until(lambda: all(part in state.read_bytes() for part in (b'"shut"', b'"initialized":true')))
             await holder.kill()
         async with client_process(served.url, state) as heir:
             assert await heir.line() == {

@@ -142,7 +142,7 @@ _TEXTS = st.recursive(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(_object(_object(_TEXTS) | _TEXTS), st.lists(st.sampled_from(_NAMES[:6]), max_size=3))
 def test_both_ways_find_the_same(text: str, path: list[str]) -> None:
     """Members given twice, names spelled with escapes, names as values: whatever is JSON."""

@@ -53,7 +53,7 @@ async def a_desk(folder: Path, *, logs: bool = True, **settings: Any) -> AsyncIt
 
 
 async def question(bridge: HostedBridge, count: int = 1) -> Message:
-    """The last of so many questions of the server's."""
+    """The last of so many requests of the server."""
     await bridge.until(lambda: len(bridge.asked()) == count, "a question")
     return bridge.asked()[-1]
 

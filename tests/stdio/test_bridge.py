@@ -38,7 +38,7 @@ async def test_what_host_and_server_say_arrives_as_it_was_said(folder: Path) -> 
         assert asked["params"]["message"] == "How many?"
         reply(bridge, asked, "42")
         assert text_of(await bridge.answer(call)) == "42"
-        # Ping, a method that nobody knows, and a tool that fails.
+        # Ping, a method that is not known, and a tool that fails.
         assert (await bridge.request("ping"))["result"] == {}
         assert (await bridge.request("no/such"))["error"]["code"] == -32601
         assert (await bridge.answer(bridge.begin_call("boom")))["result"]["isError"] is True
@@ -56,7 +56,7 @@ async def test_what_host_and_server_say_arrives_as_it_was_said(folder: Path) -> 
         assert len(desk.sessions) == 1  # it is not ended: the next instance may resume it
 
 
-async def test_messages_of_many_megabytes_pass_both_ways_and_one_that_is_too_long_is_told(folder: Path) -> None:
+async def test_messages_of_many_megabytes_pass_both_ways_and_one_that_is_too_long_is_refused(folder: Path) -> None:
     async with a_desk(folder, max_body=16 << 20) as desk:
         bridge = await desk.host.session("--no-resume")
         word = "é" * 2_000_000
@@ -120,8 +120,8 @@ async def test_what_is_no_message_is_answered_and_the_bridge_goes_on(folder: Pat
         assert text_of(await bridge.answer(call)) == "went through g"
 
 
-async def test_hosts_that_begin_in_another_way_are_told_how(folder: Path) -> None:
-    """A host of 2026-07-28 is told which revisions have sessions; a ping may come before the handshake."""
+async def test_hosts_that_begin_in_another_way_get_the_reason(folder: Path) -> None:
+    """A host of 2026-07-28 gets the revisions that have sessions; a ping may come before the handshake."""
     async with a_desk(folder) as desk:
         bridge = await desk.host.start("--no-resume")
         version = {"_meta": {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}}
@@ -170,7 +170,7 @@ async def test_a_request_that_has_to_wait_does_not_stop_those_that_run(folder: P
         assert text_of(await bridge.answer(behind)) == "counted to 2"
 
 
-async def test_more_at_once_than_the_bridge_follows_is_told(folder: Path) -> None:
+async def test_more_at_once_than_the_bridge_follows_is_refused(folder: Path) -> None:
     async with a_desk(folder, max_calls=1_000) as desk:
         bridge = await desk.host.session("--no-resume")
         calls = [bridge.begin_call("wait", gate="w") for _ in range(MAX_RUNNING + 1)]
@@ -217,7 +217,7 @@ async def test_a_host_that_does_not_read_is_waited_for_and_nothing_piles_up(fold
         assert [number for _, number in bridge.progress()] == list(range(1, 3_001))
 
 
-async def test_it_ends_promptly_however_it_is_told(folder: Path) -> None:
+async def test_it_ends_promptly_however_it_is_ended(folder: Path) -> None:
     async with a_desk(folder) as desk:
         for how in (signal.SIGTERM, signal.SIGINT, None):
             bridge = await desk.host.session()

@@ -28,7 +28,7 @@ class Gateway:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
         back = asyncio.create_task(_pass_on(from_server, writer))
-        with suppress(ConnectionError):  # whoever is killed resets its connections
+        with suppress(ConnectionError):  # a process that is killed resets its connections
             await self._pass_on(reader, writer, to_server)
         to_server.close()
         await back
@@ -61,7 +61,7 @@ async def a_gateway(port: int) -> AsyncIterator[Gateway]:
 
 
 async def test_a_gateway_that_says_404_for_a_while_costs_no_session(folder: Path) -> None:
-    """T3: a token goes when the broker rejects it, and nobody has."""
+    """T3: a token goes when the broker rejects it, and it has not."""
     async with a_desk(folder) as desk, a_gateway(desk.site.port) as gateway:
         desk.host.url = f"{gateway.url}?tenant=1"
         await (await desk.host.session()).end()

@@ -27,13 +27,13 @@ WHILE_RESUMING = {
     "when the answer to initialize is written": at("stdio.pipes", "Output._write", "leave"),
 }
 
-#: Met by the first instance of all. Until its token is on disk, the session is nobody's, and the next begins anew.
+#: Met by the first instance of all. Until its token is on disk, no process finds the session again.
 WHILE_BEGINNING = {
     "before the first token is written": (at("stdio.slots.slot", "KeptSlot.keep", "enter"), False),
     "between writing the first token and confirming it": (at("stdio.slots.slot", "KeptSlot.keep", "leave"), True),
 }
 
-#: Met while a request of the host's is on its way, with what the next instance reports of it.
+#: Met while a request of the host is on its way, with what the next instance reports of it.
 IN_FLIGHT = {
     "before it is sent": (at("remote.call", "Call.answer", "enter"), "unknown"),
     "when its stream has begun": (at("stdio.notes", "Notes.move_call", "leave"), "counted to 1"),

@@ -31,7 +31,7 @@ from tests.support.site import under_uvicorn, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_session_that_ends_between_token_and_handshake_is_begun_anew(folder: Path) -> None:
+async def test_a_session_that_ends_between_token_and_handshake_is_replaced(folder: Path) -> None:
     async with a_desk(folder) as desk:
         first = await desk.host.session()
         await first.end()
@@ -100,7 +100,7 @@ async def test_a_request_that_is_repeated_in_a_new_session_is_still_reported(fol
 
 
 async def test_a_server_without_a_standalone_stream_keeps_its_session(folder: Path) -> None:
-    """Web frameworks answer 404 to a method that nobody serves."""
+    """Web frameworks answer 404 to a method that is not served."""
     odd = Odd(fine=lambda key: json_of(good(key)))
     odd.get = lambda _: Response(status_code=404)
     async with under_uvicorn(odd.app) as port, a_host(folder, f"http://127.0.0.1:{port}/mcp") as host:
@@ -168,7 +168,7 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
     assert "cannot be reached" in caplog.text
 
 
-async def test_an_answer_of_the_hosts_that_is_refused_ends_the_question(folder: Path) -> None:
+async def test_a_hosts_answer_that_is_refused_ends_the_question(folder: Path) -> None:
     """JavaScript writes half an emoji as an escape, and no server takes it: the tool must not wait for ever."""
     async with a_desk(folder) as desk:
         bridge = await desk.host.session(elicitation={})
@@ -181,7 +181,7 @@ async def test_an_answer_of_the_hosts_that_is_refused_ends_the_question(folder: 
 
 
 async def test_pipes_that_do_not_block_are_waited_for() -> None:
-    """Whoever shares a pipe or a terminal with us may have set it so; it has not ended for that."""
+    """Another process that shares the pipe or the terminal may have set it so; it has not ended for that."""
     heard, said = os.pipe()
     os.set_blocking(heard, False)
     os.set_blocking(said, False)

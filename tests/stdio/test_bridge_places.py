@@ -1,4 +1,4 @@
-"""Where a bridge is started: environments and places that cannot work are told, and never end it in a traceback."""
+"""Places where a bridge is started: those that cannot work are reported, and never end in a traceback."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_an_address_in_capitals_is_trusted_no_more_than_another(folder: Pa
         ({"SSL_CERT_FILE": __file__}, "https", CERTIFICATES),
     ],
 )
-async def test_an_environment_that_cannot_work_is_told_to_the_host(
+async def test_an_environment_that_cannot_work_is_reported_to_the_host(
     folder: Path, environ: dict[str, Any], scheme: str, sentence: str
 ) -> None:
     async with a_host(folder, f"{scheme}://127.0.0.1:9/mcp") as host:
@@ -100,7 +100,7 @@ def test_a_bridge_without_a_host_says_so(folder: Path, closed: int) -> None:
     assert ended.returncode == 2
 
 
-async def test_a_port_that_is_none_is_told_and_ctrl_c_ends_what_only_refuses(folder: Path) -> None:
+async def test_a_port_that_is_none_is_reported_and_ctrl_c_ends_what_only_refuses(folder: Path) -> None:
     async with a_host(folder, "http://127.0.0.1:99999/mcp") as host:
         bridge = await host.start()
         refused = await bridge.handshake()
@@ -110,7 +110,7 @@ async def test_a_port_that_is_none_is_told_and_ctrl_c_ends_what_only_refuses(fol
 
 
 async def test_a_handshake_is_answered_whatever_happens(folder: Path) -> None:
-    """The session's name is one that no header can carry: nobody foresaw that, and the host does not wait for ever."""
+    """The session's name is one that no header can carry. That is not foreseen, and the host does not wait for ever."""
     odd = Odd()
     odd.initialize = lambda key: json_of(result(key, **WELCOME), headers={"mcp-session-id": "\xe9"})
     async with under_uvicorn(odd.app) as port, a_host(folder, f"http://127.0.0.1:{port}/mcp") as host:

@@ -94,7 +94,7 @@ async def test_what_the_next_instance_finds(folder: Path) -> None:
         await first.until(lambda: first.notices() == [1, 2], "two notices")
         await first.request("ping")  # by then it is noted what the host has
         await first.kill()
-        # Nobody is there; things happen.
+        # No bridge runs; things happen.
         await desk.workshop.update("notice://7")
         desk.workshop.open("c/2")
         await desk.saw("counted 4", first)
@@ -119,12 +119,12 @@ async def test_what_the_next_instance_finds(folder: Path) -> None:
         assert second.order[0] == "answer 0"  # nothing comes before the answer to initialize
         await second.until(lambda: second.notices() == [7], "what was missed, and nothing twice")
         assert second.progress() == []  # its token means nothing to this instance
-        # The question is answered by whoever is there now, and its call is reported too.
+        # The question is answered by the bridge that runs now, and its call is reported too.
         reply(second, new, "yes")
         await second.until(lambda: len(second.reports()) == 2, "the other report")
         assert second.reports()[1]["result"]["structuredContent"] == {"result": "yes"}
         assert (second.reports()[1]["requestId"], asking) == (asking, asking)
-        # Ids begin anew: the first call of this instance has the id of an earlier one, and an answer of its own.
+        # Ids begin again: the first call of this instance has the id of an earlier one, and an answer of its own.
         assert text_of(await second.answer(second.begin("tools/call", _count(1), id=running))) == "counted to 1"
         await desk.workshop.update("notice://7")
         await second.until(lambda: second.notices() == [7, 7], "the subscription lives")
@@ -287,7 +287,7 @@ async def test_another_target_of_the_same_host_gets_no_token_of_this_one(folder:
 
 async def test_a_stolen_token_is_worth_nothing_to_another_host(folder: Path) -> None:
     """T10, T12: the thief is rejected and learns nothing; the owner goes on. A retired token ends the chain, not the
-    session of whoever is attached, who gets a new chain."""
+    session of the attached bridge, which gets a new chain."""
     async with a_desk(folder) as desk, a_host(folder / "thief", desk.site.url) as thief:
         thief.folder.mkdir()
         owner = await desk.host.session()
@@ -318,7 +318,7 @@ async def test_a_stolen_token_is_worth_nothing_to_another_host(folder: Path) -> 
 
 
 async def _offer_again(desk: Desk, retired: str) -> None:
-    """What somebody would send who has copied everything, the holder's name too."""
+    """What a thief would send who has copied everything, the holder's name too."""
     seen = here()
     host = None if seen is None else seen.look(desk.host.pid)
     assert seen is not None
@@ -335,7 +335,7 @@ async def _offer_again(desk: Desk, retired: str) -> None:
     assert (response.status_code, response.json()) == (403, {"error": "rejected"})
 
 
-async def test_a_session_that_cannot_go_on_is_begun_anew(folder: Path) -> None:
+async def test_a_session_that_cannot_go_on_is_replaced(folder: Path) -> None:
     """Ended meanwhile, or a host with other capabilities: a fresh session, resumable as any."""
     async with a_desk(folder) as desk:
         first = await desk.host.session()
@@ -380,7 +380,7 @@ async def test_the_server_is_restarted_in_between(folder: Path) -> None:
             bridge = await host.session()
             assert await sentences(bridge) == [RESUMED]
             assert site.app.session_ids() == [session]
-        late = bridge.begin("tools/list")  # nobody listens
+        late = bridge.begin("tools/list")  # no server listens
         await bridge.logged("cannot be reached, and is tried again")
         async with serving() as site:
             assert "tools" in (await bridge.answer(late))["result"]

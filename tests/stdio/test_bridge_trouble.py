@@ -59,7 +59,9 @@ async def answering(status: str, *, tls: ssl.SSLContext | None = None) -> AsyncI
         ("418 Teapot", "refused", "{url} refuses the request (HTTP 418)"),
     ],
 )
-async def test_an_address_that_is_no_mcp_server_is_told(folder: Path, status: str, reason: str, sentence: str) -> None:
+async def test_an_address_that_is_not_an_mcp_server_is_reported(
+    folder: Path, status: str, reason: str, sentence: str
+) -> None:
     async with answering(status) as url, a_host(folder, url) as host:
         bridge = await host.start("--no-resume")
         told = sentence.format(url=url)
@@ -70,7 +72,7 @@ async def test_an_address_that_is_no_mcp_server_is_told(folder: Path, status: st
         assert await sentences(bridge) == [told]
 
 
-async def test_what_could_never_work_is_told_to_the_host_too(folder: Path) -> None:
+async def test_what_cannot_work_is_reported_to_the_host_too(folder: Path) -> None:
     async with a_host(folder, "ftp://nowhere/mcp") as host:
         (folder / "empty").touch(0o600)
         cases = [
@@ -95,7 +97,7 @@ async def test_what_could_never_work_is_told_to_the_host_too(folder: Path) -> No
 
 
 @pytest.mark.parametrize(("is_tls", "why"), [(True, "self.signed certificate"), (False, "WRONG_VERSION_NUMBER")])
-async def test_tls_that_does_not_fit_is_told_at_once(folder: Path, is_tls: bool, why: str) -> None:
+async def test_tls_that_does_not_fit_is_reported_at_once(folder: Path, is_tls: bool, why: str) -> None:
     async with answering("200 OK", tls=_self_signed(folder) if is_tls else None) as url, a_host(folder, "") as host:
         bridge = await host.start("--no-resume", url=url.replace("http:", "https:"))
         refused = await bridge.handshake()
@@ -140,7 +142,7 @@ async def test_a_server_that_is_away_is_waited_for_within_limits_and_the_pipe_li
         assert len(desk.sessions) == 1
 
 
-async def test_a_session_that_is_gone_is_begun_anew_with_the_hosts_own_words(folder: Path) -> None:
+async def test_a_session_that_is_gone_is_replaced_with_the_hosts_own_initialize(folder: Path) -> None:
     """B5: one new handshake, subscriptions and level repeated; what ran has an unknown outcome."""
     async with a_desk(folder) as desk:
         bridge = await desk.host.session(elicitation={})
@@ -157,7 +159,7 @@ async def test_a_session_that_is_gone_is_begun_anew_with_the_hosts_own_words(fol
         assert desk.workshop.subscribing == ["+notice://3", "+notice://4", "-notice://4", "+notice://3"]
         await desk.workshop.update("notice://3")
         await bridge.until(lambda: 3 in bridge.notices(), "the subscription in the new session")
-        # The server forgets everything under a call: nobody can tell what became of it.
+        # The server forgets everything under a call: its outcome is unknown.
         asking = bridge.begin_call("ask", question="?")
         await bridge.until(lambda: len(bridge.asked()) == 1, "a question")
         await _delete(desk)
@@ -182,7 +184,7 @@ def _words(folder: Path, *, besides: Path) -> set[bytes]:
 
 
 class OneToken(TokenVerifier):
-    """Lets whoever has the token of the moment in, as one and the same principal."""
+    """Accepts the token of the moment, always as the same principal."""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -190,7 +192,7 @@ class OneToken(TokenVerifier):
     async def verify_token(self, token: str) -> AccessToken | None:
         if token != self.token:
             return None
-        return AccessToken(token=token, client_id="desk", scopes=[], subject="somebody")
+        return AccessToken(token=token, client_id="desk", scopes=[], subject="desk")
 
 
 async def test_a_token_file_is_read_again_when_the_token_is_refused(folder: Path) -> None:

@@ -97,7 +97,7 @@ class World:
     written: dict[Path, tuple[str, str | None]] = field(default_factory=dict)
     """Of each slot: the target and the session whose token was written there last."""
     robbed: set[str] = field(default_factory=set)
-    """Sessions whose tokens somebody used who had copied everything."""
+    """Sessions whose tokens a thief used who had copied everything."""
     copies: list[tuple[Instance, str]] = field(default_factory=list)
 
     async def start(self, host: int, target: str, dies: str | None) -> None:
@@ -105,7 +105,7 @@ class World:
         if len(waiting := self.waiting(identity, target)) > 1:
             for notes in waiting:
                 del self.written[notes]
-        slot = await open_slot(self.folder, identity, Target(url=target), processes=_NobodyDies(), patience=0)
+        slot = await open_slot(self.folder, identity, Target(url=target), processes=_NoneDies(), patience=0)
         assert isinstance(slot, KeptSlot)
         assert slot.notes is not None
         its_target, due = self.written.get(slot.notes, (target, None))
@@ -176,7 +176,7 @@ class World:
             self.robbed.add(instance.session)
 
 
-class _NobodyDies:
+class _NoneDies:
     """All hosts live: nothing is swept away."""
 
     boot = "boot"
@@ -202,7 +202,7 @@ _deeds = st.one_of(_start, _end, _start_and_die, _start, _end, _copy, _use)
 
 
 class Place:
-    """A server and a loop that outlive the histories: making them anew takes longer than a history."""
+    """A server and a loop that outlive the histories: making them again takes longer than a history."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         self._runner = runner

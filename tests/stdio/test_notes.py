@@ -99,7 +99,7 @@ def _is_not_used(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert [vars(record)["action"] for record in caplog.records] == ["stdio.notes_unreadable"]
 
 
-def test_notes_that_cannot_be_written_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_notes_that_cannot_be_written_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notes = Notes(lambda: tmp_path / "missing" / "notes")
     with caplog.at_level(logging.WARNING, logger="perdure"):
         notes.begin(SESSION)

@@ -17,7 +17,7 @@ import pytest
 
 from perdure.errors import StoreUnavailable
 from perdure.store.sqlite.file import RETRY, open_writer, patiently
-from perdure.store.sqlite.identity import Identity
+from perdure.store.sqlite.identity import FileIdentity
 from perdure.store.sqlite.read_pool import THREADS, ReaderPool
 from perdure.store.sqlite.writer import Writer
 from perdure.store.time_limit import TICKS, TimeLimit
@@ -161,7 +161,7 @@ async def writing(path: Path) -> AsyncIterator[Writer]:
 @asynccontextmanager
 async def reading(path: Path) -> AsyncIterator[ReaderPool]:
     open_writer(str(path), sync="normal", busy_timeout=LIMIT).close()
-    readers = ReaderPool(str(path), busy_timeout=LIMIT, check=lambda: None, identity=Identity(str(path)))
+    readers = ReaderPool(str(path), busy_timeout=LIMIT, check=lambda: None, identity=FileIdentity(str(path)))
     readers.open()
     try:
         yield readers

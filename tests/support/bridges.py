@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 
 class Bridge:
-    """One `perdure stdio` that runs. It is spoken to as a host does; ids begin anew with each."""
+    """One `perdure stdio` that runs. It is spoken to as a host does; ids begin again with each."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, log: Path) -> None:
         self.log = log

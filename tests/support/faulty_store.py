@@ -18,8 +18,8 @@ from perdure.store.base import (
     Event,
     Forwarded,
     Generation,
+    HintListener,
     KeptRecord,
-    Listener,
     Liveness,
     Mail,
     NodeRecord,
@@ -210,7 +210,7 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.mail(node, after=after)
 
-    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._inner.subscribe(node, listener)
 
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:

@@ -2,7 +2,7 @@
 
 It takes orders as JSON lines. What the bridge reads and writes is a socket that the test listens on, so the test plays
 the host's part in the conversation, and this process its part in the process tree. Everything is imported once and
-each bridge is a forked child: starting Python anew takes far longer than what is tested.
+each bridge is a forked child: starting Python again takes far longer than what is tested.
 
 A bridge may be told to kill itself at a point: when a function of the product is entered or left for the n-th time.
 """

@@ -1,4 +1,4 @@
-"""Leases: who is dead, where nobody can be asked.
+"""Decides by leases which nodes are dead, where no operating system can tell.
 
 Each node raises a counter in the store, its *beat*. Two rules follow from it, each on one node's own monotonic clock;
 two clocks are never compared (no wall clock).
@@ -6,7 +6,7 @@ two clocks are never compared (no wall clock).
 **Own claim.** It lasts `OWN_SHARE` of a lease from the moment at which the last beat that went through was *sent*. Once
 that has passed, the claim is gone for good: a beat that goes through later does not bring it back.
 
-**Somebody else.** A node is dead when its beat, first seen in an answer that came at one moment, is still the same in
+**Another node.** It is dead when its beat, first seen in an answer that came at one moment, is still the same in
 an answer that was *asked for* a lease later, while the observer's own beats went through.
 
 Why the second comes after the first: the beat that the observer saw was sent before its answer came, and a later one
@@ -22,19 +22,19 @@ from perdure._core.ids import NodeId
 
 OWN_SHARE = 0.75
 """Of a lease, for a node's own claim. The rest is the margin: what a node decided just before its claim ended has that
-long to reach the store before anybody else acts, and two clocks may differ in speed by as much (a real pair differs by
+long to reach the store before another node acts, and two clocks may differ in speed by as much (a real pair differs by
 less than a thousandth). Fences stop whatever is later still."""
 
 BEATS_IN_LEASE = 5
-"""How often a node beats and looks: two beats may be lost before half a lease is over, three before the claim is."""
+"""Beats that a node sends in a lease: two may be lost before half a lease is over, three before the claim is."""
 
 _MAX_SILENCE = 0.5
-"""Of a lease, between two beats of the observer's own. A longer one says that it was paused, or cut off from the store;
-others may have been so with it, and get a whole lease again to show themselves."""
+"""Of a lease, between two beats of the observer. A longer silence says that it was paused, or cut off from the store;
+other nodes may have been so too, and get a whole lease again to show that they live."""
 
 
 class Leases:
-    """What one node knows: its own claim, and how long each other node has been silent."""
+    """Keeps one node's own claim, and how long each other node has been silent."""
 
     def __init__(self, node: NodeId, *, lease: float, now: float) -> None:
         """`now` was read before the node's first beat, or its joining, was sent."""
@@ -52,12 +52,12 @@ class Leases:
         self._until = float("-inf")
 
     def alone(self, *, now: float) -> None:
-        """No other node has joined, so nobody can have taken this one for dead, however long it was silent."""
+        """No other node has joined, so none can have taken this one for dead, however long it was silent."""
         if self._until > float("-inf"):
             self._until = max(self._until, now + OWN_SHARE * self._lease)
 
     def beaten(self, *, sent: float, now: float) -> None:
-        """A beat of this node's own went through."""
+        """A beat of this node went through."""
         if not self.holds(now=now):
             return
         if now - self._beaten > _MAX_SILENCE * self._lease:
@@ -67,8 +67,12 @@ class Leases:
 
     def observe(self, beats: Mapping[NodeId, int], *, asked: float, now: float) -> list[NodeId]:
         """Note the beats that the store shows; gives the nodes that are dead."""
-        others = {node: beat for node, beat in beats.items() if node != self._node}
-        self._seen = {node: self._note(node, beat, now) for node, beat in others.items()}
+        seen = self._seen
+        self._seen = {
+            node: seen[node] if node in seen and seen[node][0] == beat else (beat, now)
+            for node, beat in beats.items()
+            if node != self._node
+        }
         if not self.holds(now=now) or now - self._beaten > _MAX_SILENCE * self._lease:
             return []
         return [node for node, (_, since) in self._seen.items() if asked - since >= self._lease]
@@ -76,7 +80,3 @@ class Leases:
     def ages(self, *, now: float) -> dict[NodeId, float]:
         """Seconds since each node was last known to be alive."""
         return {self._node: now - self._beaten} | {node: now - since for node, (_, since) in self._seen.items()}
-
-    def _note(self, node: NodeId, beat: int, now: float) -> tuple[int, float]:
-        seen = self._seen.get(node)
-        return seen if seen is not None and seen[0] == beat else (beat, now)

@@ -1,7 +1,7 @@
-"""What nodes tell each other: small values, and their form in the store's mailbox.
+"""Encodes and decodes the messages that nodes send each other through the store's mailboxes.
 
-A message of a kind that this release does not know (a newer one runs beside it) is `None`; whoever reads it says so and
-goes on.
+A newer release may run beside this one: a message of a kind that this release does not know is decoded to `None`, and
+its reader logs that and goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AskAnswered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notified:
-    """To the node that it concerns: a notification of the client's."""
+    """To the node that it concerns: the client sent a notification."""
 
     session: SessionId
     method: str
@@ -43,7 +43,7 @@ class Cancelled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attached:
-    """To everybody: the client is here anew, in this incarnation, and holds no position of calls that it lost."""
+    """To all nodes: the client has begun this incarnation here, and holds no position of calls that it lost."""
 
     session: SessionId
     incarnation: int
@@ -51,14 +51,14 @@ class Attached:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """To everybody: calls of this session wait for their principal to come back."""
+    """To all nodes: calls of this session wait for their principal to come back."""
 
     session: SessionId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """To a stream's writer, or to the node of a reader that was overtaken: look who reads it."""
+    """To a stream's writer, or to the node of a reader that was overtaken: look which reader is on it."""
 
     session: SessionId
     stream: StreamId
@@ -66,7 +66,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """To everybody: a call of this session lost its reader together with its node."""
+    """To all nodes: calls of this session lost their readers together with their node."""
 
     session: SessionId
 
@@ -80,7 +80,7 @@ class Unread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Missed:
-    """To everybody: an ask waits at this node, whose client has not been seen there for a while."""
+    """To all nodes: an ask waits at this node, whose client has not been seen there for a while."""
 
     session: SessionId
     node: NodeId
@@ -95,7 +95,7 @@ class Here:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """To everybody: the session has ended."""
+    """To all nodes: the session has ended."""
 
     session: SessionId
     reason: str

@@ -5,8 +5,6 @@ The command that runs this is not a node: the servers may run in other processes
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, SessionId
 from perdure._core.jsonrpc import JsonObject
@@ -28,21 +26,17 @@ UNENDED = frozenset({CallState.RUNNING, CallState.WAITING})
 async def list_sessions(store: Store, *, state: SessionState | None, owner: str | None) -> list[JsonObject]:
     """The sessions in this state and of this owner, the last active one first."""
     found = []
-    async for record in _records(store):
-        if state in (None, record.state) and (owner is None or is_called(record.owner, owner)):
+    after: SessionId | None = None
+    while page := await store.sessions(after=after, limit=PAGE):
+        after = page[-1].id
+        for record in page:
+            if state not in (None, record.state) or (owner is not None and not is_called(record.owner, owner)):
+                continue
             streams = [stream for stream in await store.streams(record.id) if not stream.sealed]
             # By stream, because a session may have thousands of calls that have ended, and a few that have not.
             calls = [call for stream in streams if stream.kind is Kind.CALL for call in await store.calls_on(stream.id)]
             found.append(list_object(record, streams=streams, calls=sum(call.state in UNENDED for call in calls)))
     return sorted(found, key=lambda session: (-session["active"], session["id"]))
-
-
-async def _records(store: Store) -> AsyncIterator[SessionRecord]:
-    after: SessionId | None = None
-    while page := await store.sessions(after=after, limit=PAGE):
-        for record in page:
-            yield record
-        after = page[-1].id
 
 
 async def find(store: Store, text: str) -> SessionRecord:

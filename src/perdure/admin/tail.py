@@ -8,7 +8,7 @@ seen.
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from perdure._core.ids import SessionId, StreamId
@@ -59,23 +59,19 @@ class Tail:
             cursors[record.id].record = record
         self._cursors = cursors
         behind = [one for one in cursors.values() if not one.announced or one.shown < one.record.last]
-        async for seen in self._merged(behind):
-            yield seen
-
-    async def _streams(self) -> list[StreamRecord]:
-        return [record for record in await self._store.streams(self._session) if self._only(record.id)]
-
-    async def _merged(self, cursors: Sequence[_Cursor]) -> AsyncIterator[JsonObject]:
-        """Several streams as one. A stream is read when the others have come to its beginning, so few are held."""
-        heap = [(cursor.record.opened, number) for number, cursor in enumerate(cursors)]
+        # Several streams as one. A stream is read when the others have come to its beginning, so few events are held.
+        heap = [(cursor.record.opened, number) for number, cursor in enumerate(behind)]
         heapq.heapify(heap)
         while heap:
             _, number = heapq.heappop(heap)
-            cursor = cursors[number]
+            cursor = behind[number]
             async for seen in self._next(cursor):
                 yield seen
             if cursor.page:
                 heapq.heappush(heap, (cursor.page[-1].time, number))
+
+    async def _streams(self) -> list[StreamRecord]:
+        return [record for record in await self._store.streams(self._session) if self._only(record.id)]
 
     async def _next(self, cursor: _Cursor) -> AsyncIterator[JsonObject]:
         """The next event of a stream, with what belongs before it; then there is a page, or the stream is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import NoReturn
 
@@ -10,20 +11,15 @@ import click
 
 def main() -> NoReturn:
     if sys.argv[1:2] == ["stdio"]:
-        _stdio(sys.argv[2:])
+        from perdure.cli.stdio import stdio
+
+        # If the arguments are wrong, the whole command reports that.
+        with contextlib.suppress(click.ClickException):
+            try:
+                with stdio.make_context("perdure stdio", sys.argv[2:]) as context:
+                    sys.exit(stdio.invoke(context))
+            except click.exceptions.Exit as done:
+                sys.exit(done.exit_code)
     from perdure.cli.main import main as whole
 
     whole()
-
-
-def _stdio(arguments: list[str]) -> None:
-    """Run `perdure stdio` and end the program. Returns if the arguments are wrong: the whole command reports that."""
-    from perdure.cli.stdio import stdio
-
-    try:
-        with stdio.make_context("perdure stdio", arguments) as context:
-            sys.exit(stdio.invoke(context))
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
-    except click.ClickException:
-        return

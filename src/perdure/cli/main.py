@@ -114,16 +114,36 @@ def serve_command(
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
     logging.basicConfig(level=log_level.upper(), handlers=[shown])
-    served = _Served(
-        target=target,
-        store=store,
-        path=path,
-        auth=_read_tokens(tokens) if tokens is not None else None,
-        settings=settings_from(settings),
-    )
+    auth = None
+    if tokens is not None:
+        from perdure.serve.token_file import FileTokens
+
+        auth = FileTokens.read(tokens)
+    served = _Served(target=target, store=store, path=path, auth=auth, settings=settings_from(settings))
     channel = WorkerChannel.from_environment(os.environ)
-    if channel is not None:
-        return _work(served, channel)
+    if channel is None:
+        return _listen(served, host, port, workers)
+    try:
+        return _serve(served, channel.listener, on_ready=channel.send_ready, channel=channel)
+    except PerdureError as error:  # the parent reports it, once for all workers
+        channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
+        return REFUSED
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Served:
+    """What to serve, and how."""
+
+    target: str
+    store: str
+    path: str
+    auth: FileTokens | None
+    settings: Settings
+
+
+def _listen(served: _Served, host: str, port: int, workers: int) -> int:
+    """Be the process that listens, and serve, or have workers serve."""
+    store = served.store
     if workers > 1 and store.startswith("memory:"):
         raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is not one; use sqlite:PATH")
     if workers > 1 and not HAS_FLOCK:
@@ -141,7 +161,7 @@ def serve_command(
 
         def on_ready() -> None:
             name = f"[{host}]" if ":" in host else host
-            print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{path}", flush=True)
+            print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{served.path}", flush=True)
 
         if workers == 1:
             return _serve(served, listener, on_ready=on_ready)
@@ -157,23 +177,6 @@ def serve_command(
         )
 
 
-def _read_tokens(file: Path) -> FileTokens:
-    from perdure.serve.token_file import FileTokens
-
-    return FileTokens.read(file)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Served:
-    """What to serve, and how."""
-
-    target: str
-    store: str
-    path: str
-    auth: FileTokens | None
-    settings: Settings
-
-
 def _serve(
     served: _Served, listener: socket.socket, *, on_ready: Callable[[], None], channel: WorkerChannel | None = None
 ) -> int:
@@ -185,15 +188,6 @@ def _serve(
     return serve(
         app, listener=listener, settings=served.settings, on_ready=on_ready, on_failure=_complain, channel=channel
     )
-
-
-def _work(served: _Served, channel: WorkerChannel) -> int:
-    """Be a worker. The parent, which has several of us, reports what is wrong."""
-    try:
-        return _serve(served, channel.listener, on_ready=channel.send_ready, channel=channel)
-    except PerdureError as error:
-        channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
-        return REFUSED
 
 
 def _command(arguments: Sequence[str] | None) -> list[str]:

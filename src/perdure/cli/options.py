@@ -77,14 +77,35 @@ def setting_options() -> Iterator[ServeOption]:
     """One option for each setting."""
     for field in dataclasses.fields(Settings):
         rule = rule_of(field)
+        flag, shown, attributes = _option(field.name, rule, field.default)
         yield ServeOption(
-            [_flag(field.name, rule), field.name],
+            [flag, field.name],
             group=rule.group,
-            shown=_default(rule, field.default),
+            shown=shown,
             default=field.default,
             help=rule.why.replace("`", ""),
-            **_attributes(field.name, rule),
+            **attributes,
         )
+
+
+def _option(name: str, rule: Rule, default: Any) -> tuple[str, str, dict[str, Any]]:
+    """How an option is spelled, its default as users write it, and what click needs to know."""
+    dashed = name.replace("_", "-")
+    match rule.kind:
+        case "flag":
+            return f"--{dashed}/--no-{dashed}", "on" if default else "off", {}
+        case "choice":
+            return f"--{dashed}", default, {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
+        case "names":
+            names = {"type": Name(), "multiple": True, "metavar": "NAME" if name == "allowed_hosts" else "ORIGIN"}
+            return f"--{dashed.removesuffix('s')}", "", names
+        case "duration":
+            duration = {"type": Value("duration", parse_duration, rule), "metavar": "TIME"}
+            return f"--{dashed}", format_duration(default), duration
+        case "bytes":
+            return f"--{dashed}", format_size(default), {"type": Value("size", parse_size, rule), "metavar": "SIZE"}
+        case "count":
+            return f"--{dashed}", f"{default:,}", {"type": Value("count", parse_count, rule), "metavar": "N"}
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
@@ -97,47 +118,3 @@ def spelling(ctx: click.Context | None, param: click.Parameter) -> str:
     if ctx is not None and ctx.meta.get(f"{__name__}.{param.name}") is ParameterSource.ENVIRONMENT:
         return str(param.envvar)
     return str(param.metavar or param.name) if isinstance(param, click.Argument) else max(param.opts, key=len)
-
-
-def _flag(name: str, rule: Rule) -> str:
-    dashed = name.replace("_", "-")
-    match rule.kind:
-        case "flag":
-            return f"--{dashed}/--no-{dashed}"
-        case "names":
-            return f"--{dashed.removesuffix('s')}"
-        case _:
-            return f"--{dashed}"
-
-
-def _attributes(name: str, rule: Rule) -> dict[str, Any]:
-    match rule.kind:
-        case "flag":
-            return {}
-        case "choice":
-            return {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
-        case "names":
-            return {"type": Name(), "multiple": True, "metavar": "NAME" if name == "allowed_hosts" else "ORIGIN"}
-        case "duration":
-            return {"type": Value("duration", parse_duration, rule), "metavar": "TIME"}
-        case "bytes":
-            return {"type": Value("size", parse_size, rule), "metavar": "SIZE"}
-        case "count":
-            return {"type": Value("count", parse_count, rule), "metavar": "N"}
-
-
-def _default(rule: Rule, default: Any) -> str:
-    """A default as users write it."""
-    match rule.kind:
-        case "duration":
-            return format_duration(default)
-        case "bytes":
-            return format_size(default)
-        case "count":
-            return f"{default:,}"
-        case "flag":
-            return "on" if default else "off"
-        case "choice":
-            return str(default)
-        case "names":
-            return ""

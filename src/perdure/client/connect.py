@@ -24,7 +24,7 @@ from perdure.client.task_groups import enter, raised_as_it_was
 from perdure.client.transport import Transport
 from perdure.errors import Misuse
 from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import LIMITS, TIMEOUT, Endpoint, past_proxies
+from perdure.remote.endpoint import Endpoint, http_client
 from perdure.remote.limits import Limits
 from perdure.remote.state_file import StateStore, state_store
 
@@ -75,24 +75,16 @@ async def connect(
         "client_info": client_info,
         **options,
     }
-    ends = state is None if terminate_on_close is None else terminate_on_close
     async with AsyncExitStack() as stack:
         http = await _http_client(stack, url, http_client, headers, auth)
         memory = Memory(state_store(state), address(url))
         stack.callback(memory.close)
-        lasting = _lasting(
-            partial(
-                Transport,
-                Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some"),
-                _limits(patience or Patience()),
-                memory,
-                on_gap=on_gap,
-                ends_session=ends,
-            ),
-            rerun_safe_tools,
-            callbacks,
-        )
-        client = await enter(stack, lasting, partial(_plain, url, http, rerun_safe_tools, callbacks))
+        endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
+        ends = state is None if terminate_on_close is None else terminate_on_close
+        limits = _limits(patience or Patience())
+        lasting = partial(Transport, endpoint, limits, memory, on_gap=on_gap, ends_session=ends)
+        plain = partial(_plain, url, http, rerun_safe_tools, callbacks)
+        client = await enter(stack, _lasting(lasting, rerun_safe_tools, callbacks), plain)
         stack.push_async_exit(raised_as_it_was(stack.pop_all()))
         yield client
 
@@ -152,7 +144,4 @@ async def _http_client(
             raise Misuse("headers and auth are those of the http_client that was given: set them there")
         return own
     given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
-    made = httpx2.AsyncClient(
-        headers=dict(headers or {}), auth=given, timeout=TIMEOUT, limits=LIMITS, mounts=past_proxies(url)
-    )
-    return await stack.enter_async_context(made)
+    return await stack.enter_async_context(http_client(url, headers=headers, auth=given))

@@ -40,20 +40,20 @@ class Memory:
             self._store.close()
             raise StateUnusable(str(error)) from error
         except BadState as error:
+            try:
+                aside = self._store.set_aside()
+            except Exception as failure:
+                self._store.close()
+                raise StateUnusable(
+                    f"the client's state cannot be read, nor put out of the way: {failure}"
+                ) from failure
             sentence = f"the client's state could not be read, a new session begins: {error}"
-            log_event(logging.WARNING, "client.state_unreadable", sentence, kept_as=self._set_aside())
+            log_event(logging.WARNING, "client.state_unreadable", sentence, kept_as=aside)
             return State(url=url)
         if state.url != url:
             self._store.close()
             raise StateUnusable(f"the state belongs to {state.url}, not to {url}")
         return state
-
-    def _set_aside(self) -> str:
-        try:
-            return self._store.set_aside()
-        except Exception as error:
-            self._store.close()
-            raise StateUnusable(f"the client's state cannot be read, nor put out of the way: {error}") from error
 
     def _save(self) -> None:
         self._store.save(self.state.encode())

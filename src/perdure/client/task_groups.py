@@ -20,20 +20,15 @@ async def enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Clie
     refusal = await _try(stack, lasting)
     if refusal is None:
         return lasting
-    if refusal.code in (UNREACHABLE, INTERNAL_ERROR) or (
-        refusal.code == NO_SERVER and not _may_know_no_sessions(refusal)
-    ):
+    reason = refusal.data.get("reason") if isinstance(refusal.data, dict) else None
+    # Another way to begin does not help where the user must act, or where the server fails.
+    is_final = refusal.code == NO_SERVER and reason not in ("not_found", "not_mcp", "moved", "refused")
+    if is_final or refusal.code in (UNREACHABLE, INTERNAL_ERROR):
         raise named(refusal) from None
     without = plain()
     if await _try(stack, without) is not None:
         raise refusal from None
     return without
-
-
-def _may_know_no_sessions(refusal: MCPError) -> bool:
-    """Whether the server may understand another way to begin; not where the user must act, or it fails."""
-    reason = refusal.data.get("reason") if isinstance(refusal.data, dict) else None
-    return reason in ("not_found", "not_mcp", "moved", "refused")
 
 
 async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:

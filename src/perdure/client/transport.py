@@ -112,14 +112,12 @@ class Transport:
                     await self._sender.idle()
                     # A task that still runs would find the session gone, and begin another.
                     scope.cancel()
-                    await self._leave()
+                    self._earlier.close()
+                    if self._ends_session and self.handshake is not None:
+                        await self._end_session(self.handshake)
                 scope.cancel()
 
-    async def _leave(self) -> None:
-        handshake = self.handshake
-        self._earlier.close()
-        if handshake is None or not self._ends_session:
-            return
+    async def _end_session(self, handshake: Handshake) -> None:
         try:
             if handshake.session:
                 await self._link.endpoint.delete(handshake)
@@ -144,7 +142,7 @@ class Transport:
                 case JSONRPCNotification():
                     self._link.start(self._send, encoded(item.message))
                 case JSONRPCResponse() | JSONRPCError():
-                    self._link.start(self._reply, item.message)
+                    self._link.start(self._send, encoded(item.message))
 
     async def _initialize(self, message: JSONRPCRequest) -> None:
         """The SDK's client begins: with the recorded session, if it can go on, or with a new one."""
@@ -251,14 +249,13 @@ class Transport:
         body["params"] = {**body["params"], "requestId": call.id}
         self._link.start(self._send, body)
 
-    async def _reply(self, message: JSONRPCResponse | JSONRPCError) -> None:
-        await self._send(encoded(message))
-        self._memory.answered(message.id)
-
-    async def _send(self, body: dict[str, Any]) -> bool:
+    async def _send(self, body: dict[str, Any]) -> None:
+        """A notification or a reply."""
         await self._is_ready.wait()
         purpose = Purpose.NOTIFICATION if "method" in body else Purpose.REPLY
-        return await self._sender.send(encode(body).encode(), purpose)
+        await self._sender.send(encode(body).encode(), purpose)
+        if purpose is Purpose.REPLY:
+            self._memory.answered(body["id"])
 
     # The program of the link
 

@@ -64,8 +64,12 @@ class MailHandler:
                     await self._sessions.load(message.session)  # which begins the incarnation
                 else:
                     held.orphans.begun()
-            case mail.Reading() if held is not None:
-                await self._look_at_stream(message)
+            case mail.Reading() if held is not None and (stream := held.held_stream(message.stream)) is not None:
+                if stream.kind is Kind.STANDALONE and stream.writer is not None:
+                    record = await stream_by_id(self._context.store, stream.id)
+                    if record is not None:
+                        stream.follow(record)  # another node may have become the home
+                await self._readers.look_who_reads(stream)
             case mail.Missed() if held is not None and held.is_connected:
                 here = mail.encode(mail.Here(session=held.id))
                 self._context.journal.put(Steps((SendMail(node=message.node, message=here),)))
@@ -78,18 +82,6 @@ class MailHandler:
                     session.orphans.time_has_passed_elsewhere()
             case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
                 await self._pass_on(message)
-
-    async def _look_at_stream(self, message: mail.Reading) -> None:
-        """Another node reads a stream, or has become the home."""
-        session = self._sessions.held(message.session)
-        stream = None if session is None else session.held_stream(message.stream)
-        if stream is None:
-            return
-        if stream.kind is Kind.STANDALONE and stream.writer is not None:
-            record = await stream_by_id(self._context.store, stream.id)
-            if record is not None:
-                stream.follow(record)
-        await self._readers.look_who_reads(stream)
 
     async def _pass_on(self, message: mail.AskAnswered | mail.Notified | mail.Cancelled) -> None:
         """Pass on what a client said to another node and concerns this one."""

@@ -34,8 +34,8 @@ class Node:
         watcher: Watcher,
         lease: float,
         facts: Callable[[], bytes],
-        lapsed: Callable[[], None],
-        lost: Callable[[StoreLost], None],
+        on_lapsed: Callable[[], None],
+        on_lost: Callable[[StoreLost], None],
     ) -> None:
         self._liveness = liveness
         self._peers = peers
@@ -43,8 +43,8 @@ class Node:
         self._watcher = watcher
         self._every = min(lease / BEATS_IN_LEASE, _LONGEST_PAUSE)
         self._facts = facts
-        self._lapsed = lapsed
-        self._lost = lost
+        self._on_lapsed = on_lapsed
+        self._on_lost = on_lost
         self._failing: set[str] = set()
         self._settling: set[NodeId] = set()
 
@@ -63,7 +63,7 @@ class Node:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         log_event(logging.ERROR, "node.lapsed", "this node's lease has lapsed: it may write nothing more, and stops")
-        self._lapsed()
+        self._on_lapsed()
 
     async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
@@ -77,7 +77,7 @@ class Node:
             await work
             self._failing.discard(key)
         except StoreLost as failure:
-            self._lost(failure)
+            self._on_lost(failure)
         except Exception as failure:
             # The store fails, which the journal logs; or one node cannot be settled, which must not stop us.
             level = logging.DEBUG if key in self._failing else logging.WARNING

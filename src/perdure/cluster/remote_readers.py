@@ -115,17 +115,15 @@ class RemoteReaders:
     async def look_who_reads(self, stream: Stream) -> None:
         """Learn from the store who reads a stream."""
         row = await self._store.reader(stream.id)
-        if stream.writer is not None:
-            self._look_as_writer(stream, None if row is None or row.node == self._node else row)
+        if stream.writer is None:
+            entry = self._followed.get(stream.id)
+            if entry is None or entry.reader is not stream.reader or not entry.is_listed:
+                return  # no reader is here; or it is about to overtake the one in the row
+            if row is None or row.reader != self._name(entry.reader):
+                del self._followed[stream.id]
+                entry.reader.end()
             return
-        entry = self._followed.get(stream.id)
-        if entry is None or entry.reader is not stream.reader or not entry.is_listed:
-            return  # no reader is here; or it is about to overtake the one in the row
-        if row is None or row.reader != self._name(entry.reader):
-            del self._followed[stream.id]
-            entry.reader.end()
-
-    def _look_as_writer(self, stream: Stream, row: ReaderRecord | None) -> None:
+        row = None if row is None or row.node == self._node else row
         before = stream.readers.remote
         if row is None or stream.is_over:
             self._lent.pop(stream.id, None)

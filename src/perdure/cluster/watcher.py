@@ -92,8 +92,8 @@ class Watcher:
             except Exception as failure:  # it must not stand in the way of other streams
                 log_event(logging.ERROR, "forward.failed", f"what was forwarded could not be appended: {failure!r}")
 
-    # Whatever fails is looked at again in the next round, with everything else. A store that fails is told by the
-    # journal; anything else is told once.
+    # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;
+    # anything else is logged once.
 
     def _not_looked(self, failure: Exception, again: bool) -> None:
         self._looked = None

@@ -129,8 +129,8 @@ class App:
                     store=self._store,
                     settings=settings,
                     counters=self.counters,
-                    lapsed=self._lapsed,
-                    lost=self._lose,
+                    on_lapsed=self._lapsed,
+                    on_lost=self._lose,
                 )
             )
             if self._hosted.web is not None:

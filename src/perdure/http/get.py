@@ -23,7 +23,7 @@ from perdure.sessions.session import Session
 
 
 class _Start(NamedTuple):
-    """Where a reader begins, and what it is told before the first event."""
+    """The place where a reader begins, and what is written before the first event."""
 
     cursor: int
     told: bytes = b""
@@ -79,9 +79,9 @@ class GetHandler:
         return stream, position
 
     async def _read(self, session: Session, stream: Stream, start: _Start, arrival: int) -> EventStreamResponse:
-        """Attach the reader. It reads before the response begins, so that a store that fails is told by the status."""
+        """Attach the reader. It reads before the response begins, so that the status says when the store fails."""
         cursor, told, named = start
-        stream.readers.advance(cursor)  # the client has it; or it is told now that it is gone
+        stream.readers.advance(cursor)  # the client has it; or it learns now that it is gone
         if stream.content is ContentState.SEALED and cursor >= stream.tail.last:
             self._context.hub.marks.left(stream)
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
@@ -105,7 +105,15 @@ class GetHandler:
             await look_how_far(session)
             return _Start(stream.readers.delivered, named=False)
         if position is None:
-            return await self._start_unreadable(session, stream)
+            # The client names nothing that we could have sent: warn, then give it what there is.
+            self._context.peers.log_event(
+                logging.WARNING, "position.unreadable", "a Last-Event-ID is not a position", session=session.name
+            )
+            self._context.counters.positions_lost += 1
+            cursor = await _before_oldest(stream) if self._settings.enable_replay else stream.readers.delivered
+            sentence = "the given Last-Event-ID is not a position of this server; here is the standalone stream"
+            log, random = session.tells_by_log, self._context.random
+            return _Start(cursor, warning_frames(stream.position(cursor), sentence, random=random, log=log))
         if stream.kind is Kind.STANDALONE and not self._settings.enable_replay:
             last = stream.tail.last
             if position.stream == stream.id and position.seq == last:
@@ -117,17 +125,6 @@ class GetHandler:
             # 0: it is not known where the gap begins.
             return self._gap(session, stream, 0, oldest, reason="unknown position", cursor=oldest)
         return await self._place(session, stream, position)
-
-    async def _start_unreadable(self, session: Session, stream: Stream) -> _Start:
-        """The client names nothing that we could have sent: warn, then give it what there is."""
-        self._context.peers.log_event(
-            logging.WARNING, "position.unreadable", "a Last-Event-ID is not a position", session=session.name
-        )
-        self._context.counters.positions_lost += 1
-        cursor = await _before_oldest(stream) if self._settings.enable_replay else stream.readers.delivered
-        sentence = "the given Last-Event-ID is not a position of this server; here is the standalone stream"
-        log, random = session.tells_by_log, self._context.random
-        return _Start(cursor, warning_frames(stream.position(cursor), sentence, random=random, log=log))
 
     async def _place(self, session: Session, stream: Stream, position: Position) -> _Start:
         """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost,

@@ -194,8 +194,8 @@ class Journal:
             self._hold(list(self._taken()))  # what came while the store was tried: it is not put into the queue again
 
     async def _commit(self, group: Group) -> None:
-        """Write a group, and tell its sources: those that are told are taken out of it. Raises `StoreUnavailable` with
-        the others left in it."""
+        """Write a group, and call its sources back: each is then taken out of it. Raises `StoreUnavailable` with the
+        others left in it."""
         if not self._claims_hold():
             lapsed = StaleFence("this node's lease has lapsed")
             self._done(group, [lapsed] * len(flat(group)))
@@ -208,7 +208,7 @@ class Journal:
             # No use in trying again: one of them asks for the impossible. It must not hold up the others.
             if len(group) == 1:
                 source, steps = group.pop()
-                _tell(source, steps, failure)
+                _call_back(source, steps, failure)
             while group:
                 await self._commit([group[0]])
                 del group[0]
@@ -220,7 +220,7 @@ class Journal:
         for source, steps in group:
             reasons = [reason for reason in refusals[place : place + len(steps)] if reason is not None]
             place += len(steps)
-            _tell(source, steps, reasons[0] if reasons else None)
+            _call_back(source, steps, reasons[0] if reasons else None)
         group.clear()
 
     def _timed(self) -> None:
@@ -259,33 +259,32 @@ class Journal:
 
     async def _catch_up(self) -> None:
         """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
-        delay = _RETRY_FIRST
+        delay, backlog = _RETRY_FIRST, self.backlog
         while self.state is LogState.DEGRADED:
             try:
-                await self._write_backlog()
+                if self._claims_hold():  # else nothing of it is written
+                    # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as
+                    # much as failed: a full disk has room for a little.
+                    await self._store.probe(1 if backlog else self._too_much)
+                while backlog:
+                    await self._write_front(backlog)
             except StoreUnavailable as failure:
                 self._failed(failure)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _RETRY_MOST)
             else:
                 self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
-                self.backlog.set_shown(False)
+                backlog.set_shown(False)
                 log_event(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
-    async def _write_backlog(self) -> None:
-        backlog = self.backlog
-        if self._claims_hold():  # else nothing of it is written
-            # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as much as
-            # failed: a full disk has room for a little.
-            await self._store.probe(1 if backlog else self._too_much)
-        while backlog:
-            group = backlog.front()
-            taken = len(group)
-            try:
-                await self._commit(group)
-            finally:
-                backlog.remove(taken - len(group))
-            self._groups += 1
+    async def _write_front(self, backlog: Backlog) -> None:
+        group = backlog.front()
+        taken = len(group)
+        try:
+            await self._commit(group)
+        finally:
+            backlog.remove(taken - len(group))
+        self._groups += 1
 
 
 class Steps:
@@ -333,8 +332,8 @@ class _Waiter:
             self.future.set_exception(reason)
 
 
-def _tell(source: Source, steps: Sequence[Step], refusal: PerdureError | None) -> None:
-    """Tell a source what became of its steps. One that fails at that must not keep it from the others."""
+def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | None) -> None:
+    """Call a source back with what became of its steps. One that fails at that must not hold up the others."""
     try:
         if refusal is not None:
             source.refused(steps, refusal)

@@ -3,7 +3,7 @@
 Never for each event: how far the readers of standalone streams have got is written a moment later, for all of them
 together, and at once when a reader leaves. So a process that is killed forgets what it delivered in its last moment,
 and a client that comes back without a position is sent that again. Of a call's stream it is written only that its
-reader was lost before the end, because a client that lost the position as well must be told of it.
+reader was lost before the end, because a client that lost the position as well has to learn of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReadMarks:
         self._unwritten: dict[StreamId, Stream] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.one_at_a_time = asyncio.Lock()
-        """For whoever looks for unread calls: thousands of clients may come at once, and their requests go first."""
+        """Taken to look for unread calls: thousands of clients may come at once, and their requests go first."""
 
     def moved(self, stream: Stream) -> None:
         """A reader has got further; which is of interest on a standalone stream only."""
@@ -81,7 +81,7 @@ class ReadMarks:
 
 
 def reached(stream: Stream) -> Reached:
-    """What the store is told of a stream's readers."""
+    """The step that writes down how far a stream's readers have got."""
     readers = stream.readers
     return Reached(
         stream=stream.id, generation=stream.generation, through=readers.delivered, unread=readers.marked_unread

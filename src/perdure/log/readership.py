@@ -53,7 +53,7 @@ class Readership:
             self.delivered = through
 
     def lose(self, arrival: int) -> None:
-        """No reader is known, if none was lost before this moment, it counts as lost now."""
+        """The stream has no known reader; if none was lost earlier, one counts as lost at this moment."""
         self.lost_at = self.lost_at or arrival
 
     def drop_remote(self) -> ReaderRecord | None:

@@ -118,10 +118,15 @@ class Call:
                 meaning, message = await response.meaning(attempt, request_id, self._link.limits.message_bytes)
                 if meaning not in _WAITS or response.status == 429:
                     self.departed.set()  # where there are too many at once, those in front must be able to end
-                if meaning is Meaning.FOLLOW:
-                    return await self._follow(response)
-                if message is not None and meaning is Meaning.ANSWER:
+                if meaning in (Meaning.FOLLOW, Meaning.ANSWER):
                     self._link.report(Notice.REACHED)
+                if meaning is Meaning.FOLLOW:
+                    if not self.is_repeatable:
+                        self._body = None  # it will not be sent again, and may be large
+                    message = await self._stream.read(response, awaited=self.id)
+                    ended = of_failure(self._attempted(), Failure.LOST)
+                    return message or self._conclude(ended, self._stream.trouble, None)
+                if message is not None and meaning is Meaning.ANSWER:
                     return message
                 at_least = response.retry_after
                 why, refusal = self._explain(response, attempt)
@@ -144,15 +149,6 @@ class Call:
                 yield response
         finally:
             timer.cancel()
-
-    async def _follow(self, response: Response) -> Message | None:
-        self._link.report(Notice.REACHED)
-        if not self.is_repeatable:
-            self._body = None  # it will not be sent again, and may be large
-        found = await self._stream.read(response, awaited=self.id)
-        if found is not None:
-            return found
-        return self._conclude(of_failure(self._attempted(), Failure.LOST), self._stream.trouble, None)
 
     async def _renew(self, attempt: Attempt) -> Message | None:
         """The session is gone. What was not accepted goes out again in a new one, at once, and once."""

@@ -1,6 +1,6 @@
 """HTTP to one endpoint: sends requests, follows redirects within the origin, and names what went wrong.
 
-The only module of the client side's engine that knows the HTTP library.
+With `auth` and `http11`, the only modules of the engine that know the HTTP library.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -17,8 +18,10 @@ import httpx2
 
 from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body_of, of_response
 from perdure._core.sse import EventTooLarge
+from perdure.remote.auth import Bearer
 from perdure.remote.failures import Refusal, Refused, RequestFailed
 from perdure.remote.heartbeat import Heartbeat
+from perdure.remote.http11 import Direct
 from perdure.remote.message import Message, messages_in
 from perdure.remote.state import Handshake
 
@@ -29,10 +32,11 @@ _DELETE = {"accept": "application/json, text/event-stream"}
 
 #: As the SDK's client: seconds for connecting and writing, and between two bytes of an answer.
 TIMEOUT = httpx2.Timeout(30.0, read=300.0)
-#: Every running call holds a connection, so their number has no limit here; the server has one.
-#: An idle connection is used again for two seconds only: servers close theirs after five (uvicorn) or more, and a call
+#: Idle connections that are kept. Each running call holds one more, without a limit here; the server has one.
+MAX_IDLE = 20
+#: Seconds for which an idle connection is used again: servers close theirs after five (uvicorn) or more, and a call
 #: that meets one as it closes would have an unknown outcome.
-LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=2.0)
+IDLE_SECONDS = 2.0
 MAX_REDIRECTS = 5
 #: Of a position: ours have 50 characters. It travels in a header, and servers refuse headers of more than 8 KiB.
 MAX_POSITION = 1_024
@@ -62,6 +66,8 @@ class Response:
     def retry_after(self) -> float | None:
         """Seconds until the server wants us again, where it says so: in seconds, or as a date by its own clock."""
         value = self._response.headers.get("retry-after", "").strip()
+        if not value:
+            return None
         if value.isascii() and value.isdigit():
             return float(value[:9])
         until, now = _date(value), _date(self._response.headers.get("date", "")) or datetime.now(UTC)
@@ -112,6 +118,7 @@ class Endpoint:
 
     def __init__(self, client: httpx2.AsyncClient, url: str, *, on_401: str) -> None:
         self._client = client
+        self._address = httpx2.URL(url)
         self._on_401 = on_401
         self.url = url
         self.heartbeat = Heartbeat()
@@ -143,7 +150,7 @@ class Endpoint:
     async def _open(
         self, method: str, headers: dict[str, str] | httpx2.Headers, body: bytes | None
     ) -> AsyncIterator[Response]:
-        request = self._client.build_request(method, self.url, headers=headers, content=body)
+        request = self._client.build_request(method, self._address, headers=headers, content=body)
         try:
             with _named_errors():
                 response = await self._client.send(request, stream=True, follow_redirects=False)
@@ -262,19 +269,36 @@ def can_be_sent(position: str) -> bool:
     return len(position) <= MAX_POSITION and position.isprintable() and position == position.strip()
 
 
-def past_proxies(url: str) -> dict[str, None]:
-    """The mounts of an HTTP client that keep requests to this machine away from the proxies of the environment.
+def http_client(
+    url: str, *, headers: Mapping[str, str] | None = None, auth: httpx2.Auth | None = None
+) -> httpx2.AsyncClient:
+    """An HTTP client for one endpoint: by the proxies of the environment, if there are any on the way.
 
-    A proxy on another machine has no way to this one, and the credentials that are sent here are not for it.
+    Requests to this machine do not go to a proxy: one on another machine has no way to this one, and the credentials
+    that are sent here are not for it. Raises `OSError`, `ValueError` and `ImportError` where the environment names
+    certificates or proxies that cannot be used.
     """
-    host = httpx2.URL(url).host
+    address = httpx2.URL(url)
+    # Loading the certificates takes longer than all else here. The scheme as it is understood, not as it is spelled.
+    # Redirects to another scheme are not followed, but an auth flow of the user's may ask servers of its own.
+    needs_tls = address.scheme != "http" or not isinstance(auth, Bearer | None)
+    tls = httpx2.create_ssl_context() if needs_tls else None
+    proxies = urllib.request.getproxies()
+    mounts: dict[str, httpx2.AsyncBaseTransport] = {}
+    if is_this_machine(address.host) or not proxies.keys() & {address.scheme, "all"}:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        mounts[f"all://{host}"] = Direct(tls=tls, max_idle=MAX_IDLE, idle_seconds=IDLE_SECONDS)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE, keepalive_expiry=IDLE_SECONDS)
+    return httpx2.AsyncClient(
+        headers=headers, auth=auth, timeout=TIMEOUT, limits=limits, mounts=mounts, verify=False if tls is None else tls
+    )
+
+
+def is_this_machine(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         name = host.removesuffix(".")
-        is_here = name == "localhost" or name.endswith(".localhost")
-    else:
-        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-        # 0.0.0.0 leads to this machine as well.
-        is_here = (mapped or address).is_loopback or address.is_unspecified
-    return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if is_here else {}
+        return name == "localhost" or name.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback or address.is_unspecified  # 0.0.0.0 leads to this machine as well

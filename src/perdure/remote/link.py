@@ -146,7 +146,16 @@ class Link:
     async def _renew(self, gone: Handshake, renewal: _Renewal) -> None:
         self.report(Notice.SESSION_GONE)
         try:
-            await self._begin_again(gone)
+            answer, session = await self.handshakes.begin(self._program.initialize(gone), self.new_id())
+            if answer.is_error:
+                sentence = f"the server refuses a handshake: {answer.why}"
+                raise Refused(Refusal(reason="refused", sentence=sentence))
+            made = Handshake(session=session, request=gone.request, result=answer.result)
+            await self._program.prepare(made)
+            await self._bring_up(made)
+            self.use(made)
+            await self._program.adopt(made)
+            await self.listen(is_new=True)
             renewal.trouble = None
         except (Unavailable, Refused) as trouble:
             self.report(Notice.NOT_RENEWED, str(trouble))
@@ -154,18 +163,6 @@ class Link:
         finally:
             self._renewal = None
             renewal.is_over.set()
-
-    async def _begin_again(self, gone: Handshake) -> None:
-        answer, session = await self.handshakes.begin(self._program.initialize(gone), self.new_id())
-        if answer.is_error:
-            sentence = f"the server refuses a handshake: {answer.why}"
-            raise Refused(Refusal(reason="refused", sentence=sentence))
-        made = Handshake(session=session, request=gone.request, result=answer.result)
-        await self._program.prepare(made)
-        await self._bring_up(made)
-        self.use(made)
-        await self._program.adopt(made)
-        await self.listen(is_new=True)
 
     async def _bring_up(self, made: Handshake) -> None:
         """Bring a new session to where the old one was."""
@@ -200,7 +197,7 @@ class Link:
 
         listener = Listener(take=self._program.take, complain=self._program.complain, move=move)
         standalone = self._standalone = Standalone(
-            self.endpoint, self.limits, listener, listening, position=position, retry=retry, is_new=is_new
+            self.endpoint, self.limits, listener, self.report, listening, position=position, retry=retry, is_new=is_new
         )
         self.start(self._listen, standalone)
         with anyio.move_on_after(self._listening_seconds):
@@ -220,7 +217,7 @@ class Link:
 
     async def _listen(self, standalone: Standalone) -> None:
         with standalone.scope:
-            while (ended := await standalone.run(self.report)) in (Meaning.RENEW, Meaning.RESTART):
+            while (ended := await standalone.run()) in (Meaning.RENEW, Meaning.RESTART):
                 if ended is Meaning.RESTART:
                     self.report(Notice.POSITION_LOST)
                     await self._program.lose_position()

@@ -22,6 +22,7 @@ class Standalone:
         endpoint: Endpoint,
         limits: Limits,
         listener: Listener,
+        report: Report,
         handshake: Handshake,
         *,
         position: str | None,
@@ -38,17 +39,18 @@ class Standalone:
         self._endpoint = endpoint
         self._limits = limits
         self._listener = listener
+        self._report = report
         self._is_sure = not is_new
         """The server has such a stream; then 404 means that the session is gone."""
 
-    async def run(self, report: Report) -> Meaning:
+    async def run(self) -> Meaning:
         """Read until something has to be decided, and come back to be run again after it.
 
         RENEW: the session is gone. RESTART: the position is refused, and the stream goes on without it. REFUSED: there
         is no such stream, or it cannot be read on. UNREACHABLE: patience has ended.
         """
         try:
-            while (meaning := await self._attempt(report)) is not Meaning.REFUSED:
+            while (meaning := await self._attempt()) is not Meaning.REFUSED:
                 if meaning is Meaning.RESTART:
                     self.stream.position = None
                     self._listener.move(None, None)
@@ -59,13 +61,13 @@ class Standalone:
                     return meaning
             return meaning
         except EventTooLarge as error:  # calls go on
-            report(Notice.LISTENING_LOST, str(error))
+            self._report(Notice.LISTENING_LOST, str(error))
             await self._listener.complain(error)
             return Meaning.REFUSED
         finally:
             self.has_begun.set()
 
-    async def _attempt(self, report: Report) -> Meaning:
+    async def _attempt(self) -> Meaning:
         """One connection."""
         stream = self.stream
         attempt = Attempt(purpose=Purpose.LISTENER, has_position=stream.position is not None, may_renew=self._is_sure)
@@ -75,16 +77,16 @@ class Standalone:
                 meaning, _ = await response.meaning(attempt, None, self._limits.message_bytes)
                 if meaning is Meaning.FOLLOW:
                     self._is_sure = True
-                    report(Notice.REACHED)
+                    self._report(Notice.REACHED)
                     await stream.read(response, awaited=None)
                     return of_failure(attempt, Failure.LOST)
                 stream.failed(f"HTTP {response.status}", at_least=response.retry_after)
                 return meaning
         except RequestFailed as failed:
             if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
-                report(Notice.REFUSED, failed.refusal.sentence, reason=failed.refusal.reason)
+                self._report(Notice.REFUSED, failed.refusal.sentence, reason=failed.refusal.reason)
             else:
-                report(Notice.WAITING, str(failed))
+                self._report(Notice.WAITING, str(failed))
             stream.failed(str(failed))
             self.has_begun.set()
             return of_failure(attempt, failed.failure)

@@ -136,26 +136,21 @@ def decode(data: bytes) -> State:
         found = json.loads(data)
         if isinstance(found, dict) and isinstance(found.get("perdure"), int) and found["perdure"] > VERSION:
             raise NewerState(f"the state has form {found['perdure']}; this release knows {VERSION}")
-        return _state(found)
+        if found.pop("perdure") != VERSION:
+            raise BadState("the state has no known form")
+        handshake, calls, asks = found.pop("handshake"), found.pop("calls"), found.pop("asks")
+        state = State(
+            **found,
+            handshake=None if handshake is None else Handshake(**handshake),
+            calls={key: Running(**call) for key, call in calls.items()},
+            asks={key: Ask(**ask) for key, ask in asks.items()},
+        )
+        _check(state)
+        return state
     except NewerState:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadState(f"not a client's state: {error}") from error
-
-
-def _state(found: dict[str, Any]) -> State:
-    if found.pop("perdure") != VERSION:
-        raise BadState("the state has no known form")
-    handshake = found.pop("handshake")
-    calls, asks = found.pop("calls"), found.pop("asks")
-    state = State(
-        **found,
-        handshake=None if handshake is None else Handshake(**handshake),
-        calls={key: Running(**call) for key, call in calls.items()},
-        asks={key: Ask(**ask) for key, ask in asks.items()},
-    )
-    _check(state)
-    return state
 
 
 def _check(state: State) -> None:

@@ -146,7 +146,11 @@ class Connection(HttpToolsProtocol):
         # The first chunk may carry the end of an earlier request, so it does not count.
         self.head = 0 if self.head < 0 else self.head + len(data)
         if self.head > (self.config.h11_max_incomplete_event_size or 0):
-            self._refuse_head()
+            self._head_is_complete()
+            # While an answer is on its way there is no room for another one.
+            if self.is_idle:
+                self.transport.write(_ANSWER_431)
+            self.transport.close()
         elif self.head_timer is None:
             self._wait_for_head()
 
@@ -172,10 +176,3 @@ class Connection(HttpToolsProtocol):
         if self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None
-
-    def _refuse_head(self) -> None:
-        self._head_is_complete()
-        # While an answer is on its way there is no room for another one.
-        if self.is_idle:
-            self.transport.write(_ANSWER_431)
-        self.transport.close()

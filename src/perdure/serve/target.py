@@ -26,8 +26,16 @@ def load_target(target: str) -> object:
         raise BadTarget(f"{target!r} does not name an object; {_FORMS}")
     if not place or not name:
         raise BadTarget(f"{target!r} has nothing {'before' if not place else 'after'} the colon; {_FORMS}")
-    module = _load_file(Path(place)) if _is_path(place) else _load_module(place)
-    return _attribute(module, place, name)
+    is_path = place.endswith(".py") or "/" in place or os.sep in place
+    found: object = _load_file(Path(place)) if is_path else _load_module(place)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            close = difflib.get_close_matches(part, [known for known in dir(found) if not known.startswith("_")])
+            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+            raise BadTarget(f"{place} has no {name!r}{hint}") from None
+    return found
 
 
 def blame(error: BaseException) -> str:
@@ -35,10 +43,6 @@ def blame(error: BaseException) -> str:
     message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
     summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return f"{summary} ({where})" if (where := _raised_at(error)) else summary
-
-
-def _is_path(place: str) -> bool:
-    return place.endswith(".py") or "/" in place or os.sep in place
 
 
 def _load_module(name: str) -> ModuleType:
@@ -93,18 +97,6 @@ def _import_failed(name: str, error: BaseException) -> BadTarget:
     if isinstance(error, SystemExit):
         return BadTarget(f"{name} ended the program when it was imported: {blame(error)}")
     return BadTarget(f"{name} cannot be imported: {blame(error)}")
-
-
-def _attribute(module: ModuleType, place: str, name: str) -> object:
-    found: object = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            close = difflib.get_close_matches(part, [known for known in dir(found) if not known.startswith("_")])
-            hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
-            raise BadTarget(f"{place} has no {name!r}{hint}") from None
-    return found
 
 
 def _raised_at(error: BaseException) -> str:

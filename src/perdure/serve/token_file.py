@@ -81,30 +81,23 @@ def _entry(where: str, line: str) -> tuple[str, str]:
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Each line that is neither empty nor a comment, with its place."""
     try:
-        text = _contents(path).decode("utf-8-sig")
+        # Without O_NONBLOCK a pipe would make us wait for its writer before we see that it is a pipe.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            # The open file is asked, so that a link is judged by its target and nothing can change in between.
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise Misuse(f"{path} is not a regular file")
+            # Windows has no such mode bits; access lists decide there.
+            if os.name == "posix" and status.st_mode & 0o077:
+                mode = f"{status.st_mode & 0o777:04o}"
+                raise Misuse(f"{path} can be used by others than its owner (mode {mode}); do: chmod 600")
+            if status.st_size > MAX_FILE:
+                raise Misuse(f"{path} is larger than {MAX_FILE >> 20} MiB")
+            text = file.read(MAX_FILE).decode("utf-8-sig")
+    except OSError as error:
+        raise Misuse(f"cannot read the tokens in {path}: {error.strerror or error}") from error
     except UnicodeDecodeError:
         raise Misuse(f"{path} is not UTF-8 text") from None
     for number, line in enumerate(text.split("\n"), 1):
         if (line := line.strip()) and not line.startswith("#"):
             yield f"{path}:{number}", line
-
-
-def _contents(path: Path) -> bytes:
-    try:
-        # Without O_NONBLOCK a pipe would make us wait for its writer before we see that it is a pipe.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-            # The open file is asked, so that a link is judged by its target and nothing can change in between.
-            _refuse_unsafe(path, os.fstat(file.fileno()))
-            return file.read(MAX_FILE)
-    except OSError as error:
-        raise Misuse(f"cannot read the tokens in {path}: {error.strerror or error}") from error
-
-
-def _refuse_unsafe(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise Misuse(f"{path} is not a regular file")
-    # Windows has no such mode bits; access lists decide there.
-    if os.name == "posix" and status.st_mode & 0o077:
-        raise Misuse(f"{path} can be used by others than its owner (mode {status.st_mode & 0o777:04o}); do: chmod 600")
-    if status.st_size > MAX_FILE:
-        raise Misuse(f"{path} is larger than {MAX_FILE >> 20} MiB")

@@ -105,7 +105,14 @@ class WorkerPool:
             self._end_all(DRAIN)
         while self._alive:
             await asyncio.wait({worker.ended for worker in self._alive})
-        return self._status(failure)
+        if isinstance(failure, NotReady):
+            raise Misuse(str(failure))
+        if isinstance(failure, _GaveUp):
+            log_event(logging.ERROR, "workers.gave_up", str(failure))
+            return 1
+        if failure is not None and not isinstance(failure, asyncio.CancelledError):
+            raise failure
+        return 1 if self._ended_badly else 0
 
     async def _work(self, on_ready: Callable[[], None]) -> None:
         self._serving = [await self._start_with_retries()]
@@ -118,16 +125,6 @@ class WorkerPool:
             group.create_task(self._replace_at_hangups())
             for place in range(len(self._places)):
                 group.create_task(self._keep(place))
-
-    def _status(self, failure: BaseException | None) -> int:
-        if isinstance(failure, NotReady):
-            raise Misuse(str(failure))
-        if isinstance(failure, _GaveUp):
-            log_event(logging.ERROR, "workers.gave_up", str(failure))
-            return 1
-        if failure is not None and not isinstance(failure, asyncio.CancelledError):
-            raise failure
-        return 1 if self._ended_badly else 0
 
     # Starting and restarting
 

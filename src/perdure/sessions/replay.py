@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure._core.ids import Kind, NodeId, StreamId
+from perdure._core.ids import Kind, StreamId
 from perdure._core.states import WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
@@ -76,7 +76,10 @@ async def look_how_far(session: Session) -> None:
 async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     """Error responses for the calls of a stream whose answers are no longer retained."""
     # What is held is in memory alone; it is looked at first, because from there it goes into the store.
-    finals = [*stream.tail.finals, *await _finals(session, stream)]
+    finals, after = stream.tail.finals, 0
+    while events := await session.context.journal.read(stream.id, after=after, limit=1_000):
+        finals += [event for event in events if event.final]
+        after = events[-1].seq
     answered = {json.loads(event.payload).get("id") for event in finals}
     asked = await session.context.store.calls_on(stream.id)
     message = "The answer to this request is no longer retained"
@@ -87,28 +90,16 @@ async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     ]
 
 
-async def _finals(session: Session, stream: Stream) -> list[Event]:
-    finals: list[Event] = []
-    after = 0
-    while events := await session.context.journal.read(stream.id, after=after, limit=1_000):
-        finals += [event for event in events if event.final]
-        after = events[-1].seq
-    return finals
-
-
 async def closed_asks(session: Session, events: Sequence[Event]) -> set[int]:
     """Of replayed events, those that are asks which wait for no answer any more."""
     asked = {event.seq: ask for event in events if _MARK in event.payload and (ask := _ask_id(event.payload))}
     if not asked:
         return set()
-    waiting = await session.context.store.asks(session.id)
-    still = {ask.id for ask in waiting if await _lives(session, ask.node)} | session.exchange.asks.open
+    context, still = session.context, set(session.exchange.asks.open)
+    for waiting in await context.store.asks(session.id):
+        if waiting.node in (context.node, *context.nodes.others) or not await context.nodes.is_dead(waiting.node):
+            still.add(waiting.id)
     return {seq for seq, ask in asked.items() if ask not in still}
-
-
-async def _lives(session: Session, node: NodeId) -> bool:
-    nodes = session.context.nodes
-    return node in (session.context.node, *nodes.others) or not await nodes.is_dead(node)
 
 
 def _ask_id(payload: bytes) -> str | None:

@@ -79,7 +79,7 @@ class Session:
         self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
         self.standalone = self.home.standalone
         self.call_streams = call_streams
-        """The streams of the calls of all sessions."""
+        """The table of this node: those of its own calls are `streams`."""
         self.retained = KeptStreams(context.limits)
         self.retained.load(kept)
         self.exchange = Exchange(self)
@@ -151,8 +151,6 @@ class Session:
         self.touch()
         if rested:
             await self.home.claim()
-
-    # The streams of its calls
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""

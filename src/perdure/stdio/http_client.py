@@ -15,8 +15,9 @@ from pathlib import Path
 
 import httpx2
 
+from perdure.remote import endpoint
 from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import LIMITS, TIMEOUT, past_proxies, shown
+from perdure.remote.endpoint import shown
 from perdure.remote.failures import Refusal, Refused
 from perdure.telemetry.events import log_event
 
@@ -29,17 +30,9 @@ _FIT = re.compile(r"[!-~]+")
 
 def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
-    address = _checked_address(url)
+    _check_address(url)
     try:
-        return httpx2.AsyncClient(
-            mounts=past_proxies(url),
-            auth=None if token is None else Bearer(token),
-            timeout=TIMEOUT,
-            limits=LIMITS,
-            # Loading the certificates takes longer than all else here; redirects to another scheme are not followed.
-            # The scheme as it is understood, not as it is spelled: HTTPS is https.
-            verify=address.scheme != "http",
-        )
+        return endpoint.http_client(url, auth=None if token is None else Bearer(token))
     except OSError as error:
         sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
         raise Refused(Refusal(reason="bad_certificates", sentence=sentence)) from error
@@ -50,7 +43,7 @@ def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
         raise Refused(Refusal(reason="bad_proxy", sentence=sentence)) from error
 
 
-def _checked_address(url: str) -> httpx2.URL:
+def _check_address(url: str) -> None:
     """Refuses an address that cannot work, before any request is sent."""
     try:
         parsed = httpx2.URL(url)
@@ -62,7 +55,6 @@ def _checked_address(url: str) -> httpx2.URL:
         raise _bad_address(f"{shown(url)} is not an address: there is no port {parsed.port}")
     if parsed.userinfo:
         raise _bad_address("credentials must not stand in the address: give them with --token-env or --token-file")
-    return parsed
 
 
 def _bad_address(sentence: str) -> Refused:

@@ -134,7 +134,7 @@ class Notes:
         is_first, call.position = call.position is None, position
         if is_first:
             self.changed()  # without a position the next process could not go on at all
-        else:
+        elif self._where() is not None:
             self._writer.moved()
 
     def end_call(self, wire_id: str) -> None:
@@ -153,8 +153,9 @@ class Notes:
         self.changed()
 
     def changed(self) -> None:
-        """Write now."""
-        self._writer.changed()
+        """Write now, if there is a place for it."""
+        if self._where() is not None:
+            self._writer.changed()
 
     def close(self) -> None:
         """Write what is due, and nothing more: the slot may be another process's from now on."""

@@ -608,12 +608,12 @@ class ReaderStore(Protocol):
     async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
 
 
-Listener = Callable[[Sequence[StreamId]], None]
+HintListener = Callable[[Sequence[StreamId]], None]
 """Called in the event loop with the streams to look at again; with none, at all that you follow and at your mail."""
 
 
 class Wakeups(Protocol):
-    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         """Call `listener` when other nodes hint at something for this one, and now and then when something was written
         (8). Gives the way to stop."""
         ...

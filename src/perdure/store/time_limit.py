@@ -52,7 +52,10 @@ class TimeLimit:
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                self._enter(number, scope)
+                self._waiting[number] = scope, self._tick + (self._timer is not None)
+                if self._timer is None:
+                    self._moved = self._moves()
+                    self._wind()
                 return await self._answer(number, asked)
         except TimeoutError:
             if not scope.expired():
@@ -72,12 +75,6 @@ class TimeLimit:
             raise
         self._answered = min(self._answered, number)
         return answer
-
-    def _enter(self, number: int, scope: asyncio.Timeout) -> None:
-        self._waiting[number] = scope, self._tick + (self._timer is not None)
-        if self._timer is None:
-            self._moved = self._moves()
-            self._wind()
 
     def _wind(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._seconds / TICKS, self._count)

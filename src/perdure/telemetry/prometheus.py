@@ -105,8 +105,8 @@ class Page:
 
     nodes: Sequence[Snapshot]
     ages: Mapping[NodeId, float]
-    stored: Mapping[SessionState, int] | None
-    """Sessions in the store, where it could be asked."""
+    stored: Mapping[SessionState, int]
+    """Sessions in the store by state, all states; empty if the store could not be asked."""
 
 
 Sample = tuple[str, dict[str, str], Any]
@@ -177,15 +177,6 @@ def _histogram(name: str) -> Metric:
     return _of_node(f"perdure_{name}_seconds", "histogram", HELP[f"{name}_seconds"], values, "le")
 
 
-def _lease_ages(page: Page) -> Iterable[Sample]:
-    return (("", {"node": node[:_NODE_CHARS]}, round(age, 3)) for node, age in sorted(page.ages.items()))
-
-
-def _stored_sessions(page: Page) -> Iterable[Sample]:
-    stored = page.stored
-    return () if stored is None else (("", {"state": state.value}, stored.get(state, 0)) for state in SessionState)
-
-
 METRICS = (
     _of_node(
         "perdure_build_info",
@@ -237,14 +228,14 @@ METRICS = (
         "perdure_node_lease_age_seconds",
         "gauge",
         "Seconds since a node was last known to be alive, seen by this one.",
-        _lease_ages,
+        lambda page: (("", {"node": node[:_NODE_CHARS]}, round(age, 3)) for node, age in sorted(page.ages.items())),
         ("node",),
     ),
     Metric(
         "perdure_store_sessions",
         "gauge",
         "Sessions in the store, by state; those that have ended are kept for a while.",
-        _stored_sessions,
+        lambda page: (("", {"state": state.value}, count) for state, count in page.stored.items()),
         ("state",),
     ),
 )
@@ -259,5 +250,6 @@ def render(
 ) -> str:
     """The text: this node first, then the others by name."""
     rest = sorted((read_facts(record) for record in others if record.id != own.node), key=lambda node: node.node)
-    page = Page(nodes=(own, *rest), ages=ages, stored=stored)
+    in_store = {} if stored is None else {state: stored.get(state, 0) for state in SessionState}
+    page = Page(nodes=(own, *rest), ages=ages, stored=in_store)
     return "\n".join(line for metric in METRICS for line in metric.lines(page)) + "\n"

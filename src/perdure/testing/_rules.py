@@ -50,7 +50,9 @@ sticky_requests = st.sampled_from(
 )
 
 
-class StoreMachine(RuleBasedStateMachine):
+class _Histories(RuleBasedStateMachine):
+    """A store and its model, compared after each rule."""
+
     make: ClassVar[Make]
     durable: ClassVar[bool]
 
@@ -67,8 +69,8 @@ class StoreMachine(RuleBasedStateMachine):
     def the_store_shows_what_the_model_shows(self) -> None:
         self.twins.compare()
 
-    # Sessions
 
+class _SessionRules(_Histories):
     @rule(session=sessions, state=going_on)
     def put_session(self, session: str, state: SessionState) -> None:
         self.twins.put(PutSession(record=a_session(session, active=self.now, state=state)))
@@ -90,8 +92,6 @@ class StoreMachine(RuleBasedStateMachine):
     def reattach(self, session: str) -> None:
         self.twins.reattach(session)
 
-    # Chains
-
     @rule(session=sessions, name=st.sampled_from(["x", "y"]))
     def put_chain(self, session: str, name: str) -> None:
         self.twins.put_chain(a_chain(f"{name} of {session}", session=session))
@@ -100,8 +100,8 @@ class StoreMachine(RuleBasedStateMachine):
     def change_chain(self, session: str, stale: bool, current: int, next_: int, end: bool) -> None:
         self.twins.change_chain(session, stale=stale, current=str(current), next_=str(next_), end=end)
 
-    # Streams
 
+class _StreamRules(_Histories):
     @rule(stream=streams, session=sessions, calls=calls, node=places)
     def open_stream(self, stream: str, session: str, calls: list[int | str], node: int) -> None:
         self.twins.open_stream(stream, session, calls, self.now, node)
@@ -175,7 +175,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.now += 1
         self.twins.sweep(Cutoffs(events=cutoff, answers=begin + (cutoff - begin) * answers))
 
-    # Asks and readers
+
+class _ReaderRules(_Histories):
+    """Rules of asks and readers."""
 
     @rule(stream=streams, ask=st.sampled_from(["x", "y"]))
     def open_ask(self, stream: str, ask: str) -> None:
@@ -202,7 +204,9 @@ class StoreMachine(RuleBasedStateMachine):
     def reach(self, stream: str, generation: int, through: int, unread: bool) -> None:
         self.twins.put(Reached(stream=StreamId(stream), generation=generation, through=through, unread=unread))
 
-    # Nodes and mail
+
+class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
+    """All rules: those above, and those of nodes and their mail."""
 
     @rule(node=places, message=st.binary(max_size=3))
     def post(self, node: int, message: bytes) -> None:

@@ -197,7 +197,7 @@ def test_a_pid_that_is_used_again_is_another_identity(workshop: Workshop) -> Non
         last.write_text(str(host - 1))
         with workshop.started(command) as (again, bridge):
             if again != host:
-                continue  # somebody else was faster
+                continue  # another process was faster
             second = identify(ProcFs(), pid=bridge)
             assert second is not None
             assert (second.pid, second.boot, second.space) == (first.pid, first.boot, first.space)

@@ -103,7 +103,7 @@ def test_who_cannot_be_seen_is_not_taken_for_dead() -> None:
     assert not ProcFs().is_gone(10**30, 1)
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    for table in (ProcFs(), Psutil()):  # it has ended, and nobody has taken note of it
+    for table in (ProcFs(), Psutil()):  # it has ended, and its parent has not waited for it
         seen = table.look(child.pid)
         assert seen is not None
         assert seen.words == ()

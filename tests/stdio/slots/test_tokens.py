@@ -67,7 +67,7 @@ def test_files_and_folder_are_this_users_alone(folder: Path) -> None:
 
 
 def test_without_an_identity_nothing_is_read_or_written(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """T2, T6: whoever drives the session sees no difference."""
+    """T2, T6: the driver of the session sees no difference."""
     slot = asyncio.run(open_slot(folder, None, target()))
     assert (slot.token(), slot.keep(token()), slot.holder, slot.notes) == (None, False, "", None)
     slot.resumed()

@@ -1,6 +1,6 @@
 """Never a wrong session, whatever happens (T7, T9).
 
-In every history of hosts and bridges that start, end, are killed, and of machines that start anew: a token is offered
+In every history of hosts and bridges that start, end, are killed, and of machines that start again: a token is offered
 only by a bridge of the host process and the target that it was kept for, by one at a time, and never after it was
 rejected; a bridge finds the token that rests there for it if it is the only one, and none where several rest.
 """
@@ -119,7 +119,7 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.resting)
     @rule()
-    def the_machine_starts_anew(self) -> None:
+    def the_machine_starts_again(self) -> None:
         for bridge in list(self.world.bridges):
             self.end(bridge, peacefully=False)
         self.world.hosts.clear()

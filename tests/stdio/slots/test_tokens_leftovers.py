@@ -26,17 +26,17 @@ def test_files_of_dead_hosts_are_removed_and_those_of_living_ones_stay(folder: P
     assert busy.keep(token())
     foreign = ["token-1", "token-9-90.1", "token-9-90.x", "a token-9-90", "token-0-1", "token-09-90", "notes"]
     for name in foreign:
-        (folder / name).write_text("somebody's")
+        (folder / name).write_text("another's")
     (folder / "token-13-130").symlink_to("token-1")
 
     opened(folder, host(), target(), processes=living)
     left = {path.name.split("-")[1] for path in folder.iterdir() if parse_name(path.name)}
     assert left == {"7", "8", "11", "12", "13"}
-    assert all((folder / name).read_text() == "somebody's" for name in foreign)
+    assert all((folder / name).read_text() == "another's" for name in foreign)
 
 
 def test_a_link_in_the_place_of_a_dead_hosts_file_stays(folder: Path) -> None:
-    """Nobody here has made it."""
+    """No bridge here has made it."""
     dead = opened(folder, host(pid=9, start=90))
     assert dead.keep(token())
     dead.release()

@@ -187,7 +187,7 @@ def test_a_credential_that_the_server_does_not_accept_leaves_the_session_to_its_
         assert (again.holder, again.notes, first.notes.read_text()) == (first.holder, first.notes, "hers")
         again.release()
         other.release()
-    # Two that wait, and neither is carol's: which of them was renewed, nobody can tell. Both stay.
+    # Two that wait, and neither is carol's: which of them was renewed is not known. Both stay.
     carol = opened(folder, what=replace(alice, secret="carol's"))
     assert carol.token() is None
     assert opened(folder, what=alice).token() == token(1)
@@ -209,7 +209,7 @@ def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
     assert opened(folder, what=alice).token() == token(1)
 
 
-def test_a_slot_that_became_somebodys_while_we_looked_is_left_to_them(folder: Path) -> None:
+def test_a_slot_that_was_taken_while_we_looked_is_left_to_its_holder(folder: Path) -> None:
     """T9: between the look and the lock a whole bridge may have lived."""
 
     class Overtaken(Folder):
@@ -243,8 +243,8 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
     assert place.lock("lock-7-70") is not None
 
 
-def test_the_same_pid_and_start_after_the_machine_was_started_anew(folder: Path) -> None:
-    """T7: the token of before is removed."""
+def test_the_same_pid_and_start_after_the_machine_was_started_again(folder: Path) -> None:
+    """T7: the old token is removed."""
     kept(folder)
     slot = opened(folder, host(boot="next"))
     assert slot.token() is None
@@ -318,7 +318,7 @@ def test_a_child_that_was_forked_does_not_keep_the_slot(folder: Path) -> None:
             os.close(end)
 
 
-def test_a_released_slot_is_free_though_somebody_still_has_its_file(folder: Path) -> None:
+def test_a_released_slot_is_free_though_a_child_still_has_its_file(folder: Path) -> None:
     """T9: a program that the bridge is starting in this moment has all its files for a while."""
     slot = opened(folder)
     assert slot.keep(token(1))

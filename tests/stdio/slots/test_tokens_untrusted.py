@@ -95,7 +95,7 @@ def test_a_folder_in_the_place_of_the_token(folder: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("how", ["link", "garbage", "readable", "of numbers"])
-def test_a_label_that_is_not_trusted_makes_its_token_nobodys(how: str, folder: Path) -> None:
+def test_a_label_that_is_not_trusted_makes_its_token_unusable(how: str, folder: Path) -> None:
     """T8, T9: without knowing its target, a token is offered to none."""
     label = (kept(folder)).with_name("target-7-70")
     match how:
@@ -129,7 +129,7 @@ def test_what_is_no_token_is_not_kept(bad: str, folder: Path, caplog: pytest.Log
 
 @pytest.fixture
 def others_folder() -> Iterator[Path]:
-    """A folder of somebody whom the system refuses things: root is somebody else for a while."""
+    """A folder of a user whom the system refuses things: root is another user for a while."""
     with tempfile.TemporaryDirectory() as home:
         if os.geteuid() == 0:
             os.chown(home, NOBODY, NOBODY)
@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written(others_folder: Path, caplog: pytest.Log
 
 
 def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """T5: the token of before stays, whole; with room again, the next one is kept."""
+    """T5: the old token stays, whole; with room again, the next one is kept."""
     with small_disk(tmp_path / "disk") as disk:
         slot = opened(disk / "state")
         assert slot.keep(token(1))
@@ -244,7 +244,7 @@ def small_disk(path: Path) -> Iterator[Path]:
         assert process.stdin is not None
         assert process.stdout is not None
         if not process.stdout.readline():
-            pytest.skip("this system lets nobody mount a disk in a namespace of its own")
+            pytest.skip("this system does not let us mount a disk in a namespace of its own")
         yield Path(f"/proc/{process.pid}/root{path}")
         process.stdin.close()
 
@@ -269,7 +269,7 @@ def test_no_folder_is_known(caplog: pytest.LogCaptureFixture) -> None:
     assert said(caplog) == ["Session resume disabled for this instance: no directory for its tokens is known"]
 
 
-def test_a_lock_that_somebody_removed_protects_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lock_that_was_removed_protects_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """T9: a second bridge may have the slot by now, so the first one writes no more."""
     slot = opened(folder)
     assert slot.keep(token(1))

@@ -128,16 +128,18 @@ async def test_a_large_session_is_swept_whole(tmp_path: Path) -> None:
         assert connection.execute("SELECT count(*) FROM event").fetchone() == (0,)
 
 
-async def test_the_log_beside_the_file_begins_anew_under_steady_load(
+async def test_the_log_beside_the_file_begins_again_under_steady_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite begins it again only if all of it is copied when the next commit comes. Under steady load there is always
     another commit before that, as here; without the writer's own checkpoint the log would grow for ever."""
     monkeypatch.setattr(_sqlite_checkpoints, "STEP", 64 << 10)
     monkeypatch.setattr(_sqlite_checkpoints, "MAX_LOG", 256 << 10)
-    path, copy = tmp_path / "log.db", _sqlite_checkpoints._copy
+    path, copy, copies = tmp_path / "log.db", _sqlite_checkpoints._copy, 0
 
     def copy_under_load(connection: sqlite3.Connection) -> int:
+        nonlocal copies
+        copies += 1
         size = copy(connection)
         with closing(sqlite3.connect(path, timeout=30)) as other, other:
             other.execute("UPDATE fence SET last = last")
@@ -147,8 +149,9 @@ async def test_the_log_beside_the_file_begins_anew_under_steady_load(
     async with SqliteStore(str(path)) as store:
         fence = await with_events(store, 0)
         seq = 0
-        while begun_anew(tmp_path) < 3:
-            assert seq < 3_000, "the log only grows"
+        while begun_again(tmp_path) < 3:
+            # Counted in checkpoints (about 12 are needed), not in commits: on a busy machine their thread is late.
+            assert copies < 30, "the log only grows"
             seq += 1
             await put(store, an_append(fence, [Event(seq, 0.0, b"x" * 4_000)]))
         assert await numbers(store) == list(range(1, seq + 1))
@@ -173,7 +176,7 @@ async def test_a_log_that_a_reader_held_back_is_small_again_after_it(
     assert not (tmp_path / "log.db-wal").exists()
 
 
-def begun_anew(folder: Path) -> int:
+def begun_again(folder: Path) -> int:
     """How often: it stands in the header of the log, as fourth number."""
     with (folder / "log.db-wal").open("rb") as log:
         return int.from_bytes(log.read(16)[12:], "big")

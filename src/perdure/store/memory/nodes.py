@@ -16,7 +16,7 @@ from perdure.store.base import (
     CallRecord,
     Event,
     Forwarded,
-    Listener,
+    HintListener,
     Mail,
     NodeRecord,
     ReaderRecord,
@@ -55,7 +55,7 @@ class MemoryNodes:
         self._offset = wall() - time.monotonic()
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
-        self._subscriptions: dict[object, tuple[NodeId, Listener, asyncio.AbstractEventLoop]] = {}
+        self._subscriptions: dict[object, tuple[NodeId, HintListener, asyncio.AbstractEventLoop]] = {}
         self._fence = 0
         self._mail_key = 0
         self._writes = 0
@@ -130,7 +130,7 @@ class MemoryNodes:
 
     # Wake-ups
 
-    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         key = object()
         self._subscriptions[key] = (node, listener, asyncio.get_running_loop())
         return lambda: self._subscriptions.pop(key, None) and None
@@ -158,9 +158,6 @@ class MemoryNodes:
     def _has(self, node: NodeId) -> bool:
         row = self._nodes.get(node)
         return row is not None and not row.left
-
-    def _is_alone(self, node: NodeId) -> bool:
-        return len(self._nodes) == 1 and node in self._nodes
 
     def _beat(self, node: NodeId, facts: bytes) -> None:
         self._writes += 1
@@ -194,7 +191,7 @@ class MemoryLiveness:
         now = self._monotonic()
         if not self._store._has(self._node):
             self._leases.lapse()
-        elif self._store._is_alone(self._node):
+        elif len(self._store._nodes) == 1:  # it is alone
             self._leases.alone(now=now)
         return self._leases.holds(now=now)
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from perdure.errors import StoreReplaced
 from perdure.store.sqlite.file import NAMED, open_checkpointer
-from perdure.store.sqlite.identity import Identity
+from perdure.store.sqlite.identity import FileIdentity
 
 STEP = 4 << 20
 """Bytes written between two checkpoints: SQLite's own default."""
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """Counts what is written, and makes checkpoints. Called under the writer's lock, but for `close`."""
 
-    def __init__(self, path: str, identity: Identity, *, log_full: Callable[[], None]) -> None:
+    def __init__(self, path: str, identity: FileIdentity, *, log_full: Callable[[], None]) -> None:
         self._path = path
         self._identity = identity
         self._log_full = log_full
@@ -57,20 +57,17 @@ class Checkpoints:
 
     def _run(self) -> None:
         try:
-            self._checkpoint()
+            if self._connection is None:
+                self._connection = open_checkpointer(self._path, check=self._identity.check)
+            if _copy(self._connection) > MAX_LOG:
+                # Once more what came in meanwhile, so that the rest is short.
+                _copy(self._connection)
+                self._log_full()
         except (*NAMED, StoreReplaced) as error:
             # Put off, not lost; the commits themselves tell if the file is in trouble.
             _log.warning("checkpoint of %s put off: %s", self._path, error, extra={"action": "store.checkpoint"})
         finally:
             self._running = False
-
-    def _checkpoint(self) -> None:
-        if self._connection is None:
-            self._connection = open_checkpointer(self._path, check=self._identity.check)
-        if _copy(self._connection) > MAX_LOG:
-            # Once more what came in meanwhile, so that the rest is short.
-            _copy(self._connection)
-            self._log_full()
 
 
 def _copy(connection: sqlite3.Connection) -> int:

@@ -25,16 +25,12 @@ def refuse_unfit(path: str) -> None:
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
         contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=PATIENCE)) as file,
     ):
-        application, version = (file.execute(f"PRAGMA {name}").fetchone()[0] for name in _MARKS)
+        application, version = (
+            file.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
     if application != APPLICATION_ID:
         raise StoreError(f"the SQLite file {path} is not a Perdure store; give the file that a server was started with")
-    _refuse_version(path, version, ours=_sql.schema_version())
-
-
-_MARKS = ("application_id", "user_version")
-
-
-def _refuse_version(path: str, version: int, *, ours: int) -> None:
+    ours = _sql.schema_version()
     if version > ours:
         raise StoreTooNew(
             f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"

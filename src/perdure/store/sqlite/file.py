@@ -155,7 +155,11 @@ def _make_file(path: str) -> None:
 def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
     _refuse_foreign(connection, path)
     connection.execute(f"PRAGMA page_size = {PAGE}")  # no effect on a file that has pages
-    _use_wal(connection, path)
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
+        )
     if _value(connection, "user_version") < _sql.schema_version():
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -201,14 +205,6 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
-
-
-def _use_wal(connection: sqlite3.Connection, path: str) -> None:
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise StoreUnavailable(
-            f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
-        )
 
 
 def rollback(connection: sqlite3.Connection) -> None:

@@ -18,7 +18,7 @@ _LOGS = ("-wal", "-shm")
 _File = tuple[int, int]
 
 
-class Identity:
+class FileIdentity:
     """The file at a path as it was when it was opened. May be used in any thread."""
 
     def __init__(self, path: str) -> None:

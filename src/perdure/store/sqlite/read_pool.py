@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from perdure.errors import StoreUnavailable
 from perdure.store.sqlite.file import NAMED, STUCK, failure, open_reader, refuse_newer
-from perdure.store.sqlite.identity import Identity
+from perdure.store.sqlite.identity import FileIdentity
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ THREADS = 2
 class ReaderPool:
     """`check` raises once the file is not to be read any more; `identity` tells it from another one of its name."""
 
-    def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None], identity: Identity) -> None:
+    def __init__(self, path: str, *, busy_timeout: float, check: Callable[[], None], identity: FileIdentity) -> None:
         self._path = path
         self._check = check
         self._identity = identity
@@ -52,21 +52,17 @@ class ReaderPool:
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            connection = self._idle.pop() if self._idle else self._open()
+            if self._idle:
+                connection = self._idle.pop()
+            else:
+                connection = open_reader(self._path, busy_timeout=self._busy_timeout, check=self._identity.check)
             try:
-                return self._work(connection, work)
+                return work(connection)
+            except NAMED:
+                # The tables of a newer release may have other columns; then that is the failure.
+                refuse_newer(connection, self._path)
+                raise
             finally:
                 self._idle.append(connection)
         except NAMED as error:
             raise failure(error, self._path, "read") from error
-
-    def _open(self) -> sqlite3.Connection:
-        return open_reader(self._path, busy_timeout=self._busy_timeout, check=self._identity.check)
-
-    def _work(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            return work(connection)
-        except NAMED:
-            # The tables of a newer release may have other columns; that is the failure to tell of.
-            refuse_newer(connection, self._path)
-            raise

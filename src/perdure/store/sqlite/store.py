@@ -24,7 +24,7 @@ from typing import Self
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
-from perdure.store.base import Listener, Liveness, Refusals, SendMail, SessionRecord, Step, StreamRecord
+from perdure.store.base import HintListener, Liveness, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.cost import weigh
 from perdure.store.sqlite import nodes
@@ -146,7 +146,7 @@ class SqliteStore(Reads):
 
     # Wake-ups
 
-    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._hints.subscribe(node, listener)
 
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:

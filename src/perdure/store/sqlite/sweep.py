@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from perdure._core.ids import SessionId
 from perdure._core.retention import Cutoffs
@@ -26,34 +27,29 @@ _WRITES = 256 << 10
 
 
 async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
+    """Forget streams, then sessions; gives the number of rows that went."""
     return await _sweep_streams(writer, readers, cutoffs) + await _sweep_sessions(writer, readers, cutoffs)
 
 
 async def _sweep_streams(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
-    rows, after = 0, 0
-    while keys := await readers.run(partial(_stale_streams, after=after, cutoffs=cutoffs)):
-        rows += await _sweep_page(writer, keys, cutoffs)
-        after = keys[-1]
-    return rows
-
-
-async def _sweep_page(writer: Writer, keys: Sequence[int], cutoffs: Cutoffs) -> int:
     """Events of several streams go in one transaction, as many as fit; a stream that needs more gets more."""
-    rows, rest = 0, list(keys)
-    while rest:
-        done, gone = await writer.run(partial(_expire, keys=rest, cutoffs=cutoffs), size=_WRITES)
-        rows += gone
-        del rest[:done]
+    rows = 0
+    values = {"after": 0, "events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
+    while keys := await readers.run(partial(_column, _SQL["stale_streams"], values)):
+        values["after"] = keys[-1]
+        while keys:
+            done, gone = await writer.run(partial(_expire, keys=keys, cutoffs=cutoffs), size=_WRITES)
+            rows += gone
+            del keys[:done]
     return rows
 
 
-def _stale_streams(connection: sqlite3.Connection, *, after: int, cutoffs: Cutoffs) -> list[int]:
-    values = {"after": after, "events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
-    return [key for (key,) in connection.execute(_SQL["stale_streams"], values)]
+def _column(query: str, values: Any, connection: sqlite3.Connection) -> list[Any]:
+    return [value for (value,) in connection.execute(query, values)]
 
 
 def _expire(
-    steps: StepWriter, connection: sqlite3.Connection, keys: Sequence[int], cutoffs: Cutoffs
+    steps: StepWriter, connection: sqlite3.Connection, *, keys: Sequence[int], cutoffs: Cutoffs
 ) -> tuple[int, int]:
     """Give how many of the streams were finished, and how many rows went."""
     room = CHUNK
@@ -70,35 +66,28 @@ def _expire(
 
 async def _sweep_sessions(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
     rows = 0
-    while sessions := await readers.run(partial(_stale_sessions, cutoffs=cutoffs)):
+    while sessions := await readers.run(partial(_column, _SQL["stale_sessions"], (cutoffs.answers, PAGE))):
         for session in sessions:
-            gone = await _sweep_session(writer, session, cutoffs)
-            rows += gone
+            over = False
+            while not over:
+                gone, over = await writer.run(partial(_forget, session=session, cutoffs=cutoffs), size=_WRITES)
+                rows += gone
     return rows
 
 
-def _stale_sessions(connection: sqlite3.Connection, cutoffs: Cutoffs) -> list[SessionId]:
-    return [session for (session,) in connection.execute(_SQL["stale_sessions"], (cutoffs.answers, PAGE))]
+def _forget(
+    steps: StepWriter, connection: sqlite3.Connection, *, session: SessionId, cutoffs: Cutoffs
+) -> tuple[int, bool]:
+    """Give how many rows went, and whether the session is done with.
 
-
-async def _sweep_session(writer: Writer, session: SessionId, cutoffs: Cutoffs) -> int:
-    """Forget the events first, then the rest with the record: a client that comes back in between finds the session."""
-    rows = 0
+    The events go first, then the rest with the record: a client that comes back in between finds the session.
+    """
     values = {"session": session, "answers": cutoffs.answers, "limit": CHUNK}
-    while True:
-        gone, over = await writer.run(partial(_forget, values=values), size=_WRITES)
-        rows += gone
-        if over:
-            return rows
-
-
-def _forget(steps: StepWriter, connection: sqlite3.Connection, values: dict[str, object]) -> tuple[int, bool]:
-    """How many rows went, and whether the session is done with."""
     gone = connection.execute(_SQL["empty_session"], values).rowcount
-    if gone == values["limit"]:
+    if gone == CHUNK:
         return gone, False
-    if connection.execute(_SQL["expire_session"], (values["session"], values["answers"])).rowcount:
+    if connection.execute(_SQL["expire_session"], (session, cutoffs.answers)).rowcount:
         steps.streams.forget()
-        connection.execute(_SQL["drop_streams"], (values["session"],))
+        connection.execute(_SQL["drop_streams"], (session,))
         gone += 1
     return gone, True

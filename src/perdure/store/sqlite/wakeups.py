@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from perdure._core.ids import NodeId, StreamId
-from perdure.store.base import Listener
+from perdure.store.base import HintListener
 from perdure.store.sqlite.locks import Locks
 
 POLL = 0.1
@@ -48,7 +48,7 @@ Hinted = set[StreamId] | None
 class _Ear:
     """Where a node listens."""
 
-    listeners: list[Listener] = field(default_factory=list)
+    listeners: list[HintListener] = field(default_factory=list)
     socket: socket.socket | None = None
 
     def tell(self, hinted: Hinted) -> None:
@@ -74,7 +74,7 @@ class Hints:
 
     # Listening
 
-    def subscribe(self, node: NodeId, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
         ear = self._ears.get(node)
         if ear is None:
@@ -137,7 +137,9 @@ class Hints:
                 message = ear.socket.recv(MAX_DATAGRAM) if ear.socket is not None else b""
             except OSError:
                 break
-            hinted = _merged(hinted, _decode(message))
+            # What cannot be read is a hint all the same.
+            streams = {StreamId(stream) for stream in message.decode(errors="replace").split("\n")}
+            hinted = _merged(hinted, streams if message else None)
         if hinted is None or hinted:
             ear.tell(hinted)
 
@@ -194,7 +196,8 @@ class Hints:
                 self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._out.setblocking(False)
             with _reachable(self._path(node)) as address:
-                self._out.sendto(_encode(hinted), address)
+                message = b"\n".join(stream.encode() for stream in hinted or ())
+                self._out.sendto(message if len(message) <= MAX_DATAGRAM else b"", address)
         except BlockingIOError:
             return False
         except (OSError, AttributeError):
@@ -220,13 +223,3 @@ def _reachable(path: str) -> Iterator[str]:
 
 def _merged(one: Hinted, other: Hinted) -> Hinted:
     return None if one is None or other is None else one | other
-
-
-def _encode(hinted: Hinted) -> bytes:
-    message = b"\n".join(stream.encode() for stream in hinted or ())
-    return message if len(message) <= MAX_DATAGRAM else b""
-
-
-def _decode(message: bytes) -> Hinted:
-    """What cannot be read is a hint all the same."""
-    return {StreamId(stream) for stream in message.decode(errors="replace").split("\n")} if message else None

@@ -201,7 +201,11 @@ class Writer:
                 group[0].error = self._file.name(error)
             else:
                 for job in group:
-                    self._do_alone(job)
+                    try:
+                        self._file.begin()
+                        self._do([job])
+                    except BaseException as its_own:
+                        job.error = self._file.name(its_own)
         return group
 
     def _take_group(self) -> list[WriteJob]:
@@ -216,13 +220,6 @@ class Writer:
         results = self._file.transact([job.work for job in group], size=sum(job.size for job in group))
         for job, result in zip(group, results, strict=True):
             job.result = result
-
-    def _do_alone(self, job: WriteJob) -> None:
-        try:
-            self._file.begin()
-            self._do([job])
-        except BaseException as error:
-            job.error = self._file.name(error)
 
     def _give_up(self, error: BaseException, since: float) -> list[WriteJob]:
         """Fail the jobs that have waited for all of this try; the others get another one."""

@@ -26,7 +26,7 @@ from perdure.store.sqlite.file import (
     refuse_newer,
     rollback,
 )
-from perdure.store.sqlite.identity import Identity
+from perdure.store.sqlite.identity import FileIdentity
 from perdure.store.sqlite.steps import StepWriter
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class WritingConnection:
         self._sync = sync
         self._busy_timeout = busy_timeout
         self._payloads = Payloads(codec)
-        self.identity = Identity(path)
+        self.identity = FileIdentity(path)
         self.too_new: str | None = None
         """What to tell once a newer release has taken the file over."""
         self._seen = 0

@@ -1,0 +1,57 @@
+"""A pool of workers that speak on the channel and do nothing else: a start takes a moment, not most of a second.
+
+    python -m tests.support.tiny_pool FOLDER COUNT
+
+The parent is the real one, with shorter pauses. Files in the folder tell workers what to do: with `waits` they say that
+the store fails, with `dies` they are killed as they start. Otherwise they are ready, and end when the parent says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from perdure.serve.worker_channel import WorkerChannel
+
+REASON = "the store fails"
+
+
+def work(folder: Path, channel: WorkerChannel) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # how a worker is ended that is not known to be ready
+    if (folder / "dies").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (folder / "waits").exists():
+        channel.send_failed(REASON, is_transient=True)
+        return 2
+    channel.send_ready()
+    while not channel.receive():
+        select.select([channel], [], [])
+    return 0
+
+
+def main() -> int:
+    folder, count = Path(sys.argv[1]), int(sys.argv[2])
+    if (channel := WorkerChannel.from_environment(os.environ)) is not None:
+        return work(folder, channel)
+    from perdure.serve import worker_pool
+    from perdure.serve.connection import listen
+
+    logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+    worker_pool.PAUSE_SECONDS, worker_pool.MAX_PAUSE_SECONDS = 0.01, 0.1
+    with listen("127.0.0.1", 0) as listener:
+        return worker_pool.run_workers(
+            [sys.executable, "-m", "tests.support.tiny_pool", *sys.argv[1:]],
+            environment=os.environ,
+            listener=listener,
+            count=count,
+            drain_timeout=0.0,
+            on_ready=lambda: print("ready", flush=True),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
