@@ -50,9 +50,9 @@ UNREACHABLE = -31020
 """The request did not reach a server within the client's limits. The client makes this error, never a server."""
 
 NO_SERVER = -31021
-"""The server, or a proxy before it, refuses the request: the address, the credentials or the certificate is wrong, or the
-server failed at a read. `data.reason` says which; trying again at once does not help. The client makes this error, never
-a server."""
+"""The server, or a proxy before it, refuses the request: the address, the credentials or the certificate is wrong, or
+the server failed at a read. `data.reason` says which; trying again at once does not help. The client makes this error,
+never a server."""
 
 TOO_MANY_AT_ONCE = -31022
 """More requests run at once than `perdure stdio` follows. `perdure stdio` makes it."""
