@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
-from perdure._core import gap, sse
+from perdure._core import sse
 from perdure._core.ids import Position, RandomBytes
+from perdure._core.losses import gap_notification
 
 
 def gap_frames(behind: Position, first: int, last: int, *, reason: str, random: RandomBytes, log: bool) -> bytes:
     """A gap on the wire. `behind` is the position after which the stream goes on."""
-    message = gap.notification(behind.stream, first, last, reason=reason)
+    message = gap_notification(behind.stream, first, last, reason=reason)
     sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
     return warning_frames(behind, sentence, message, random=random, log=log)
 
