@@ -8,19 +8,7 @@ from dataclasses import replace
 
 from perdure._core.ids import NodeId, StreamId
 from perdure.errors import MailFull, NodeGone
-from perdure.store.base import (
-    MAIL_AT_ONCE,
-    MAX_MAIL,
-    ChangeSession,
-    Liveness,
-    MailReceived,
-    OpenStream,
-    PutReader,
-    PutSession,
-    SendMail,
-    StepRefusal,
-    Store,
-)
+from perdure.store import base
 from perdure.testing._case import Case, accepted, refused, same
 from perdure.testing._values import (
     NODE,
@@ -70,7 +58,7 @@ async def promise_8_a_hint_reaches_the_node_that_it_is_for(case: Case) -> None:
         stop = elsewhere.subscribe(OTHER, told.put_nowait)
         case.store.hint(OTHER, [StreamId("grown"), STREAM])
         await _told(told, case.patience, "grown")
-        await case.accept(SendMail(node=OTHER, message=b"look"))
+        await case.accept(base.SendMail(node=OTHER, message=b"look"))
         await _told(told, case.patience)
         stop()
         case.store.hint(OTHER, [STREAM])
@@ -89,11 +77,11 @@ async def _told(queue: asyncio.Queue[Sequence[StreamId]], patience: float, name:
 
 
 async def equal_stamps_mean_that_no_other_process_has_written(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     async with case.elsewhere() as elsewhere:
         for number in range(3):
             before = case.store.stamp()
-            accepted(await put(elsewhere, ChangeSession(session=SESSION, active=float(number))))
+            accepted(await put(elsewhere, base.ChangeSession(session=SESSION, active=float(number))))
             if case.store.stamp() == before:
                 raise AssertionError(f"the stamp {before!r} stayed, though another process has written")
             before = case.store.stamp()
@@ -104,17 +92,17 @@ async def equal_stamps_mean_that_no_other_process_has_written(case: Case) -> Non
 
 async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
     await case.store.join(OTHER)
-    await case.put(*(SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
-    await case.put(SendMail(node=OTHER, message=b"theirs"))
+    await case.put(*(base.SendMail(node=NODE, message=b"%d" % number) for number in range(5)))
+    await case.put(base.SendMail(node=OTHER, message=b"theirs"))
     await case.reopen()
     mail = list(await case.store.mail(NODE))
     same("mail", [message for _, message in mail], [b"0", b"1", b"2", b"3", b"4"])
     same("keys in order", [key for key, _ in mail], sorted({key for key, _ in mail}))
     same("mail read before", list(await case.store.mail(NODE)), mail)
     for _ in range(2):
-        await case.put(MailReceived(node=NODE, through=mail[2].key))
+        await case.put(base.MailReceived(node=NODE, through=mail[2].key))
         same("mail that was not received", list(await case.store.mail(NODE)), mail[3:])
-    await case.put(SendMail(node=NODE, message=b"late"), MailReceived(node=NODE, through=mail[4].key))
+    await case.put(base.SendMail(node=NODE, message=b"late"), base.MailReceived(node=NODE, through=mail[4].key))
     same("mail that came meanwhile", await messages(case.store), [b"late"])
     same("the other's mail", await messages(case.store, OTHER), [b"theirs"])
     same("mail of an unknown node", list(await case.store.mail(NodeId("unknown"))), [])
@@ -122,27 +110,27 @@ async def promise_10_mail_stays_until_it_was_received(case: Case) -> None:
 
 async def promise_10_mail_is_read_a_page_at_a_time_and_has_a_limit(case: Case) -> None:
     await case.store.join(OTHER)
-    posts = [SendMail(node=NODE, message=b"%d" % number) for number in range(MAX_MAIL + 100)]
+    posts = [base.SendMail(node=NODE, message=b"%d" % number) for number in range(base.MAX_MAIL + 100)]
     # Many commits: one of so many steps may take a store longer than one operation may.
-    refusals: list[StepRefusal | None] = []
+    refusals: list[base.StepRefusal | None] = []
     for start in range(0, len(posts), 500):
         refusals += await case.put(*posts[start : start + 500])
-    same("messages that were taken", [refusal is None for refusal in refusals], [True] * MAX_MAIL + [False] * 100)
-    same("why the others were not", {type(refusal) for refusal in refusals[MAX_MAIL:]}, {MailFull})
-    await case.accept(SendMail(node=OTHER, message=b"theirs"))
+    same("messages that were taken", [refusal is None for refusal in refusals], [True] * base.MAX_MAIL + [False] * 100)
+    same("why the others were not", {type(refusal) for refusal in refusals[base.MAX_MAIL :]}, {MailFull})
+    await case.accept(base.SendMail(node=OTHER, message=b"theirs"))
     page = list(await case.store.mail(NODE))
-    same("the first page", [message for _, message in page], [b"%d" % number for number in range(MAIL_AT_ONCE)])
+    same("the first page", [message for _, message in page], [b"%d" % number for number in range(base.MAIL_AT_ONCE)])
     (after, _), *_ = await case.store.mail(NODE, after=page[-1].key)
     same("the next page begins later", after > page[-1].key, True)
-    await case.put(MailReceived(node=NODE, through=page[-1].key + MAX_MAIL * 2))
+    await case.put(base.MailReceived(node=NODE, through=page[-1].key + base.MAX_MAIL * 2))
     await case.accept(*posts[:64])
 
 
 async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_all(case: Case) -> None:
     await case.open_stream()
-    await case.put(SendMail(node=NODE, message=b"say it"))
+    await case.put(base.SendMail(node=NODE, message=b"say it"))
     (mail,) = await case.store.mail(NODE)
-    done = (an_append(case.fence, some_events(1, 1)), MailReceived(node=NODE, through=mail.key))
+    done = (an_append(case.fence, some_events(1, 1)), base.MailReceived(node=NODE, through=mail.key))
     for _ in range(2):
         await case.accept(*done)
         same("mail", await messages(case.store), [])
@@ -153,8 +141,8 @@ async def promise_10_a_message_for_an_unknown_node_is_refused_and_its_neighbours
     await case.open_stream()
     refusals = await case.put(
         an_append(case.fence, some_events(1, 1)),
-        SendMail(node=NodeId("unknown"), message=b"lost"),
-        SendMail(node=NODE, message=b"found"),
+        base.SendMail(node=NodeId("unknown"), message=b"lost"),
+        base.SendMail(node=NODE, message=b"found"),
     )
     refused(refusals, 1, why=NodeGone)
     same("events", await numbers(case.store), [1])
@@ -164,16 +152,16 @@ async def promise_10_a_message_for_an_unknown_node_is_refused_and_its_neighbours
 async def promise_10_the_heir_gets_the_mail_of_the_node_it_buries(case: Case) -> None:
     await case.store.join(OTHER)
     for number in range(3):
-        await case.put(SendMail(node=OTHER, message=b"theirs %d" % number))
-        await case.put(SendMail(node=NODE, message=b"ours %d" % number))
+        await case.put(base.SendMail(node=OTHER, message=b"theirs %d" % number))
+        await case.put(base.SendMail(node=NODE, message=b"ours %d" % number))
     ours = list(await case.store.mail(NODE))
     await case.store.leave(OTHER)
     await case.store.bury(OTHER, heir=NODE)
     inherited = [message for message in await messages(case.store) if message.startswith(b"theirs")]
     same("mail of the node that was buried", inherited, [b"theirs 0", b"theirs 1", b"theirs 2"])
-    await case.put(MailReceived(node=NODE, through=ours[-1].key))
+    await case.put(base.MailReceived(node=NODE, through=ours[-1].key))
     same("mail that the heir had not seen", await messages(case.store), inherited)
-    refused(await case.put(SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
+    refused(await case.put(base.SendMail(node=OTHER, message=b"late")), 0, why=NodeGone)
     same("nodes", [node.id for node in await case.store.nodes()], [NODE])
     await case.store.bury(OTHER, heir=NODE)
     same("mail, after another burial", await messages(case.store), inherited)
@@ -206,7 +194,7 @@ async def promise_11_a_node_that_left_is_dead_until_it_is_buried(case: Case) -> 
         theirs, third = _view(elsewhere, OTHER, clock), _view(case.store, THIRD, clock)
         left = a_stream(fence, "left behind", node=OTHER)
         reader = a_reader(stream="read", node=OTHER)
-        accepted(await put(elsewhere, OpenStream(record=left), PutReader(record=reader)))
+        accepted(await put(elsewhere, base.OpenStream(record=left), base.PutReader(record=reader)))
         for view in (mine, theirs, third):
             await view.beat(b"{}")
         same("dead nodes", list(await mine.dead()), [])
@@ -267,7 +255,7 @@ async def promise_15_a_node_that_is_gone_holds_nothing(case: Case) -> None:
         same("holders, whatever a node says that has left", list(await mine.holders()), [])
 
 
-async def _wait_until_none_holds(*views: Liveness, patience: float) -> None:
+async def _wait_until_none_holds(*views: base.Liveness, patience: float) -> None:
     """Wait until no node holds anything: a look of another process may be in the way for a moment."""
     try:
         async with asyncio.timeout(patience):
@@ -279,5 +267,5 @@ async def _wait_until_none_holds(*views: Liveness, patience: float) -> None:
         raise AssertionError("a node that holds nothing is still named") from None
 
 
-def _view(store: Store, node: NodeId, clock: Clock) -> Liveness:
+def _view(store: base.Store, node: NodeId, clock: Clock) -> base.Liveness:
     return store.liveness(node, lease=LEASE, monotonic=clock)

@@ -15,25 +15,7 @@ from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.store.base import (
-    Append,
-    CallEnd,
-    ChangeSession,
-    CloseAsk,
-    DropStream,
-    EndSession,
-    Event,
-    LeaveReader,
-    MoveReader,
-    OpenAsk,
-    PutCall,
-    PutReader,
-    PutSession,
-    Reached,
-    Release,
-    Stick,
-    Trim,
-)
+from perdure.store import base
 from perdure.testing._twins import REQUESTS, SESSIONS, STREAMS, Twins
 from perdure.testing._values import Make, a_chain, a_reader, a_session, a_sticky, an_ask, some_events
 
@@ -73,20 +55,22 @@ class _Histories(RuleBasedStateMachine):
 class _SessionRules(_Histories):
     @rule(session=sessions, state=going_on)
     def put_session(self, session: str, state: SessionState) -> None:
-        self.twins.put(PutSession(record=a_session(session, active=self.now, state=state)))
+        self.twins.put(base.PutSession(record=a_session(session, active=self.now, state=state)))
 
     @rule(session=sessions, state=st.none() | going_on, initialized=st.none() | st.booleans(), back=few)
     def change_session(self, session: str, state: SessionState | None, initialized: bool | None, back: int) -> None:
         active = self.now - back
-        self.twins.put(ChangeSession(session=SessionId(session), active=active, state=state, initialized=initialized))
+        self.twins.put(
+            base.ChangeSession(session=SessionId(session), active=active, state=state, initialized=initialized)
+        )
 
     @rule(session=sessions, request=sticky_requests)
     def stick(self, session: str, request: bytes) -> None:
-        self.twins.put(Stick(session=SessionId(session), request=request))
+        self.twins.put(base.Stick(session=SessionId(session), request=request))
 
     @rule(session=sessions, reason=st.sampled_from(["deleted", "expired"]))
     def end_session(self, session: str, reason: str) -> None:
-        self.twins.put(EndSession(session=SessionId(session), time=self.now, reason=reason))
+        self.twins.put(base.EndSession(session=SessionId(session), time=self.now, reason=reason))
 
     @rule(session=sessions)
     def reattach(self, session: str) -> None:
@@ -115,11 +99,11 @@ class _StreamRules(_Histories):
         last = record.last if record else 0
         self.now += 1
         events = tuple(
-            Event(seq, self.now, b"%d" % seq, seq - last in answers) for seq in range(last + 1, last + count + 1)
+            base.Event(seq, self.now, b"%d" % seq, seq - last in answers) for seq in range(last + 1, last + count + 1)
         )
-        ends = (CallEnd(incarnation=1, request_id=end, state=CallState.ANSWERED),) if answers else ()
+        ends = (base.CallEnd(incarnation=1, request_id=end, state=CallState.ANSWERED),) if answers else ()
         seal = bool(count) and count in answers
-        step = Append(stream=StreamId(stream), fence=Fence(0), events=events, ends=ends, seal=seal)
+        step = base.Append(stream=StreamId(stream), fence=Fence(0), events=events, ends=ends, seal=seal)
         self.twins.write(self.twins.writer.get(stream, 0), step, patient=patient)
 
     @rule(stream=streams, first=st.integers(1, 12), count=few, writer=few, seal=st.booleans())
@@ -127,13 +111,13 @@ class _StreamRules(_Histories):
         """Known events, holes, stale fences."""
         self.now += 1
         events = some_events(first, first + count - 1, time=self.now)
-        end = CallEnd(incarnation=1, request_id=2, state=CallState.CANCELLED)
-        step = Append(stream=StreamId(stream), fence=Fence(0), events=events, ends=(end,), seal=seal)
+        end = base.CallEnd(incarnation=1, request_id=2, state=CallState.CANCELLED)
+        step = base.Append(stream=StreamId(stream), fence=Fence(0), events=events, ends=(end,), seal=seal)
         self.twins.write(writer, step)
 
     @rule(stream=streams, request=requests, state=running, attempt=st.integers(1, 2), stale=st.none() | few)
     def put_call(self, stream: str, request: int | str, state: CallState, attempt: int, stale: int | None) -> None:
-        step = PutCall(
+        step = base.PutCall(
             stream=StreamId(stream),
             fence=Fence(0),
             incarnation=1,
@@ -147,7 +131,7 @@ class _StreamRules(_Histories):
     @rule(stream=streams, stale=st.none() | few)
     def release(self, stream: str, stale: int | None) -> None:
         writer = self.twins.writer.get(stream, 0) if stale is None else stale
-        self.twins.write(writer, Release(stream=StreamId(stream), fence=Fence(0)))
+        self.twins.write(writer, base.Release(stream=StreamId(stream), fence=Fence(0)))
 
     @rule(stream=streams, node=places, stale=st.none() | few)
     def claim(self, stream: str, node: int, stale: int | None) -> None:
@@ -161,11 +145,11 @@ class _StreamRules(_Histories):
     @rule(stream=streams, kept=few)
     def trim(self, stream: str, kept: int) -> None:
         record = self.twins.stream(stream)
-        self.twins.put(Trim(stream=StreamId(stream), through=max(0, record.last - kept) if record else kept))
+        self.twins.put(base.Trim(stream=StreamId(stream), through=max(0, record.last - kept) if record else kept))
 
     @rule(stream=streams)
     def drop_stream(self, stream: str) -> None:
-        self.twins.put(DropStream(stream=StreamId(stream)))
+        self.twins.put(base.DropStream(stream=StreamId(stream)))
 
     @rule(events=st.floats(0, 1), answers=st.floats(0, 1))
     def sweep(self, events: float, answers: float) -> None:
@@ -182,27 +166,27 @@ class _ReaderRules(_Histories):
     @rule(stream=streams, ask=st.sampled_from(["x", "y"]))
     def open_ask(self, stream: str, ask: str) -> None:
         if (record := self.twins.stream(stream)) is not None:
-            self.twins.put(OpenAsk(record=an_ask(ask, stream=stream, session=record.session)))
+            self.twins.put(base.OpenAsk(record=an_ask(ask, stream=stream, session=record.session)))
 
     @rule(session=sessions, ask=st.sampled_from(["x", "y"]))
     def close_ask(self, session: str, ask: str) -> None:
-        self.twins.put(CloseAsk(session=SessionId(session), id=ask))
+        self.twins.put(base.CloseAsk(session=SessionId(session), id=ask))
 
     @rule(stream=streams, reader=st.sampled_from(["old", "new"]), seq=few, node=places)
     def put_reader(self, stream: str, reader: str, seq: int, node: int) -> None:
-        self.twins.put(PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.twins.nodes[node][0])))
+        self.twins.put(base.PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.twins.nodes[node][0])))
 
     @rule(stream=streams, reader=st.sampled_from(["old", "new"]), seq=few)
     def move_reader(self, stream: str, reader: str, seq: int) -> None:
-        self.twins.put(MoveReader(stream=StreamId(stream), reader=reader, seq=seq))
+        self.twins.put(base.MoveReader(stream=StreamId(stream), reader=reader, seq=seq))
 
     @rule(stream=streams, reader=st.sampled_from(["old", "new"]))
     def leave_reader(self, stream: str, reader: str) -> None:
-        self.twins.put(LeaveReader(stream=StreamId(stream), reader=reader))
+        self.twins.put(base.LeaveReader(stream=StreamId(stream), reader=reader))
 
     @rule(stream=streams, generation=st.integers(1, 3), through=few, unread=st.booleans())
     def reach(self, stream: str, generation: int, through: int, unread: bool) -> None:
-        self.twins.put(Reached(stream=StreamId(stream), generation=generation, through=through, unread=unread))
+        self.twins.put(base.Reached(stream=StreamId(stream), generation=generation, through=through, unread=unread))
 
 
 class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):

@@ -10,15 +10,7 @@ from perdure._core.ids import SessionId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, TooManyCalls, TooManySessions
-from perdure.store.base import (
-    ChangeSession,
-    EndSession,
-    OpenStream,
-    PutSession,
-    SessionLimits,
-    SessionRecord,
-    Stick,
-)
+from perdure.store import base
 from perdure.testing._case import Case, accepted, refused, same
 from perdure.testing._values import (
     SESSION,
@@ -40,31 +32,27 @@ from perdure.testing._values import (
 )
 
 
-def _opening(case: Case, name: str, *ids: int | str, incarnation: int = 1, session: str = SESSION) -> OpenStream:
+def _opening(case: Case, name: str, *ids: int | str, incarnation: int = 1, session: str = SESSION) -> base.OpenStream:
     calls = tuple(a_call(id_, stream=name, session=session, incarnation=incarnation) for id_ in ids)
-    return OpenStream(record=a_stream(case.fence, name, session=session), calls=calls)
+    return base.OpenStream(record=a_stream(case.fence, name, session=session), calls=calls)
 
 
 async def promise_12_no_two_calls_run_under_one_id(case: Case) -> None:
     """8 and "8" are one id, as for the SDK."""
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     await case.accept(_opening(case, "first", 8, "x"))
     before = await picture(case.store)
     async with case.elsewhere() as elsewhere:
         for ids in ((8,), ("8",), ("x",), (9, "x"), (10, "10")):
             refused(await put(elsewhere, _opening(case, "second", *ids)), 0, why=IdTaken)
     same("all that is there", await picture(case.store), before)
-    refused(
-        await case.put(_opening(case, "second", "8"), _opening(case, "third", 9)),
-        0,
-        why=IdTaken,
-    )
+    refused(await case.put(_opening(case, "second", "8"), _opening(case, "third", 9)), 0, why=IdTaken)
     same("streams", [stream.id for stream in await case.store.streams(SESSION)], ["first", "third"])
     await case.accept(_opening(case, "first", 8, "x"))
 
 
 async def promise_12_another_session_or_incarnation_has_ids_of_its_own(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
+    await case.put(base.PutSession(record=a_session()), base.PutSession(record=a_session("neighbour")))
     await case.accept(_opening(case, "first", 8))
     await case.accept(_opening(case, "second", 8, incarnation=2))
     await case.accept(_opening(case, "third", "8", session="neighbour"))
@@ -89,8 +77,8 @@ async def promise_12_an_id_is_free_again_once_its_call_has_ended_and_not_while_i
 
 
 async def promise_12_a_session_that_has_ended_opens_no_stream(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
-    await case.put(EndSession(session=SESSION, time=1.0, reason="why"))
+    await case.put(base.PutSession(record=a_session()), base.PutSession(record=a_session("neighbour")))
+    await case.put(base.EndSession(session=SESSION, time=1.0, reason="why"))
     late, unknown = _opening(case, "late", 1), _opening(case, "unknown", 1, session="unknown")
     refused(await case.put(late, _opening(case, "fine", 1, session="neighbour")), 0, why=SessionEnded)
     refused(await case.put(unknown), 0, why=SessionEnded)
@@ -101,33 +89,33 @@ async def promise_12_a_session_that_has_ended_opens_no_stream(case: Case) -> Non
 
 async def a_session_is_changed_where_something_is_said_and_nowhere_else(case: Case) -> None:
     record = replace(a_session(state=SessionState.OPENING), version="", result=b"", initialized=False, active=5.0)
-    await case.put(PutSession(record=record), PutSession(record=a_session()))
+    await case.put(base.PutSession(record=record), base.PutSession(record=a_session()))
     same("a session that was put twice", await case.store.session(SESSION), record)
     for change, changed in (
-        (ChangeSession(session=SESSION), {}),
-        (ChangeSession(session=SESSION, state=SessionState.ACTIVE), {"state": SessionState.ACTIVE}),
-        (ChangeSession(session=SESSION, version="2025-06-18"), {"version": "2025-06-18"}),
-        (ChangeSession(session=SESSION, result=b"{}"), {"result": b"{}"}),
-        (ChangeSession(session=SESSION, initialized=True), {"initialized": True}),
-        (ChangeSession(session=SESSION, active=7.5), {"active": 7.5}),
-        (ChangeSession(session=SESSION, active=6.0), {}),
-        (ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
+        (base.ChangeSession(session=SESSION), {}),
+        (base.ChangeSession(session=SESSION, state=SessionState.ACTIVE), {"state": SessionState.ACTIVE}),
+        (base.ChangeSession(session=SESSION, version="2025-06-18"), {"version": "2025-06-18"}),
+        (base.ChangeSession(session=SESSION, result=b"{}"), {"result": b"{}"}),
+        (base.ChangeSession(session=SESSION, initialized=True), {"initialized": True}),
+        (base.ChangeSession(session=SESSION, active=7.5), {"active": 7.5}),
+        (base.ChangeSession(session=SESSION, active=6.0), {}),
+        (base.ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
     ):
-        await case.accept(change, ChangeSession(session=SessionId("unknown"), active=9.0))
+        await case.accept(change, base.ChangeSession(session=SessionId("unknown"), active=9.0))
         record = replace(record, **changed)
         same("the session", await case.store.session(SESSION), record)
     same("sessions", [session.id for session in await all_sessions(case.store)], [SESSION])
 
 
 async def nothing_changes_after_the_end_of_a_session(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
-    await case.put(EndSession(session=SESSION, time=4.0, reason="first"))
+    await case.put(base.PutSession(record=a_session()))
+    await case.put(base.EndSession(session=SESSION, time=4.0, reason="first"))
     ended = an_ended_session(active=4.0, ended="first")
     for step in (
-        EndSession(session=SESSION, time=9.0, reason="second"),
-        ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),
-        Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="late://1")),
-        PutSession(record=a_session()),
+        base.EndSession(session=SESSION, time=9.0, reason="second"),
+        base.ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),
+        base.Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="late://1")),
+        base.PutSession(record=a_session()),
     ):
         await case.accept(step)
         same("the session", await case.store.session(SESSION), ended)
@@ -136,7 +124,7 @@ async def nothing_changes_after_the_end_of_a_session(case: Case) -> None:
 
 
 async def reattaching_counts_up(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     for incarnation in (2, 3):
         wanted = replace(a_session(), incarnation=incarnation)
         same("the session", await case.store.reattach(SESSION), wanted)
@@ -146,7 +134,7 @@ async def reattaching_counts_up(case: Case) -> None:
 
 
 async def sticky_requests_are_kept_as_they_follow_each_other(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     wanted = a_session().sticky
     for request in (
         a_sticky("resources/subscribe", uri="a://1"),
@@ -156,20 +144,20 @@ async def sticky_requests_are_kept_as_they_follow_each_other(case: Case) -> None
         a_sticky("resources/unsubscribe", uri="never://subscribed"),
         a_sticky("resources/subscribe", uri="a://2"),
     ):
-        await case.accept(Stick(session=SESSION, request=request))
+        await case.accept(base.Stick(session=SESSION, request=request))
         wanted = sticky.after(wanted, request)
         found = await case.store.session(SESSION)
         same("sticky requests", found and found.sticky, wanted)
-    await case.accept(Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
+    await case.accept(base.Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
 
 
 async def sessions_are_listed_by_id_a_page_at_a_time(case: Case) -> None:
     ids = [f"s{number:02d}" for number in range(25)]
-    await case.put(*(PutSession(record=a_session(id_)) for id_ in reversed(ids)))
+    await case.put(*(base.PutSession(record=a_session(id_)) for id_ in reversed(ids)))
     same("a page", [session.id for session in await case.store.sessions(after=None, limit=3)], ids[:3])
     same("all pages", [session.id for session in await all_sessions(case.store, page=4)], ids)
     odd = replace(a_session("odd"), incarnation=5, sticky=(), owner="\ud83d another owner", active=3.5)
-    await case.put(PutSession(record=odd))
+    await case.put(base.PutSession(record=odd))
     same("a record", await case.store.session(odd.id), odd)
 
 
@@ -180,8 +168,8 @@ async def sessions_are_counted_by_their_states(case: Case) -> None:
         ("c", "", SessionState.OPENING),
         ("d", "alice", SessionState.ACTIVE),
     ):
-        await case.put(PutSession(record=a_session(name, owner=owner, state=state)))
-    await case.put(EndSession(session=SessionId("d"), time=1.0, reason="why"))
+        await case.put(base.PutSession(record=a_session(name, owner=owner, state=state)))
+    await case.put(base.EndSession(session=SessionId("d"), time=1.0, reason="why"))
     states = {state: count for state, count in (await case.store.count_states()).items() if count}
     same("sessions by state", states, dict.fromkeys(SessionState, 1))
 
@@ -193,14 +181,14 @@ async def the_longest_dormant_session_is_the_one_without_activity_for_longest(ca
         ("old", SessionState.DORMANT, 5.0),
         ("older, and active", SessionState.ACTIVE, 1.0),
     ):
-        await case.put(PutSession(record=a_session(name, state=state, active=active)))
+        await case.put(base.PutSession(record=a_session(name, state=state, active=active)))
     same("the first", await case.store.longest_dormant(), a_session("old", state=SessionState.DORMANT, active=5.0))
-    await case.put(EndSession(session=SessionId("old"), time=0.0, reason="why"))
+    await case.put(base.EndSession(session=SessionId("old"), time=0.0, reason="why"))
     same("the next", await case.store.longest_dormant(), a_session("young", state=SessionState.DORMANT, active=9.0))
 
 
 async def promise_13_a_chain_is_found_by_its_name_and_by_its_session(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
+    await case.put(base.PutSession(record=a_session()), base.PutSession(record=a_session("neighbour")))
     chain, other = a_chain(), a_chain("other name", session="neighbour", next_="waiting")
     same("a chain put", [await case.store.put_chain(each) for each in (chain, other)], [True, True])
     async with case.elsewhere() as elsewhere:
@@ -212,7 +200,7 @@ async def promise_13_a_chain_is_found_by_its_name_and_by_its_session(case: Case)
 
 async def promise_13_a_session_has_one_chain(case: Case) -> None:
     """The new chain takes the place of the earlier one."""
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     before, after = a_chain("before"), a_chain("after")
     await case.store.put_chain(before)
     await case.store.put_chain(after)
@@ -223,7 +211,7 @@ async def promise_13_a_session_has_one_chain(case: Case) -> None:
 
 
 async def promise_13_a_chain_changes_only_from_what_was_seen(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     chain = a_chain()
     await case.store.put_chain(chain)
     issued = replace(chain, next="next")
@@ -242,7 +230,7 @@ async def promise_13_a_chain_changes_only_from_what_was_seen(case: Case) -> None
 
 
 async def promise_13_of_several_changes_at_once_one_succeeds(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     chain = a_chain()
     await case.store.put_chain(chain)
     wanted = [replace(chain, next=f"next {number}") for number in range(10)]
@@ -257,11 +245,11 @@ async def promise_13_of_several_changes_at_once_one_succeeds(case: Case) -> None
 async def promise_13_a_chain_ends_with_its_session(case: Case) -> None:
     """However it ends; and one that has ended, or never was, gets none."""
     names = ("ended", "swept", "kept")
-    await case.put(*(PutSession(record=a_session(name, active=5.0)) for name in names))
-    await case.put(ChangeSession(session=SessionId("kept"), active=20.0, state=SessionState.DORMANT))
+    await case.put(*(base.PutSession(record=a_session(name, active=5.0)) for name in names))
+    await case.put(base.ChangeSession(session=SessionId("kept"), active=20.0, state=SessionState.DORMANT))
     for name in names:
         await case.store.put_chain(a_chain(name, session=name))
-    await case.put(EndSession(session=SessionId("ended"), time=30.0, reason="why"))
+    await case.put(base.EndSession(session=SessionId("ended"), time=30.0, reason="why"))
     same("the chain of one that ended", await case.store.chain("ended"), None)
     same("a late change", await case.store.change_chain(a_chain("ended", session="ended"), None), False)
     same("a late chain", await case.store.put_chain(a_chain("late", session="ended")), False)
@@ -273,7 +261,7 @@ async def promise_13_a_chain_ends_with_its_session(case: Case) -> None:
 
 
 async def promise_13_a_change_survives_a_reopening(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
+    await case.put(base.PutSession(record=a_session()))
     chain = a_chain()
     await case.store.put_chain(chain)
     await case.store.change_chain(chain, replace(chain, next="next"))
@@ -284,51 +272,52 @@ async def promise_13_a_change_survives_a_reopening(case: Case) -> None:
 _EXPIRED = SessionStep.WINDOW_PASSED.value
 
 
-def _unowned(name: str, address: str) -> SessionRecord:
+def _unowned(name: str, address: str) -> base.SessionRecord:
     return replace(a_session(name, owner=""), address=address)
 
 
 async def promise_14_a_session_beyond_the_limit_for_all_is_refused(case: Case) -> None:
-    limits = SessionLimits(total=2, caller=9)
-    first, second = (PutSession(record=a_session(name, owner=name), limits=limits) for name in ("a", "b"))
-    third = PutSession(record=a_session("c", owner="c"), limits=limits)
+    limits = base.SessionLimits(total=2, caller=9)
+    first, second = (base.PutSession(record=a_session(name, owner=name), limits=limits) for name in ("a", "b"))
+    third = base.PutSession(record=a_session("c", owner="c"), limits=limits)
     await case.accept(first, second)
-    opened = OpenStream(record=a_stream(case.fence, "stream of c", session="c"))
+    opened = base.OpenStream(record=a_stream(case.fence, "stream of c", session="c"))
     [full, gone] = await case.put(third, opened)
     same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
     same("why its stream is refused", type(gone), SessionEnded)
     same("sessions", [session.id for session in await all_sessions(case.store)], ["a", "b"])
     await case.accept(first)  # it is there already (5)
-    await case.accept(EndSession(session=SessionId("a"), time=1.0, reason="why"), third)
+    await case.accept(base.EndSession(session=SessionId("a"), time=1.0, reason="why"), third)
     same("open sessions", await count_open(case.store), 2)
 
 
 async def promise_14_a_caller_beyond_its_own_limit_is_refused_first(case: Case) -> None:
     """By its name or, where it has none, by its address; callers with neither share the limit for all."""
-    limits = SessionLimits(total=3, caller=1)
+    limits = base.SessionLimits(total=3, caller=1)
     for mine, more, other in (
         (a_session("a", owner="alice"), a_session("b", owner="alice"), a_session("c", owner="bob")),
         (_unowned("d", "192.0.2.1"), _unowned("e", "192.0.2.1"), _unowned("f", "192.0.2.2")),
     ):
-        await case.accept(PutSession(record=mine, limits=limits))
-        [full] = await case.put(PutSession(record=more, limits=limits))
+        await case.accept(base.PutSession(record=mine, limits=limits))
+        [full] = await case.put(base.PutSession(record=more, limits=limits))
         same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, True))
-        await case.accept(PutSession(record=other, limits=limits))
+        await case.accept(base.PutSession(record=other, limits=limits))
         for record in (mine, other):
-            await case.put(EndSession(session=record.id, time=1.0, reason="why"))
-    unknown = [PutSession(record=_unowned(name, ""), limits=limits) for name in "ghij"]
+            await case.put(base.EndSession(session=record.id, time=1.0, reason="why"))
+    unknown = [base.PutSession(record=_unowned(name, ""), limits=limits) for name in "ghij"]
     [*within, full] = await case.put(*unknown)
     accepted(within)
     same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
 
 
 async def promise_14_of_many_that_come_at_once_so_many_get_in(case: Case) -> None:
-    limits = SessionLimits(total=3, caller=3)
+    limits = base.SessionLimits(total=3, caller=3)
     async with case.elsewhere() as other:
         records = [a_session(f"s{number:02d}") for number in range(20)]
         stores = (case.store, other)
         commits = [
-            stores[place % 2].commit([PutSession(record=record, limits=limits)]) for place, record in enumerate(records)
+            stores[place % 2].commit([base.PutSession(record=record, limits=limits)])
+            for place, record in enumerate(records)
         ]
         refusals = [refusal for [refusal] in await asyncio.gather(*commits)]
     same("refused", sum(isinstance(refusal, TooManySessions) for refusal in refusals), 17)
@@ -337,11 +326,11 @@ async def promise_14_of_many_that_come_at_once_so_many_get_in(case: Case) -> Non
 
 
 async def promise_14_calls_beyond_the_limit_of_their_session_are_refused(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
+    await case.put(base.PutSession(record=a_session()), base.PutSession(record=a_session("neighbour")))
 
-    def opening(name: str, *ids: int, session: str = SESSION) -> OpenStream:
+    def opening(name: str, *ids: int, session: str = SESSION) -> base.OpenStream:
         calls = tuple(a_call(id_, stream=name, session=session) for id_ in ids)
-        return OpenStream(record=a_stream(case.fence, name, session=session), calls=calls, most_calls=2)
+        return base.OpenStream(record=a_stream(case.fence, name, session=session), calls=calls, most_calls=2)
 
     await case.accept(opening("a", 1))
     refused(await case.put(opening("b", 2, 3)), 0, why=TooManyCalls)
@@ -362,7 +351,7 @@ async def promise_14_an_ended_session_keeps_little_more_than_why(case: Case) -> 
         ("expired, and large", long, _EXPIRED, b""),
     ):
         record = replace(a_session(name), client_params=params)
-        await case.put(PutSession(record=record), EndSession(session=record.id, time=4.0, reason=reason))
+        await case.put(base.PutSession(record=record), base.EndSession(session=record.id, time=4.0, reason=reason))
         wanted = replace(
             record, state=SessionState.ENDED, active=4.0, ended=reason, client_params=kept, result=b"", sticky=()
         )
@@ -370,13 +359,13 @@ async def promise_14_an_ended_session_keeps_little_more_than_why(case: Case) -> 
 
 
 async def promise_14_of_a_callers_ended_sessions_the_newest_are_kept(case: Case) -> None:
-    await case.put(PutSession(record=a_session("another's", owner="another")))
-    await case.put(EndSession(session=SessionId("another's"), time=0.0, reason="why"))
+    await case.put(base.PutSession(record=a_session("another's", owner="another")))
+    await case.put(base.EndSession(session=SessionId("another's"), time=0.0, reason="why"))
     names = [f"s{number:04d}" for number in range(MAX_ENDED_OF_CALLER + 1)]
     for start in range(0, len(names), 100):
         some = names[start : start + 100]
-        await case.put(*(PutSession(record=a_session(name)) for name in some))
-        ends = [EndSession(session=SessionId(name), time=float(names.index(name)), reason="why") for name in some]
+        await case.put(*(base.PutSession(record=a_session(name)) for name in some))
+        ends = [base.EndSession(session=SessionId(name), time=float(names.index(name)), reason="why") for name in some]
         await case.store.commit(ends)
     kept = [session.id for session in await all_sessions(case.store, page=500)]
     same("kept records", kept, sorted(["another's", *names[1:]]))
@@ -390,7 +379,7 @@ async def the_longest_dormant_session_of_one_caller_is_its_own(case: Case) -> No
         replace(_unowned("of here", "192.0.2.1"), state=dormant, active=3.0),
         replace(_unowned("of there", "192.0.2.2"), state=dormant, active=4.0),
     ]
-    await case.put(*(PutSession(record=record) for record in records))
+    await case.put(*(base.PutSession(record=record) for record in records))
     callers = (("alice", ""), ("bob", ""), ("", "192.0.2.1"), ("", "192.0.2.2"))
     same("each caller's", [await case.store.longest_dormant(*caller) for caller in callers], records)
     same("of all", await case.store.longest_dormant(), records[1])

@@ -8,32 +8,7 @@ from dataclasses import replace
 from perdure._core.ids import Generation, Kind, NodeId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.errors import MailFull, NodeGone, SessionEnded
-from perdure.store.base import (
-    FORWARDED_AT_ONCE,
-    MAX_FORWARDED,
-    MAX_FORWARDED_BYTES,
-    READ_BYTES,
-    CallEnd,
-    ChangeSession,
-    CloseAsk,
-    DropStream,
-    Event,
-    Forward,
-    LeaveReader,
-    MailReceived,
-    OpenAsk,
-    OpenStream,
-    PutReader,
-    PutSession,
-    Reached,
-    Refusals,
-    Release,
-    SendMail,
-    Step,
-    Stick,
-    Store,
-    Trim,
-)
+from perdure.store import base
 from perdure.testing._case import Case, accepted, refused, same
 from perdure.testing._values import (
     NODE,
@@ -94,10 +69,10 @@ async def promise_1_answer_seal_and_ends_of_calls_are_one_step(case: Case) -> No
 async def promise_3_what_was_committed_is_there_after_reopening(case: Case) -> None:
     await case.open_stream()
     await case.open_stream("standalone", kind=Kind.STANDALONE)
-    await case.put(an_append(case.fence, some_events(1, 3)), Trim(stream=STREAM, through=1))
-    await case.put(OpenAsk(record=an_ask()), PutReader(record=a_reader(seq=2)))
+    await case.put(an_append(case.fence, some_events(1, 3)), base.Trim(stream=STREAM, through=1))
+    await case.put(base.OpenAsk(record=an_ask()), base.PutReader(record=a_reader(seq=2)))
     await case.claim("standalone")
-    await case.put(SendMail(node=NODE, message=b"for later"))
+    await case.put(base.SendMail(node=NODE, message=b"for later"))
     before = await picture(case.store)
     if await case.reopen():
         same("all that is there", await picture(case.store), before)
@@ -129,9 +104,9 @@ async def promise_4_events_are_read_once_and_in_order(case: Case) -> None:
 
 async def promise_4_one_answer_is_bounded_in_bytes_and_the_rest_follows(case: Case) -> None:
     await case.open_stream()
-    quarter = READ_BYTES // 4
-    sizes = [quarter] * 4 + [quarter - 1] * 5 + [2 * READ_BYTES] * 2 + [1]
-    events = [Event(seq, 0.0, b"x" * size) for seq, size in enumerate(sizes, 1)]
+    quarter = base.READ_BYTES // 4
+    sizes = [quarter] * 4 + [quarter - 1] * 5 + [2 * base.READ_BYTES] * 2 + [1]
+    events = [base.Event(seq, 0.0, b"x" * size) for seq, size in enumerate(sizes, 1)]
     accepted(await case.store.commit([an_append(case.fence, events)]))
     answers: list[int] = []
     while answer := await case.store.read(STREAM, after=sum(answers), limit=100):
@@ -143,7 +118,7 @@ async def promise_4_one_answer_is_bounded_in_bytes_and_the_rest_follows(case: Ca
 async def promise_4_commits_are_made_in_the_order_they_were_asked_for(case: Case) -> None:
     """Patient commits that are still under way, and commits at once between them: a wrong order would leave a hole."""
     await case.open_stream()
-    waiting: list[asyncio.Task[Refusals]] = []
+    waiting: list[asyncio.Task[base.Refusals]] = []
     for seq in range(1, 201):
         step = an_append(case.fence, some_events(seq, seq))
         done = case.store.commit_now([step]) if seq % 3 else None
@@ -161,8 +136,8 @@ async def promise_4_any_payload_and_any_id_comes_back_as_it_was(case: Case) -> N
     payloads = [b"", b"\x00", b"a\r\nb\n\nc", bytes(range(256)), "ж\u2028😀".encode(), b"x" * (2 << 20)]
     ids: list[int | str] = [8, "9", -1, 0, 2**70, "", "\ud800", "a'b\"c\x00", "😀"]
     calls = tuple(a_call(id_) for id_ in ids)
-    await case.put(PutSession(record=a_session()), OpenStream(record=a_stream(case.fence), calls=calls))
-    events = [Event(seq, 0.25, payload) for seq, payload in enumerate(payloads, 1)]
+    await case.put(base.PutSession(record=a_session()), base.OpenStream(record=a_stream(case.fence), calls=calls))
+    events = [base.Event(seq, 0.25, payload) for seq, payload in enumerate(payloads, 1)]
     await case.accept(an_append(case.fence, events))
     same("payloads", [event.payload for event in await all_events(case.store)], payloads)
     same("request ids", [repr(call.request_id) for call in await case.store.calls(SESSION)], [repr(i) for i in ids])
@@ -175,20 +150,20 @@ async def promise_4_any_payload_and_any_id_comes_back_as_it_was(case: Case) -> N
 
 async def promise_5_committing_again_changes_nothing(case: Case) -> None:
     end = an_end()
-    history: list[Step] = [
-        PutSession(record=a_session()),
-        OpenStream(record=a_stream(case.fence), calls=(a_call(1),)),
-        OpenStream(record=a_stream(case.fence, "other"), calls=(a_call(2, stream="other"),)),
+    history: list[base.Step] = [
+        base.PutSession(record=a_session()),
+        base.OpenStream(record=a_stream(case.fence), calls=(a_call(1),)),
+        base.OpenStream(record=a_stream(case.fence, "other"), calls=(a_call(2, stream="other"),)),
         an_append(case.fence, some_events(1, 3)),
-        Trim(stream=STREAM, through=2),
-        OpenAsk(record=an_ask("open")),
-        OpenAsk(record=an_ask("closed")),
-        CloseAsk(session=SESSION, id="closed"),
-        PutReader(record=a_reader("first")),
-        PutReader(record=a_reader("second", seq=2)),
-        LeaveReader(stream=STREAM, reader="first"),
-        Reached(stream=STREAM, generation=1, through=2, unread=True),
-        Reached(stream=STREAM, generation=1, through=3),
+        base.Trim(stream=STREAM, through=2),
+        base.OpenAsk(record=an_ask("open")),
+        base.OpenAsk(record=an_ask("closed")),
+        base.CloseAsk(session=SESSION, id="closed"),
+        base.PutReader(record=a_reader("first")),
+        base.PutReader(record=a_reader("second", seq=2)),
+        base.LeaveReader(stream=STREAM, reader="first"),
+        base.Reached(stream=STREAM, generation=1, through=2, unread=True),
+        base.Reached(stream=STREAM, generation=1, through=3),
         an_append(case.fence, some_events(4, 6, final=True), ends=(end,), seal=True),
     ]
     for step in history:
@@ -204,17 +179,17 @@ async def promise_5_committing_again_changes_nothing(case: Case) -> None:
 async def promise_5_repeated_changes_to_sessions_calls_and_writers_change_nothing(case: Case) -> None:
     """Some are refused the second time, because their stream is not theirs any more; that changes nothing either."""
     put_call = a_put_call(case.fence)
-    history: list[Step] = [
-        PutSession(record=a_session(state=SessionState.OPENING)),
-        ChangeSession(session=SESSION, state=SessionState.ACTIVE, version="2025-06-18", result=b"{}", active=2.0),
-        Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://1")),
-        Stick(session=SESSION, request=a_sticky("logging/setLevel", level="debug")),
-        OpenStream(record=a_stream(case.fence), calls=(a_call(1),)),
+    history: list[base.Step] = [
+        base.PutSession(record=a_session(state=SessionState.OPENING)),
+        base.ChangeSession(session=SESSION, state=SessionState.ACTIVE, version="2025-06-18", result=b"{}", active=2.0),
+        base.Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://1")),
+        base.Stick(session=SESSION, request=a_sticky("logging/setLevel", level="debug")),
+        base.OpenStream(record=a_stream(case.fence), calls=(a_call(1),)),
         put_call,
         replace(put_call, state=CallState.RUNNING, attempt=2, progress=3.0),
-        ChangeSession(session=SESSION, state=SessionState.DORMANT, active=1.0),
-        Release(stream=STREAM, fence=case.fence),
-        MailReceived(node=NODE, through=1_000),
+        base.ChangeSession(session=SESSION, state=SessionState.DORMANT, active=1.0),
+        base.Release(stream=STREAM, fence=case.fence),
+        base.MailReceived(node=NODE, through=1_000),
     ]
     for step in history:
         await case.accept(step)
@@ -227,7 +202,7 @@ async def promise_5_repeated_changes_to_sessions_calls_and_writers_change_nothin
 async def promise_5_of_a_commit_that_is_partly_known_the_rest_is_added(case: Case) -> None:
     await case.open_stream()
     await case.put(an_append(case.fence, some_events(1, 3)))
-    await case.put(Trim(stream=STREAM, through=2))
+    await case.put(base.Trim(stream=STREAM, through=2))
     await case.accept(an_append(case.fence, some_events(1, 5)))
     same("events", await numbers(case.store), [3, 4, 5])
 
@@ -236,7 +211,7 @@ async def promise_5_a_call_keeps_its_first_end(case: Case) -> None:
     await case.open_stream()
     for state in (CallState.CANCELLED, CallState.ANSWERED):
         end = an_end(1, state)
-        unknown = CallEnd(incarnation=7, request_id=1, state=state)
+        unknown = base.CallEnd(incarnation=7, request_id=1, state=state)
         await case.accept(an_append(case.fence, (), ends=(end, unknown)))
     states = [call.state for call in await case.store.calls(SESSION)]
     same("states", states, [CallState.CANCELLED, CallState.RUNNING])
@@ -275,7 +250,7 @@ async def promise_2_a_stream_that_is_gone_sealed_or_elsewhere_is_not_appended_to
     same("events", await numbers(case.store), [])
     await case.accept(an_append(case.fence, some_events(1, 1, final=True), seal=True))
     refused(await case.put(an_append(case.fence, some_events(2, 2))), 0)
-    await case.put(DropStream(stream=STREAM))
+    await case.put(base.DropStream(stream=STREAM))
     refused(await case.put(an_append(case.fence, some_events(2, 2))), 0)
 
 
@@ -299,7 +274,7 @@ async def promise_2_a_call_is_changed_by_its_writer_alone(case: Case) -> None:
 async def promise_2_a_stream_is_let_go_of_by_its_writer_alone(case: Case) -> None:
     await case.open_stream()
     claimed = await case.claim()
-    release = Release(stream=STREAM, fence=case.fence)
+    release = base.Release(stream=STREAM, fence=case.fence)
     refused(await case.put(release, replace(release, stream=StreamId("no"))), 0, 1)
     same("the writer", (await case.record()).node, NODE)
     await case.accept(replace(release, fence=claimed.fence))
@@ -363,7 +338,7 @@ async def promise_6_what_is_sealed_or_gone_is_not_claimed(case: Case) -> None:
     await case.accept(an_append(case.fence, some_events(1, 1, final=True), seal=True))
     same("claiming what is sealed", await case.store.claim(STREAM, node=OTHER, held=case.fence), None)
     same("the writer", (await case.record()).node, NODE)
-    await case.put(DropStream(stream=STREAM))
+    await case.put(base.DropStream(stream=STREAM))
     same("claiming what is gone", await case.store.claim(STREAM, node=OTHER, held=case.fence), None)
 
 
@@ -373,7 +348,7 @@ async def streams_are_found_by_who_writes_them(case: Case) -> None:
         await case.open_stream(name)
     await case.put(an_append(case.fence, some_events(1, 1, final=True), stream="sealed", seal=True))
     taken = await case.store.claim(StreamId("taken"), node=OTHER, held=case.fence)
-    await case.put(Release(stream=StreamId("released"), fence=case.fence))
+    await case.put(base.Release(stream=StreamId("released"), fence=case.fence))
     same("streams written", [stream.id for stream in await case.store.written_by(NODE)], ["z", "a"])
     same("streams of the other", list(await case.store.written_by(OTHER)), [taken])
     same("streams of an unknown node", list(await case.store.written_by(NodeId("unknown"))), [])
@@ -390,16 +365,16 @@ async def streams_are_found_by_their_ids_as_far_as_they_have_grown(case: Case) -
 
 def a_forward(
     *payloads: bytes, first: int = 1, stream: str = STREAM, node: NodeId = OTHER, sender: str = "sender"
-) -> Forward:
-    return Forward(stream=StreamId(stream), node=node, sender=sender, first=first, payloads=payloads)
+) -> base.Forward:
+    return base.Forward(stream=StreamId(stream), node=node, sender=sender, first=first, payloads=payloads)
 
 
-async def _waiting(store: Store, stream: str = STREAM) -> list[bytes]:
+async def _waiting(store: base.Store, stream: str = STREAM) -> list[bytes]:
     """What waits for a stream, page by page."""
     found: list[bytes] = []
     after = 0
     while page := await store.forwarded(StreamId(stream), after=after):
-        same("messages of a page at most", len(page) <= FORWARDED_AT_ONCE, True)
+        same("messages of a page at most", len(page) <= base.FORWARDED_AT_ONCE, True)
         found += [message.payload for message in page]
         after = page[-1].key
     return found
@@ -461,20 +436,20 @@ async def promise_16_no_message_is_taken_before_its_predecessor(case: Case) -> N
 async def promise_16_what_waits_for_a_stream_has_a_limit_in_messages(case: Case) -> None:
     await case.open_stream()
     await case.open_stream("another")
-    await case.accept(a_forward(*[b"x"] * (MAX_FORWARDED - 1)))
+    await case.accept(a_forward(*[b"x"] * (base.MAX_FORWARDED - 1)))
     await case.accept(a_forward(b"last", node=NODE, sender="ours"))
-    refused(await case.put(a_forward(b"too much", first=MAX_FORWARDED)), 0, why=MailFull)
-    same("messages that wait", len(await _waiting(case.store)), MAX_FORWARDED)
+    refused(await case.put(a_forward(b"too much", first=base.MAX_FORWARDED)), 0, why=MailFull)
+    same("messages that wait", len(await _waiting(case.store)), base.MAX_FORWARDED)
     await case.accept(a_forward(b"theirs", stream="another"))
     first = (await case.store.forwarded(STREAM))[0].key
     await case.accept(an_append(case.fence, some_events(1, 1), taken=first))
-    await case.accept(a_forward(b"room again", first=MAX_FORWARDED))
+    await case.accept(a_forward(b"room again", first=base.MAX_FORWARDED))
 
 
 async def promise_16_what_waits_for_a_stream_has_a_limit_in_bytes(case: Case) -> None:
     """One sender alone may say more at once: it would wait for ever otherwise."""
     await case.open_stream()
-    half = b"x" * (MAX_FORWARDED_BYTES // 2)
+    half = b"x" * (base.MAX_FORWARDED_BYTES // 2)
     await case.accept(a_forward(half), a_forward(half, first=2))
     refused(await case.put(a_forward(b"x", first=3)), 0, why=MailFull)
     await case.open_stream("another")
@@ -487,11 +462,11 @@ async def promise_16_a_message_for_a_stream_that_no_node_writes_is_refused(case:
     await case.accept(a_forward(b"1"))
     same("streams of the writer", [s.id for s in await case.store.forwarded_to(NODE)], [STREAM])
     same("streams of another node", [s.id for s in await case.store.forwarded_to(OTHER)], [])
-    await case.accept(Release(stream=STREAM, fence=case.fence))
+    await case.accept(base.Release(stream=STREAM, fence=case.fence))
     refused(await case.put(a_forward(b"2", first=2)), 0, why=NodeGone)
     await case.accept(a_forward(b"1"))  # it is there already
     same("streams that no node writes", [s.id for s in await case.store.forwarded_to(OTHER)], [STREAM])
-    await case.put(DropStream(stream=STREAM))
+    await case.put(base.DropStream(stream=STREAM))
     refused(await case.put(a_forward(b"2", first=2)), 0, why=SessionEnded)
     same("what waits for a stream that is gone", await _waiting(case.store), [])
     same("streams for which messages wait", list(await case.store.forwarded_to(NODE)), [])
