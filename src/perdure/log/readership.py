@@ -69,22 +69,21 @@ class Readership:
 
     # Writers that wait
 
-    def set_pause(self, visible: int, most_ahead: int | None) -> None:
-        """Reckon how far the writer may go; called whenever something that it depends on has moved. `most_ahead`:
-        events that it may be ahead of the present reader."""
+    def update(self, visible: int, most_ahead: int | None, over: bool) -> None:
+        """Reckon how far the writer may go, and let those that wait look again; called whenever something that it
+        depends on has moved. `most_ahead`: events that it may be ahead of the present reader."""
         pause_at = visible + RUN_AHEAD
         if most_ahead is not None and (through := self.through) is not None and through + most_ahead < pause_at:
             pause_at = through + most_ahead
         self.pause_at = pause_at
+        if self.waiting:
+            waiting, self.waiting = self.waiting, ()
+            for future in waiting:
+                if not future.done():
+                    future.set_result(over)
 
     async def wait(self) -> bool:
         """Wait until something has moved. Tells whether the stream was over at that moment."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.waiting += (future,)
         return await future
-
-    def wake_waiting(self, *, over: bool) -> None:
-        waiting, self.waiting = self.waiting, ()
-        for future in waiting:
-            if not future.done():
-                future.set_result(over)

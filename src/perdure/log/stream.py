@@ -62,6 +62,7 @@ class Stream:
     __slots__ = (
         "_journal",
         "_limit",
+        "_most_ahead",
         "_owner",
         "content",
         "fence",
@@ -99,8 +100,10 @@ class Stream:
         self._journal = journal
         self._owner = owner
         self._limit = limit
+        # The standalone stream never waits for its reader: its oldest events go instead.
+        self._most_ahead = limit if record.kind is Kind.CALL else None
         self._set_node(record)
-        self.readers.set_pause(record.last, None)
+        self.readers.update(record.last, None, False)
         if writes:
             self.writing = WritingState.WRITING
             self.writer = StreamWriter(self.id, self.tail, self.readers, owed=owed)
@@ -285,11 +288,7 @@ class Stream:
 
     def moved(self) -> None:
         """A reader came, got further or left: let waiting writers look again, forget what no reader needs."""
-        # The standalone stream never waits for its reader: its oldest events go instead.
-        readers = self.readers
-        readers.set_pause(self.tail.visible, self._limit if self.kind is Kind.CALL else None)
-        if readers.waiting:
-            readers.wake_waiting(over=self.is_over)
+        self.readers.update(self.tail.visible, self._most_ahead, self.is_over)
         self._release()
 
     def _release(self, *, kept: int = 0) -> None:
@@ -322,9 +321,10 @@ class Stream:
                 self.writer.ahead_bytes -= size
         if append.seal and not self.is_over:
             self.content = advance(CONTENT, self.content, ContentStep.LAST_RESPONSE)
-        if self.readers.reader is not None:
-            self.readers.reader.wake()
-        self.moved()
+        readers = self.readers
+        if readers.reader is not None:
+            readers.reader.wake()
+        readers.update(tail.visible, self._most_ahead, self.is_over)  # nothing goes before it is written
 
     def written(self, steps: Sequence[Step]) -> None:
         append = steps[0]

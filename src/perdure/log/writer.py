@@ -78,8 +78,11 @@ class StreamWriter:
             self.is_queued = False
             return ()
         events = tuple(self.pending)
-        finals = {event.seq: len(event.payload) for event in events if event.final} if self._ends else {}
-        self._sizes.count([0 if event.final else len(event.payload) for event in events], finals=finals)
+        if self._ends:
+            finals = {event.seq: len(event.payload) for event in events if event.final}
+            self._sizes.count([0 if event.final else len(event.payload) for event in events], finals)
+        else:
+            self._sizes.count([len(event.payload) for event in events])
         append = Append(
             stream=self._id,
             fence=fence,

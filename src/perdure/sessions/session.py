@@ -152,8 +152,6 @@ class Session:
         if rested:
             await self.home.claim()
 
-    # The streams of its calls
-
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
