@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from perdure._core.ids import Kind, RandomBytes
+from perdure._core import gap, sse
+from perdure._core.ids import Kind, Position, RandomBytes
 from perdure.log.chores import Chores
-from perdure.log.frames import gap_frames
 from perdure.log.read_marks import ReadMarks
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
@@ -129,7 +130,9 @@ class Hub:
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
         self.peers.log_event(logging.WARNING, "stream.gap", sentence, stream=stream.id)
         position = stream.position(last if behind is None else behind)
-        return gap_frames(position, first, last, reason=reason, random=self.random, log=by_log)
+        message = gap.notification(stream.id, first, last, reason=reason)
+        sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
+        return warning_frames(position, sentence, message, random=self.random, log=by_log)
 
     async def watch(self) -> None:
         """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
@@ -158,3 +161,15 @@ class Hub:
         for reader in list(self.readers):
             if not reader.stream.is_sealed:
                 reader.end()
+
+
+def warning_frames(behind: Position, sentence: str, *messages: bytes, random: RandomBytes, log: bool) -> bytes:
+    """A warning on the wire: a comment for people, messages for programs, a log message where that is declared.
+    `behind` is the position after which the stream goes on."""
+    if log:
+        params = {"level": "warning", "logger": "perdure", "data": sentence}
+        message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+        messages += (json.dumps(message).encode(),)
+    frames = [sse.encode_comment(sentence)]
+    frames += [sse.encode_event(behind.priming(random).encode(), message) for message in messages]
+    return b"".join(frames)
