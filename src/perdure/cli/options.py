@@ -1,4 +1,7 @@
-"""Makes command line options and environment variables from the table in `perdure.settings`."""
+"""Makes command line options and environment variables from the table in `perdure.settings`.
+
+That table is imported where it is used, because `perdure stdio` does not need it.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,22 @@ import click
 from click.core import ParameterSource
 
 from perdure._core.units import format_duration, format_size, parse_count, parse_duration, parse_size
-from perdure.settings import Rule, Settings, rule_of
 
 if TYPE_CHECKING:
+    from perdure.settings import Rule, Settings
+
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType  # generic since click 8.4 only
 
+LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_STORE = "sqlite:perdure.db"
+
 
 class Value(_ParamType):
-    """Parses a setting's text and checks the value against its rule."""
+    """Parses an option's text and checks the value against its rule, if it has one."""
 
-    def __init__(self, name: str, read: Callable[[str], object], rule: Rule) -> None:
+    def __init__(self, name: str, read: Callable[[str], object], rule: Rule | None = None) -> None:
         self.name = name
         self._read = read
         self._rule = rule
@@ -33,7 +40,7 @@ class Value(_ParamType):
             read = self._read(value.strip())
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if not self._rule.fits(read):
+        if self._rule is not None and not self._rule.fits(read):
             self.fail(f"{value!r} is out of range; allowed: {self._rule.allowed}", param, ctx)
         return read
 
@@ -75,6 +82,8 @@ class ServeOption(click.Option):
 
 def setting_options() -> Iterator[ServeOption]:
     """One option for each setting."""
+    from perdure.settings import Settings, rule_of
+
     for field in dataclasses.fields(Settings):
         rule = rule_of(field)
         flag, shown, attributes = _option(field.name, rule, field.default)
@@ -110,6 +119,8 @@ def _option(name: str, rule: Rule, default: Any) -> tuple[str, str, dict[str, An
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
     """The settings among a command's values."""
+    from perdure.settings import Settings
+
     return Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
 
 

@@ -42,7 +42,19 @@ def blame(error: BaseException) -> str:
     """An exception in one line: its type, its message, and the file and line that raised it."""
     message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
     summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return f"{summary} ({where})" if (where := _raised_at(error)) else summary
+    # The innermost file and line outside of the import machinery.
+    places = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ") and frame.filename != __file__
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        places = [(error.filename, error.lineno)]
+    if not places:
+        return summary
+    # Relative to the current directory if the file is inside it, as compilers show it.
+    path, line = Path(places[-1][0]), places[-1][1]
+    return f"{summary} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line})"
 
 
 def _load_module(name: str) -> ModuleType:
@@ -97,19 +109,3 @@ def _import_failed(name: str, error: BaseException) -> BadTarget:
     if isinstance(error, SystemExit):
         return BadTarget(f"{name} ended the program when it was imported: {blame(error)}")
     return BadTarget(f"{name} cannot be imported: {blame(error)}")
-
-
-def _raised_at(error: BaseException) -> str:
-    """The innermost file and line outside of the import machinery."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith("<frozen ") and frame.filename != __file__:
-            return f"{_short(frame.filename)}:{frame.lineno}"
-    return ""
-
-
-def _short(filename: str) -> str:
-    """Relative to the current directory if the file is inside it, as compilers show it."""
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
