@@ -54,7 +54,6 @@ class Rule:
                 return "a list of names"
 
     def fits(self, value: object) -> bool:
-        """Whether the value is allowed."""
         match self.kind:
             case "duration":
                 return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -195,6 +194,5 @@ class Settings:
 
 
 def rule_of(field: dataclasses.Field[Any]) -> Rule:
-    """The rule of a setting."""
     rule: Rule = field.metadata["rule"]
     return rule

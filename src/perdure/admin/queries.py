@@ -16,18 +16,8 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
 from perdure.errors import Misuse
-from perdure.store.base import (
-    AskRecord,
-    CallRecord,
-    EndSession,
-    Event,
-    KeptRecord,
-    ReaderRecord,
-    SendMail,
-    SessionRecord,
-    Store,
-    StreamRecord,
-)
+from perdure.store import base
+from perdure.store.base import SessionRecord, Store, StreamRecord
 
 PAGE = 100
 """Sessions read at a time: a record may carry a quarter of a mebibyte of sticky requests."""
@@ -105,8 +95,8 @@ async def end_session(store: Store, text: str, *, now: float) -> SessionRecord:
         raise Misuse(sentence) from None
     message = mail.encode(mail.Ended(session=record.id, reason=step.value))
     # Mail to a node that has left meanwhile is refused, and that node needs none.
-    posts = [SendMail(node=node.id, message=message) for node in await store.nodes()]
-    await store.commit([EndSession(session=record.id, time=now, reason=step.value), *posts])
+    posts = [base.SendMail(node=node.id, message=message) for node in await store.nodes()]
+    await store.commit([base.EndSession(session=record.id, time=now, reason=step.value), *posts])
     return await store.session(record.id) or record
 
 
@@ -149,10 +139,10 @@ def show_object(
     record: SessionRecord,
     *,
     streams: Sequence[StreamRecord],
-    calls: Sequence[CallRecord],
-    asks: Sequence[AskRecord],
-    readers: Mapping[StreamId, ReaderRecord],
-    kept: Mapping[StreamId, KeptRecord],
+    calls: Sequence[base.CallRecord],
+    asks: Sequence[base.AskRecord],
+    readers: Mapping[StreamId, base.ReaderRecord],
+    kept: Mapping[StreamId, base.KeptRecord],
     has_token: bool,
 ) -> JsonObject:
     """All that the store holds of a session (S6)."""
@@ -195,14 +185,14 @@ def show_object(
     }
 
 
-def _subject(call: CallRecord) -> str | None:
+def _subject(call: base.CallRecord) -> str | None:
     """The tool, prompt or resource that a call asks for. It is forgotten with the request once the call has ended."""
     params = _members(call.request).get("params")
     name = params.get(_SUBJECTS.get(call.method, "")) if isinstance(params, dict) else None
     return name if isinstance(name, str) else None
 
 
-def _stream_object(stream: StreamRecord, reader: ReaderRecord | None, kept: KeptRecord | None) -> JsonObject:
+def _stream_object(stream: StreamRecord, reader: base.ReaderRecord | None, kept: base.KeptRecord | None) -> JsonObject:
     return {
         "id": stream.id,
         "kind": _KINDS[stream.kind],
@@ -220,12 +210,12 @@ def _stream_object(stream: StreamRecord, reader: ReaderRecord | None, kept: Kept
 # What `tail` shows: one object for each thing that is seen, told apart by `what`.
 
 
-def opened(stream: StreamRecord, calls: Sequence[CallRecord]) -> JsonObject:
+def opened(stream: StreamRecord, calls: Sequence[base.CallRecord]) -> JsonObject:
     asked = [{"request_id": call.request_id, "method": call.method, "name": _subject(call)} for call in calls]
     return {"what": "opened", "time": stream.opened, **_of(stream), "calls": asked}
 
 
-def appended(stream: StreamRecord, event: Event) -> JsonObject:
+def appended(stream: StreamRecord, event: base.Event) -> JsonObject:
     message = {"seq": event.seq, "final": event.final, "message": message_of(event.payload)}
     return {"what": "event", "time": event.time, **_of(stream), **message}
 

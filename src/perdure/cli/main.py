@@ -19,12 +19,12 @@ import perdure
 from perdure._core.printable import printable
 from perdure._core.units import parse_count
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
-from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, Value, setting_options, settings_from, spelling
+from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.stdio import stdio
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
 from perdure.http.paths import BESIDE
-from perdure.serve.worker_pool import WorkerChannel
+from perdure.serve.worker_pool import WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule, Settings
 from perdure.telemetry.events import LogLines, log_event
 
@@ -96,17 +96,7 @@ class ServeCommand(click.Command):
                 formatter.write_dl(records, col_max=34)
 
 
-def serve_command(
-    target: str,
-    store: str,
-    host: str,
-    port: int,
-    path: str,
-    workers: int,
-    tokens: Path | None,
-    log_level: str,
-    **settings: Any,
-) -> int:
+def serve_command(target: str, store: str, path: str, tokens: Path | None, log_level: str, **given: Any) -> int:
     # Before the target is imported: the SDK would set up its own logging, with a record for each request.
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
@@ -116,12 +106,12 @@ def serve_command(
         from perdure.serve.token_file import FileTokens
 
         auth = FileTokens.read(tokens)
-    served = _Served(target=target, store=store, path=path, auth=auth, settings=settings_from(settings))
+    served = _Served(target=target, store=store, path=path, auth=auth, settings=settings_from(given))
     channel = WorkerChannel.from_environment(os.environ)
     if channel is None:
-        return _listen(served, host, port, workers)
+        return _listen(served, given["host"], given["port"], given["workers"])
     try:
-        return _serve(served, channel.listener, on_ready=channel.send_ready, channel=channel)
+        return served.serve(channel.listener, channel.send_ready, channel)
     except PerdureError as error:  # the parent reports it, once for all workers
         channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
         return REFUSED
@@ -136,6 +126,16 @@ class _Served:
     path: str
     auth: FileTokens | None
     settings: Settings
+
+    def serve(self, listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
+        from perdure.serve.target import load_target
+        from perdure.serve.uvicorn_server import serve
+
+        server, settings = load_target(self.target), self.settings
+        app = perdure.asgi(server, store=self.store, settings=settings, auth=self.auth, path=self.path)
+        return serve(
+            app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_complain, channel=channel
+        )
 
 
 def _listen(served: _Served, host: str, port: int, workers: int) -> int:
@@ -161,9 +161,7 @@ def _listen(served: _Served, host: str, port: int, workers: int) -> int:
             print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{served.path}", flush=True)
 
         if workers == 1:
-            return _serve(served, listener, on_ready=on_ready)
-        from perdure.serve.worker_pool import run_workers
-
+            return served.serve(listener, on_ready)
         return run_workers(
             click.get_current_context().find_root().obj,
             environment=os.environ,
@@ -172,19 +170,6 @@ def _listen(served: _Served, host: str, port: int, workers: int) -> int:
             drain_timeout=served.settings.drain_timeout,
             on_ready=on_ready,
         )
-
-
-def _serve(
-    served: _Served, listener: socket.socket, *, on_ready: Callable[[], None], channel: WorkerChannel | None = None
-) -> int:
-    from perdure.serve.target import load_target
-    from perdure.serve.uvicorn_server import serve
-
-    server = load_target(served.target)
-    app = perdure.asgi(server, store=served.store, settings=served.settings, auth=served.auth, path=served.path)
-    return serve(
-        app, listener=listener, settings=served.settings, on_ready=on_ready, on_failure=_complain, channel=channel
-    )
 
 
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -211,9 +196,9 @@ perdure_command.add_command(
             click.Argument(["target"], metavar="TARGET"),
             _option("--store", "STORE", _STORE_HELP, default=DEFAULT_STORE),
             _option("--host", "HOST", "address to listen on", default="127.0.0.1"),
-            _option("--port", "PORT", _PORT.why, default=8000, type=Value("port", parse_count, _PORT)),
+            _option("--port", "PORT", _PORT.why, default=8000, type=parsed(parse_count, _PORT)),
             _option("--path", "PATH", "path of the endpoint", default="/mcp", callback=_path),
-            _option("--workers", "N", _WORKERS.why, default=1, type=Value("count", parse_count, _WORKERS)),
+            _option("--workers", "N", _WORKERS.why, default=1, type=parsed(parse_count, _WORKERS)),
             _option("--log-level", "LEVEL", _LEVEL_HELP, default="warning", type=click.Choice(LEVELS)),
             *setting_options(),
             _option("--tokens", "FILE", _TOKENS_HELP, group=SECURITY, type=click.Path(path_type=Path)),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from perdure._core.units import format_duration, parse_duration
-from perdure.cli.options import LEVELS, Value
+from perdure.cli.options import LEVELS, parsed
 
 #: Seconds to wait for a server that is away; `perdure.Patience` has the same.
 _PATIENCE = 300.0
@@ -43,7 +43,7 @@ command again.
 )
 @click.option(
     "--patience",
-    type=Value("duration", parse_duration),
+    type=parsed(parse_duration),
     default=_PATIENCE,
     metavar="TIME",
     help=f"how long to wait for a server that is away  [default: {format_duration(_PATIENCE)}]",

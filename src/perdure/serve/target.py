@@ -63,13 +63,10 @@ def _load_module(name: str) -> ModuleType:
     _importable(Path.cwd())
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise BadTarget(
-                f"no module named {error.name!r} in this directory or among the installed packages"
-            ) from error
-        raise _import_failed(name, error) from error
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise BadTarget(f"no module named {missing!r} in this directory or among the installed packages") from error
         raise _import_failed(name, error) from error
 
 
@@ -106,6 +103,5 @@ def _importable(folder: Path) -> None:
 
 
 def _import_failed(name: str, error: BaseException) -> BadTarget:
-    if isinstance(error, SystemExit):
-        return BadTarget(f"{name} ended the program when it was imported: {blame(error)}")
-    return BadTarget(f"{name} cannot be imported: {blame(error)}")
+    what = "ended the program when it was imported" if isinstance(error, SystemExit) else "cannot be imported"
+    return BadTarget(f"{name} {what}: {blame(error)}")

@@ -68,26 +68,16 @@ def serve(
     `on_failure` gets the reason if the server ends because of a failure. With a channel this is a worker, whose parent
     may tell it to leave.
     """
-    _allow_open_files(settings.max_readers + SPARE_FILES)
-    watch = _StartupWatch(app)
-    config = uvicorn.Config(
-        watch,
-        interface="asgi3",
-        http=Connection,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        # Its warnings are about what peers do wrong; they would let any peer fill our log.
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=settings.max_headers,
-    )
-    server = _Server(config, watch, channel, settings.drain_timeout, on_ready=on_ready, on_failure=on_failure)
+    # Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more.
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = settings.max_readers + SPARE_FILES
+        ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < ceiling:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
+    server = _Server(app, settings, channel, on_ready=on_ready, on_failure=on_failure)
 
     def is_shown(record: logging.LogRecord) -> bool:
         """Not what uvicorn logs about a start that failed (it is raised) and about requests it cancels at the end."""
@@ -101,7 +91,7 @@ def serve(
         server.run(sockets=[listener])
     uvicorn_log.removeFilter(is_shown)
     if not server.started:
-        raise watch.reason()
+        raise server.why_not_started()
     return server.status
 
 
@@ -110,32 +100,77 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        watch: _StartupWatch,
+        app: App,
+        settings: Settings,
         channel: WorkerChannel | None,
-        drain_timeout: float,
         *,
         on_ready: Callable[[], None],
         on_failure: Callable[[str], None],
     ) -> None:
+        config = uvicorn.Config(
+            self.run_app,
+            interface="asgi3",
+            http=Connection,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            # Its warnings are about what peers do wrong; they would let any peer fill our log.
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            h11_max_incomplete_event_size=settings.max_headers,
+        )
         super().__init__(config)
-        self.watch = watch
-        self.app = watch.app
+        self.app = app
         self.channel = channel
-        self.drain_timeout = drain_timeout
+        self.drain_timeout = settings.drain_timeout
         self.on_ready = on_ready
         self.on_failure = on_failure
         self.loop: asyncio.AbstractEventLoop | None = None
         self.signals = 0
         self.failed = False
         """The store was lost, or Ctrl-C did not wait for the drain."""
+        self.failure: BaseException | None = None
+        """Why the app's lifespan failed: uvicorn would only print a traceback."""
+        self.message = ""
+        """What the app said when it did not start."""
         self.draining: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None
         self.deadline = _Deadline()
 
     @property
     def status(self) -> int:
-        return 1 if self.failed or self.watch.failure else 0
+        return 1 if self.failed or self.failure else 0
+
+    def run_app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return (
+            self.watch_lifespan(scope, receive, send) if scope["type"] == "lifespan" else self.app(scope, receive, send)
+        )
+
+    async def watch_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            self.message = message.get("message") or self.message
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def why_not_started(self) -> PerdureError:
+        cause = self.failure
+        if cause is None:
+            return Misuse(f"the server did not start: {self.message or 'it gave no reason'}")
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        return cause if isinstance(cause, PerdureError) else Misuse(f"the server did not start: {blame(cause)}")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -159,7 +194,6 @@ class _Server(uvicorn.Server):
             self.loop.call_soon_threadsafe(self.stop_at_once if again else self.drain)
 
     def on_parent_word(self) -> None:
-        """Do what the parent says."""
         assert self.channel is not None
         words = self.channel.receive()
         if GONE in words:
@@ -278,42 +312,6 @@ class _Deadline:
         os._exit(status)
 
 
-class _StartupWatch:
-    """Runs the app and remembers why its lifespan failed: uvicorn would only print a traceback."""
-
-    def __init__(self, app: App) -> None:
-        self.app = app
-        self.failure: BaseException | None = None
-        self.message = ""
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "lifespan":
-            return self._lifespan(scope, receive, send)
-        return self.app(scope, receive, send)
-
-    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def watch(message: Message) -> None:
-            self.message = message.get("message") or self.message
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watch)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self.failure = error
-            raise
-
-    def reason(self) -> PerdureError:
-        """Why the app did not start."""
-        if self.failure is None:
-            return Misuse(f"the server did not start: {self.message or 'it gave no reason'}")
-        cause = self.failure
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        return cause if isinstance(cause, PerdureError) else Misuse(f"the server did not start: {blame(cause)}")
-
-
 @contextlib.contextmanager
 def _handling_hangups(server: _Server) -> Iterator[None]:
     """Handle SIGHUP, which would end the process without a drain.
@@ -350,14 +348,3 @@ def _handling_hangups(server: _Server) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def _allow_open_files(wanted: int) -> None:
-    """Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < ceiling:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))

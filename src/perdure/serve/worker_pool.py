@@ -123,7 +123,7 @@ class Worker:
         self.is_ready = False
         self.ended = asyncio.create_task(process.wait())
         """Its exit status."""
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self._process = process
         self._channel = channel
         self.ended.add_done_callback(lambda _: channel.close())
@@ -148,10 +148,6 @@ class Worker:
                 ours.close()
                 raise
         return cls(process, ours)
-
-    @property
-    def age(self) -> float:
-        return time.monotonic() - self._began
 
     async def get_ready(self) -> None:
         """Wait until it serves. Raises `NotReady`."""
@@ -342,7 +338,7 @@ class WorkerPool:
                     "worker.ended",
                     f"worker {worker.pid} ended with {how}; another one takes its place",
                 )
-                quick = quick + 1 if worker.age < QUICK_SECONDS else 0
+                quick = quick + 1 if time.monotonic() - worker.began < QUICK_SECONDS else 0
                 await asyncio.sleep(pause_after(quick))
                 self._serving[place] = await self._start_with_retries()
 

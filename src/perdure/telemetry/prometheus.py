@@ -49,26 +49,11 @@ class Snapshot:
     """Latencies: how many within each bound, and their sum."""
 
 
-def snapshot(
-    node: NodeId,
-    counters: Counters,
-    *,
-    sessions: Mapping[str, int],
-    streams: Mapping[str, int],
-    readers: int,
-    degraded: bool,
-) -> Snapshot:
+def snapshot(node: NodeId, counters: Counters, **held: Any) -> Snapshot:
+    """The numbers of this node at this moment. `held`: its `sessions`, `streams` and `readers`, and `degraded`."""
     timed = {"append": counters.append_seconds, "replay": counters.replay_seconds}
-    return Snapshot(
-        node=node,
-        version=_VERSION,
-        counters=counters.snapshot(),
-        sessions=sessions,
-        streams=streams,
-        readers=readers,
-        degraded=degraded,
-        seconds={name: (tuple(histogram.counts), histogram.total) for name, histogram in timed.items()},
-    )
+    seconds = {name: (tuple(histogram.counts), histogram.total) for name, histogram in timed.items()}
+    return Snapshot(node=node, version=_VERSION, counters=counters.snapshot(), seconds=seconds, **held)
 
 
 def facts(own: Snapshot) -> bytes:
