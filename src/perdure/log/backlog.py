@@ -10,7 +10,7 @@ from typing import Protocol
 
 from perdure.errors import PerdureError
 from perdure.store.base import Append, Forward, OpenStream, PutSession, Step
-from perdure.store.cost import weigh
+from perdure.store.codec import weigh
 
 GROUP_BYTES = 1 << 20
 GROUP_STEPS = 2_048
