@@ -135,8 +135,9 @@ class Journal:
             except TimeoutError:
                 if self.state is LogState.DEGRADED and self._groups == groups:
                     lost = sum(len(steps) for _, steps in self.backlog.parts)
-                    sentence = f"the store is still failing: {lost} steps are lost"
-                    log_event(logging.ERROR, "journal.lost", sentence, steps=lost)
+                    log_event(
+                        logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost
+                    )
                     break
         if self._writer is not None:
             self._writer.cancel()
