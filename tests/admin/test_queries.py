@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
-from perdure._core.printable import printable
 from perdure._core.states import CallState, SessionState
+from perdure._core.text import printable
 from perdure.admin import queries
 from perdure.admin.queries import list_object, message_of, show_object
 from perdure.admin.text import SEALED_SHOWN, cut, list_lines, show_lines, span, summary, tail_line, width
