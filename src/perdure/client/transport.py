@@ -48,7 +48,7 @@ from perdure.client.state import Running
 from perdure.remote.call import Call, Sender
 from perdure.remote.endpoint import Endpoint, Handshake, Refusal, Refused, Unavailable
 from perdure.remote.link import Link, Notice
-from perdure.remote.message import Message, encode, error
+from perdure.remote.message import encode, error
 from perdure.remote.stream import Limits
 from perdure.telemetry.events import log_event
 
@@ -119,17 +119,14 @@ class Transport:
                     for call in self.pending:
                         call.close()
                     if self._ends_session and self.handshake is not None:
-                        await self._end_session(self.handshake)
+                        try:
+                            if self.handshake.session:
+                                await self._link.endpoint.delete(self.handshake)
+                        except Exception as failure:  # whatever it is, the client leaves
+                            sentence = f"the server could not be told that the session has ended: {failure}"
+                            log_event(logging.INFO, "client.not_deleted", sentence)
+                        self._memory.state.forget_session()
                 scope.cancel()
-
-    async def _end_session(self, handshake: Handshake) -> None:
-        try:
-            if handshake.session:
-                await self._link.endpoint.delete(handshake)
-        except Exception as failure:  # whatever it is, the client leaves
-            sentence = f"the server could not be told that the session has ended: {failure}"
-            log_event(logging.INFO, "client.not_deleted", sentence)
-        self._memory.state.forget_session()
 
     # From the SDK's client to the server
 
@@ -175,7 +172,7 @@ class Transport:
         await self._incoming.deliver(answer)
 
     async def _initialized(self, message: JSONRPCNotification) -> None:
-        """The second half of the handshake."""
+        """The second half of the handshake. In a session that goes on, so do the calls and questions of its past."""
         state, handshake = self._memory.state, self.handshake
         is_new = handshake is not None and not handshake.initialized
         if handshake is not None and is_new:
@@ -184,21 +181,17 @@ class Transport:
             self._memory.changed()
         await self._link.listen(position=state.position, retry=state.retry, is_new=is_new)
         self._is_ready.set()
-        if not is_new:
-            await self._revive()
-
-    async def _revive(self) -> None:
-        """Go on with the calls of earlier processes, then ask the open questions again."""
+        if is_new:
+            return
         for call in self.pending:
             self._link.start(call.go_on)
-        asks = self._memory.state.asks
-        for key, ask in list(asks.items()):
+        for key, ask in list(state.asks.items()):
             try:
-                message = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
+                question = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
             except ValidationError:  # it was too large to be remembered, or the state was changed by hand
-                del asks[key]
+                del state.asks[key]
                 continue
-            await self._incoming.deliver(message)
+            await self._incoming.deliver(question)
 
     def _request(self, message: JSONRPCRequest) -> None:
         wire_id = self._link.new_id()
@@ -212,15 +205,11 @@ class Transport:
         is_tool = message.method == "tools/call"
 
         def move(position: str | None, retry: int | None) -> None:
-            is_first = running.position is None
+            # Without a position the next process could not go on at all.
+            note = self._memory.changed if running.position is None else self._memory.moved
             running.moved(position, retry)
-            if is_tool and is_first:
-                self._memory.changed()  # without a position the next process could not go on at all
-            elif is_tool:
-                self._memory.moved()
-
-        async def take(found: Message) -> None:
-            await self._incoming.take(found, wire_id, running.tool or None)
+            if is_tool:
+                note()
 
         call = Call(
             self._link,
@@ -228,16 +217,16 @@ class Transport:
             request_id=wire_id,
             method=message.method,
             name=running.tool,
-            take=take,
+            take=lambda found: self._incoming.take(found, wire_id, running.tool or None),
             move=move,
         )
         self._calls[message.id] = call
         if is_tool:
             self._memory.state.calls[wire_id] = running
             self._memory.changed()
-        self._link.start(self._follow, message, call, wire_id)
+        self._link.start(self._follow, message, call)
 
-    async def _follow(self, message: JSONRPCRequest, call: Call, key: str) -> None:
+    async def _follow(self, message: JSONRPCRequest, call: Call) -> None:
         with call.scope:
             await self._is_ready.wait()
             answer = answer_of(await call.answer(), message.id)
@@ -246,22 +235,21 @@ class Transport:
                 self._memory.changed()
             # Delivered, then forgotten: what the SDK's client was not there to take is for the next process.
             if await self._incoming.deliver(answer):
-                self._forget(message.id, key)
+                self._forget(message.id)
             await self._link.listen_again()
 
-    def _forget(self, local_id: RequestId, key: str) -> None:
-        self._calls.pop(local_id, None)
-        self._incoming.tokens.pop(key, None)
-        self._memory.end(key)
+    def _forget(self, local_id: RequestId) -> Call | None:
+        if (call := self._calls.pop(local_id, None)) is not None:
+            self._incoming.tokens.pop(call.first_id, None)
+            self._memory.end(call.first_id)
+        return call
 
     def _cancel(self, message: JSONRPCNotification) -> None:
         """The answer is no longer wanted: say so under the name that the server knows."""
         local_id = cancelled_request_id_from_params(message.params)
-        call = None if local_id is None else self._calls.get(local_id)
-        if local_id is None or call is None:
+        if local_id is None or (call := self._forget(local_id)) is None:
             return
         call.scope.cancel()
-        self._forget(local_id, call.first_id)
         body = encoded(message)
         body["params"] = {**body["params"], "requestId": call.id}
         self._link.start(self._send, body)
