@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perdure._core.codes import POSITION_LOST
 from perdure._core.ids import Kind, StreamId
+from perdure._core.jsonrpc import error_payload
 from perdure._core.states import WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
-from perdure.sessions.ledger import POSITION_LOST, error_payload
 from perdure.store.base import Event, stream_by_id
 
 if TYPE_CHECKING:
