@@ -24,7 +24,7 @@ from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreEr
 from perdure.log.backlog import Backlog, Group, Part, Source, flat, front, without_limits
 from perdure.settings import Settings
 from perdure.store.base import Event, Refusals, Step, Store
-from perdure.store.cost import weigh
+from perdure.store.codec import weigh
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
 
