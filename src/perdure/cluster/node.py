@@ -146,10 +146,10 @@ class Node:
     async def _settle(self, dead: NodeId) -> None:
         if dead not in self._settling:
             self._settling.add(dead)
-            name = f"node {dead[:8]}"
+            name = dead[:8]
             if dead in self.peers.departed:
-                log_event(logging.INFO, "node.departed", f"{name} has left; its calls are taken over", node=dead)
+                log_event(logging.INFO, "node.departed", f"node {name} has left; its calls are taken over", node=dead)
             else:
-                log_event(logging.WARNING, "node.dead", f"{name} has died; its calls are being settled", node=dead)
+                log_event(logging.WARNING, "node.dead", f"node {name} has died; its calls are being settled", node=dead)
         await self.settler.settle_node(dead)
         await self.peers.meet()
