@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core.ids import StreamId
-from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, cutoffs, events_to_trim
+from perdure._core.retention import (
+    Cutoffs,
+    Limits,
+    StreamSizes,
+    StreamUsage,
+    answers_to_drop,
+    cutoffs,
+    events_to_trim,
+)
 
 LIMITS = Limits(streams=3, session_events=10, answers=4, size=1_000)
 
@@ -94,3 +102,39 @@ def test_afterwards_it_is_within_its_limits(drawn: list[tuple[int, int, bool]], 
     assert sum(stream.answers for stream in left) <= limits.answers
     assert sum(stream.answer_bytes for stream in left) <= limits.size
     assert not with_events or size + sum(stream.event_bytes for stream in with_events) <= limits.size
+
+
+def test_a_stream_over_its_limit_loses_its_oldest_events_and_no_answer() -> None:
+    sizes = StreamSizes(0)
+    sizes.count([10, 0, 10, 10], {2: 50})
+    assert sizes.overflow(4, limit=3, read=None) == 0
+    assert sizes.overflow(4, limit=2, read=None) == 1
+    assert sizes.overflow(4, limit=1, read=None) == 3  # the answer between them stays, and is not counted
+
+
+def test_a_stream_loses_nothing_that_its_reader_has_not_got() -> None:
+    sizes = StreamSizes(0)
+    sizes.count([10] * 5)
+    assert sizes.overflow(5, limit=1, read=2) == 2
+    assert sizes.overflow(5, limit=1, read=0) == 0
+    sizes.trim(2)
+    assert sizes.overflow(5, limit=1, read=1) == 2  # what is gone does not come back
+
+
+def test_a_stream_counts_what_may_go_and_what_is_an_answer() -> None:
+    sizes = StreamSizes(7)
+    sizes.count([10, 20, 0], {10: 99})
+    usage = sizes.usage(StreamId("a"), last=10, floor=10, idle=True)
+    assert usage == kept("a", events=9, answers=1, event_bytes=30, answer_bytes=99)
+    assert sizes.usage(StreamId("a"), last=10, floor=8, idle=True).event_bytes == 10
+    sizes.trim(8)
+    assert sizes.usage(StreamId("a"), last=10, floor=10, idle=True).event_bytes == 20
+
+
+def test_a_stream_that_is_claimed_again_keeps_its_answers_and_counts_events_from_there() -> None:
+    sizes = StreamSizes(0)
+    sizes.count([10, 0, 10, 0], {2: 50, 4: 60})
+    again = sizes.restarted(3)
+    assert again.usage(StreamId("a"), last=3, floor=3, idle=False) == kept(
+        "a", events=2, answers=1, idle=False, answer_bytes=50
+    )

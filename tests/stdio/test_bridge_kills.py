@@ -21,7 +21,7 @@ WHILE_RESUMING = {
     "before the token is offered": at("stdio.slots.slot", "KeptSlot.token", "leave"),
     "after the broker rotated, before the token is written": at("stdio.slots.slot", "KeptSlot.keep", "enter"),
     "between writing and confirming": at("stdio.slots.slot", "KeptSlot.keep", "leave"),
-    "after confirming, before the reattach": at("stdio.slots.slot", "KeptSlot.resumed", "enter"),
+    "after confirming, before the reattach": at("stdio.slots.slot", "KeptSlot.on_accepted", "enter"),
     "after the reattach, before the host knows": at("stdio.notes", "Notes.recall", "leave"),
     "before the answer to initialize is written": at("stdio.pipes", "Output._write", "enter"),
     "when the answer to initialize is written": at("stdio.pipes", "Output._write", "leave"),

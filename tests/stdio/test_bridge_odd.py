@@ -19,7 +19,7 @@ from perdure.stdio.bridge import Bridge
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import Output, lines
-from perdure.stdio.resuming import Resuming
+from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.slots import Target, open_slot
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, question, sentences
@@ -154,8 +154,8 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         slot = await open_slot(folder / "tokens", identity, Target(url=url))
         assert slot.keep("a" * 64)
         endpoint = Endpoint(client, url, on_401="wants a token")
-        resuming = Resuming(endpoint, slot)
-        bridge = Bridge(endpoint, Output(said), resuming, Notes(lambda: None), patience=Patience())
+        broker = ResumeBroker(endpoint, slot)
+        bridge = Bridge(endpoint, Output(said), broker, Notes(lambda: None), patience=Patience())
 
         async def host() -> AsyncIterator[bytes]:
             yield json.dumps(request).encode()

@@ -28,7 +28,7 @@ import perdure
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio.host.identity import Identity
 from perdure.stdio.host.processes import ProcessInfo
-from perdure.stdio.resuming import ONCE, Resuming
+from perdure.stdio.resume_broker import ONCE, ResumeBroker
 from perdure.stdio.slots import KeptSlot, Target, open_slot
 from tests.support.workshop import Workshop
 
@@ -66,11 +66,11 @@ class Deadly:
         self._at("written")
         return kept
 
-    def resumed(self) -> None:
+    def on_accepted(self) -> None:
         self._at("confirmed")
 
-    def drop(self) -> None:
-        self._slot.drop()
+    def on_rejected(self) -> None:
+        self._slot.on_rejected()
 
     def forget(self) -> None:
         self._slot.forget()
@@ -111,14 +111,14 @@ class World:
         its_target, due = self.written.get(slot.notes, (target, None))
         assert its_target == target, "a slot of another target"
         assert due is not None or len(waiting) != 1, "the only one that waits is not taken"
-        resuming = Resuming(Endpoint(self.http, TARGETS[0], on_401="wants a token"), Deadly(slot, dies))
+        broker = ResumeBroker(Endpoint(self.http, TARGETS[0], on_401="wants a token"), Deadly(slot, dies))
         session = None
         try:
-            known = await resuming.session(ONCE)
+            known = await broker.session(ONCE)
             assert known == due or (known is None and due in self.robbed), "another session than the last"
             if known is None:
                 session = await self._initialize()
-                await resuming.opened(session)
+                await broker.get_first_token(session)
                 self.written[slot.notes] = target, session
             assert all(other.session != (known or session) for other in self.alive), "a session that another one has"
             self.alive.append(Instance(slot=slot, session=known or session or ""))

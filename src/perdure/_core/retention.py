@@ -64,12 +64,11 @@ class StreamSizes:
     """Counts what one stream keeps, as far as this process has appended it. What another process has appended is known
     to the store only."""
 
-    __slots__ = ("_event_bytes", "_final_bytes", "_finals", "_sized_from", "_sizes", "trimmed")
+    __slots__ = ("_event_bytes", "_finals", "_sized_from", "_sizes", "trimmed")
 
-    def __init__(self, last: int, *, finals: tuple[int, ...] = (), final_bytes: int = 0, trimmed: int = 0) -> None:
+    def __init__(self, last: int, *, finals: tuple[tuple[int, int], ...] = (), trimmed: int = 0) -> None:
         self._finals = finals
-        """Sequence numbers of final answers."""
-        self._final_bytes = final_bytes
+        """Sequence numbers and bytes of final answers."""
         self.trimmed = trimmed
         """Events up to this number are forgotten, final answers excepted."""
         self._event_bytes = 0
@@ -79,15 +78,14 @@ class StreamSizes:
 
     def restarted(self, last: int) -> StreamSizes:
         """What is left of this count when the stream goes on behind that number."""
-        finals = tuple(seq for seq in self._finals if seq <= last)
-        return StreamSizes(last, finals=finals, final_bytes=self._final_bytes, trimmed=self.trimmed)
+        finals = tuple(final for final in self._finals if final[0] <= last)
+        return StreamSizes(last, finals=finals, trimmed=self.trimmed)
 
-    def count(self, sizes: Sequence[int], *, finals: Mapping[int, int]) -> None:
+    def count(self, sizes: Sequence[int], finals: Mapping[int, int] | None = None) -> None:
         """Add the next events; `finals` has the numbers of those that are final answers, with their sizes, which are 0
         in `sizes`."""
         if finals:
-            self._finals += tuple(finals)
-            self._final_bytes += sum(finals.values())
+            self._finals += tuple(finals.items())
         self._event_bytes += sum(sizes)
         if self._sizes is None:
             self._sizes = array("Q")
@@ -106,18 +104,18 @@ class StreamSizes:
         """Up to where events must go so that no more than the limit are kept; not past `read`, where a reader is."""
         events = last - self.trimmed
         if self._finals:
-            events -= sum(1 for seq in self._finals if seq > self.trimmed)
+            events -= sum(1 for seq, _ in self._finals if seq > self.trimmed)
         if events <= limit:
             return self.trimmed
         through = self.trimmed + events - limit
-        for seq in self._finals:
+        for seq, _ in self._finals:
             if self.trimmed < seq <= through:
                 through += 1
         return through if read is None else max(self.trimmed, min(through, read))
 
     def usage(self, stream: StreamId, *, last: int, floor: int, idle: bool) -> StreamUsage:
         """What the stream keeps; events may go up to `floor`."""
-        events = floor - self.trimmed - sum(1 for seq in self._finals if self.trimmed < seq <= floor)
+        events = floor - self.trimmed - sum(1 for seq, _ in self._finals if self.trimmed < seq <= floor)
         event_bytes = self._event_bytes
         if floor < last and self._sizes is not None:
             event_bytes = sum(self._sizes[: max(0, floor - self._sized_from)])
@@ -127,7 +125,7 @@ class StreamSizes:
             answers=len(self._finals),
             idle=idle,
             event_bytes=event_bytes,
-            answer_bytes=self._final_bytes,
+            answer_bytes=sum(size for _, size in self._finals),
         )
 
 

@@ -1,4 +1,4 @@
-"""The command `perdure`, and its command `serve`."""
+"""Runs the command `perdure`; defines `perdure serve` and collects the other commands."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""`perdure.connect`: the one line that a user of the SDK changes."""
+"""`perdure.connect` makes the client: the one line that a user of the SDK changes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from perdure.remote.state_file import StateStore, state_store
 
 #: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
 HANDSHAKE_SECONDS = 300.0
-#: Patience is for servers that were there: a wrong address is told in the moment. A call that needs a new session, and
+#: Patience is for servers that were there: a wrong address fails at once. A call that needs a new session, and
 #: finds the server away, has patience of its own.
 ONCE = Patience(max_time=0.0, max_tries=1)
 
@@ -60,8 +60,8 @@ async def connect(
 
     `state` is where the session is remembered: a path, or a store of your own. Without it the session lives as long as
     the block. `headers` go along with every request; `auth` is an `httpx2.Auth` (the SDK's OAuth providers are), or a
-    function that gives a bearer token. `patience` says how long a server that is away is waited for. `on_gap` is told
-    of events that the server no longer has. `rerun_safe_tools` lets calls whose outcome is unknown be made again,
+    function that gives a bearer token. `patience` says how long a server that is away is waited for. `on_gap` is called
+    for events that the server no longer has. `rerun_safe_tools` lets calls whose outcome is unknown be made again,
     once, if the server marks the tool as read-only or idempotent. `terminate_on_close` ends the session with the
     block: the default without `state`, and not with it. The rest is handed to `mcp.Client`.
     """
@@ -77,8 +77,7 @@ async def connect(
     }
     async with AsyncExitStack() as stack:
         http = await _http_client(stack, url, http_client, headers, auth)
-        memory = Memory(state_store(state), address(url))
-        stack.callback(memory.close)
+        memory = stack.enter_context(closing(Memory(state_store(state), address(url))))
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
         ends = state is None if terminate_on_close is None else terminate_on_close
         limits = _limits(patience or Patience())
@@ -90,7 +89,7 @@ async def connect(
 
 
 def address(url: str) -> str:
-    """The server as the state knows it. A password or a key in the URL is not written down, but another is told."""
+    """The server as the state knows it. A password or a key in the URL is not written, but another is noticed."""
     found = httpx2.URL(url).copy_with(userinfo=b"", fragment=None)
     if not found.query:
         return str(found)

@@ -1,4 +1,4 @@
-"""The memory of one client: its state, and the store that the state is kept in."""
+"""A client's memory opens its state and writes it to the store."""
 
 from __future__ import annotations
 

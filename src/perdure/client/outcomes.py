@@ -1,4 +1,4 @@
-"""Answers as the SDK's values, and JSON-RPC errors that have a name of their own."""
+"""Turns answers into the SDK's values, and gives JSON-RPC errors their own names."""
 
 from __future__ import annotations
 

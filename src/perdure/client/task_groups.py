@@ -1,4 +1,4 @@
-"""In and out through the task groups of the SDK's client and of ours: one error goes in, and the same comes out."""
+"""Enters and leaves the task groups of the SDK's client and of ours, so that an error comes out as it was raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transport below the SDK's client: values of the SDK on one side, a link to the server on the other.
+"""The transport connects the SDK's client with a link: values of the SDK on one side, texts on the other.
 
 Each message of the SDK's client is sent by a task of its own, so that none waits for another.
 
@@ -270,7 +270,7 @@ class Transport:
         self._memory.moved()
 
     async def lose_position(self) -> None:
-        """What may have been missed is told."""
+        """Tells the program what it may have missed."""
         await self._incoming.gap(Gap(stream="", first=None, last=None, reason="the server refused the position"))
 
     def initialize(self, gone: Handshake) -> str:

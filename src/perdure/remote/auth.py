@@ -1,4 +1,4 @@
-"""Bearer tokens by a function of the user's: asked for when needed, asked again when the server says no (R11, R9)."""
+"""Adds the bearer token that the user's function gives, and asks it again when the server answers 401 (R11, R9)."""
 
 from __future__ import annotations
 

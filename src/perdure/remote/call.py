@@ -1,4 +1,4 @@
-"""One request on its way to its one answer.
+"""A call takes one request to its one answer.
 
 It is sent until the server has taken it, then read until it is answered. What each response and each failure means for
 it stands in one table, `_core/delivery.py`; here is what is done then.
@@ -128,8 +128,12 @@ class Call:
                     return message or self._conclude(ended, self._stream.trouble, None)
                 if message is not None and meaning is Meaning.ANSWER:
                     return message
-                at_least = response.retry_after
-                why, refusal = self._explain(response, attempt)
+                at_least, refusal = response.retry_after, self._link.endpoint.refusal(response)
+                why = refusal.sentence if response.status < 300 else f"HTTP {response.status}"
+                if is_read(attempt) and meaning is not Meaning.AGAIN:
+                    why = f"the server does not resume it: {why}"
+                elif response.status == 404 and self._was_renewed:
+                    refusal = Refusal(reason="session_gone", sentence="Session terminated, and so was the new one")
         except RequestFailed as failed:
             meaning, why, refusal = of_failure(attempt, failed.failure), str(failed), failed.refusal
         if meaning is Meaning.RENEW:
@@ -163,14 +167,6 @@ class Call:
             return self._end(Meaning.REFUSED, sentence, Refusal(reason=trouble.refusal.reason, sentence=sentence))
         self._stream.failed(str(trouble))
         return None
-
-    def _explain(self, response: Response, attempt: Attempt) -> tuple[str, Refusal]:
-        refusal = self._link.endpoint.refusal(response)
-        if is_read(attempt):
-            return f"the server does not resume it: HTTP {response.status}", refusal
-        if response.status == 404 and self._was_renewed:
-            refusal = Refusal(reason="session_gone", sentence="Session terminated, and so was the new one")
-        return refusal.sentence if response.status < 300 else f"HTTP {response.status}", refusal
 
     def _conclude(
         self, meaning: Meaning, why: str, refusal: Refusal | None, *, at_least: float | None = None

@@ -1,4 +1,4 @@
-"""HTTP to one endpoint: sends requests, follows redirects within the origin, and names what went wrong.
+"""An endpoint sends HTTP requests to one address, follows redirects within the origin, and names what went wrong.
 
 With `auth` and `http11`, the only modules of the engine that know the HTTP library.
 """

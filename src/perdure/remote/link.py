@@ -1,4 +1,4 @@
-"""A link: one client's session at one server, its renewal when it is gone, and its standalone stream.
+"""A link holds one client's session at one server, renews it when it is gone, and reads its standalone stream.
 
 A renewal is a task of its own: a request that found the session gone waits for it, and may stop waiting, but it is
 finished. Only then is the new session the one that requests go to; so none of them comes before `initialized`.

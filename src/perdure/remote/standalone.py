@@ -1,4 +1,4 @@
-"""The standalone stream of one session: reads what belongs to no call, for as long as the session lives."""
+"""Reads the standalone stream of one session, which brings what belongs to no call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a client's state is kept.
+"""Stores keep a client's state.
 
 A store holds the state of one client at a time. `open` is called first and refuses a second holder; `save` replaces
 what was there, whole or not at all; `close` lets go, and keeps what is there.

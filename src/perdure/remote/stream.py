@@ -1,4 +1,4 @@
-"""One event stream of a server, read over as many connections as it takes.
+"""A stream reads one event stream of a server, over as many connections as it takes.
 
 Bytes become events, events become messages, messages are handed on, and the position follows them. The course
 (`_core/reconnect.py`) says when to come back.
@@ -70,16 +70,24 @@ class Stream(Attempts):
     async def read(self, response: Response, *, awaited: str | None) -> Message | None:
         """The answer to the request `awaited` on this connection, or None if it ended before."""
         self.course = self.course.opened()
-        decoder, commented = Decoder(max_event_bytes=self._max_bytes), None
+        decoder = Decoder(max_event_bytes=self._max_bytes)
+        commented: float | None = None
         try:
             async with aclosing(response.chunks()) as chunks:
                 while (chunk := await self._next(chunks)) is not None:
                     events = decoder.feed(chunk)
-                    commented = self._beat(chunk, commented) if not events else None
+                    if events or not chunk.startswith(b":"):
+                        commented = None
+                    else:  # a comment alone: two in a row, with nothing between them, are a beat
+                        before, commented = commented, time.monotonic()
+                        if before is not None:
+                            self._heartbeat.heard(commented - before)
                     for event in events:
                         if (answer := await self._event(event, awaited)) is not None:
                             self.course = self.course.step(Step.ANSWERED)
-                            await _linger(chunks)
+                            # Wait for the end of the response, so that its connection can be used again.
+                            with anyio.move_on_after(LINGER), contextlib.suppress(RequestFailed):
+                                await anext(chunks, None)
                             return answer
                     self._move(decoder.last_event_id, decoder.retry)
             self.trouble = self.trouble or "the connection ended"
@@ -137,19 +145,3 @@ class Stream(Attempts):
         self._heartbeat.missed()
         self.trouble = f"the server has fallen silent for {limit:.0f} s"
         return None
-
-    def _beat(self, chunk: bytes, before: float | None) -> float | None:
-        """Bytes without an event, and when the comment before them came, if nothing stands between."""
-        if not chunk.startswith(b":"):
-            return None
-        now = time.monotonic()
-        if before is not None:
-            self._heartbeat.heard(now - before)
-        return now
-
-
-async def _linger(chunks: AsyncIterator[bytes]) -> None:
-    """Wait for the end of an answer that is complete, so that its connection can be used again."""
-    with anyio.move_on_after(LINGER), contextlib.suppress(RequestFailed):
-        async for _ in chunks:
-            return  # more than the answer: not worth waiting for

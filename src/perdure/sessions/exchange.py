@@ -123,7 +123,8 @@ class Exchange:
         )
 
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
-        if self.session.state is SessionState.ENDED:
+        record = self.session.keeper.record
+        if record.state is SessionState.ENDED:
             return None
         found = None if call is None else self.calls.numbered(call)
         if params is not None:
@@ -133,7 +134,7 @@ class Exchange:
                 if found is None or found.token is None or found.is_repeated(method, params):
                     return None
                 # The client's token means something within one incarnation only.
-                own = found.incarnation == self.session.record.incarnation
+                own = found.incarnation == record.incarnation
                 params["progressToken"] = found.token if own else f"{found.incarnation}:{found.token}"
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)

@@ -17,7 +17,7 @@ from perdure._core import mail
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.readership import RUN_AHEAD
+from perdure.log.ends import RUN_AHEAD
 from perdure.log.stream import Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
@@ -100,14 +100,14 @@ class Home:
     @property
     def is_full(self) -> bool:
         """Whether a caller should wait in `wait_for_room` until what was sent has been accepted."""
-        return self.waiting >= RUN_AHEAD or not self._session.context.journal.has_room
+        return self.waiting >= RUN_AHEAD or not self._session.context.journal.backlog.has_room
 
     async def wait_for_room(self) -> None:
         while self.waiting >= RUN_AHEAD and self._session.state is not SessionState.ENDED:
             self._room = self._room or asyncio.Event()
             self._room.clear()
             await self._room.wait()
-        await self._session.context.journal.wait_for_room()
+        await self._session.context.journal.backlog.wait_for_room()
 
     def _make_room(self) -> None:
         if self._room is not None:

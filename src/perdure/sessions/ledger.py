@@ -63,6 +63,10 @@ class Call:
     def key(self) -> Key:
         return self.incarnation, coerce_id(self.request.id)
 
+    def run_again(self, *, attempt: int, progress: float | None, logged: Counter[bytes]) -> None:
+        """It is a later attempt of a call: what the earlier ones have sent is not sent again."""
+        self.attempt, self.progress, self.logged = attempt, progress, logged
+
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
         """Whether the client saw this notification already, before the call ran again. (Counts log messages down.)"""
         if method == "notifications/progress":

@@ -17,8 +17,7 @@ from perdure._core.revisions import REVISIONS
 from perdure._core.states import SESSION, SessionState, SessionStep, advance
 from perdure.errors import PerdureError, StoreError
 from perdure.log.journal import Steps
-from perdure.log.stream import Stream
-from perdure.log.streams import Streams
+from perdure.log.stream import Stream, Streams
 from perdure.sessions import replay as replayed
 from perdure.sessions.context import ServerContext
 from perdure.sessions.exchange import Exchange
@@ -151,8 +150,6 @@ class Session:
         self.touch()
         if rested:
             await self.home.claim()
-
-    # The streams of its calls
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         """A stream of it that is in memory."""

@@ -34,11 +34,11 @@ from perdure.stdio import log_capability
 from perdure.stdio.connection_log import ConnectionLog
 from perdure.stdio.dialogue import Dialogue
 from perdure.stdio.earlier_calls import EarlierCalls
+from perdure.stdio.handshake import HostHandshake
 from perdure.stdio.host_side import HostSide
 from perdure.stdio.notes import Notes
-from perdure.stdio.opening import Opening
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
-from perdure.stdio.resuming import Resuming
+from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.send_queue import SendQueue
 from perdure.telemetry.events import log_event
 
@@ -74,10 +74,10 @@ class Bridge:
     """One host's connection to one session, for as long as the host keeps the pipe open. It is the link's program."""
 
     def __init__(
-        self, endpoint: Endpoint, output: Output, resuming: Resuming, notes: Notes, *, patience: Patience
+        self, endpoint: Endpoint, output: Output, broker: ResumeBroker, notes: Notes, *, patience: Patience
     ) -> None:
         self._output = output
-        self._resuming = resuming
+        self._broker = broker
         self._notes = notes
         self._dialogue = Dialogue()
         self._link = Link(
@@ -91,18 +91,18 @@ class Bridge:
         )
         sender = Sender(self._link)
         self._earlier = EarlierCalls(self._link, notes, self.take, output.write)
-        self._opening = Opening(self._link, sender, resuming, notes, self._earlier)
+        self._handshake = HostHandshake(self._link, sender, broker, notes, self._earlier)
         self._queue = SendQueue(self._link.start)
         self._host = HostSide(
-            self._link, sender, self._queue, self._opening, self._dialogue, notes, take=self.take, write=output.write
+            self._link, sender, self._queue, self._handshake, self._dialogue, notes, take=self.take, write=output.write
         )
         self._reading = anyio.CancelScope()
 
-    async def run(self, lines: AsyncIterator[Line], leaving: Callable[[], None]) -> None:
-        """Until the host closes the pipe. `leaving` is called before the last messages are waited for."""
+    async def run(self, lines: AsyncIterator[Line], on_leaving: Callable[[], None]) -> None:
+        """Until the host closes the pipe. `on_leaving` is called before the last messages are waited for."""
         async with self._link.running() as scope:
             self._link.start(self._queue.run)
-            self._link.start(self._resuming.start)
+            self._link.start(self._broker.start)
             with self._reading:
                 try:
                     async for line in lines:
@@ -113,7 +113,7 @@ class Bridge:
             self._link.stop_listening()
             self._earlier.stop()
             self._host.stop()
-            leaving()
+            on_leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
             await self._queue.flush()
             scope.cancel()
@@ -142,18 +142,18 @@ class Bridge:
         return None  # the connection log has said so
 
     def initialize(self, gone: Handshake) -> str:
-        return self._opening.text
+        return self._handshake.text
 
     async def prepare(self, handshake: Handshake) -> None:
         return None  # the host judges what the server agrees to
 
     def sticky(self, handshake: Handshake) -> list[str]:
         is_own = log_capability.is_own(handshake)
-        return [text for text in self._notes.noted.sticky if not (is_own and log_capability.sets_level(text))]
+        return [text for text in self._notes.noted.sticky if not (is_own and log_capability.is_set_level(text))]
 
     async def adopt(self, handshake: Handshake) -> None:
         self._notes.begin(handshake.session)
-        await self._opening.get_token(handshake.session)
+        await self._handshake.get_token(handshake.session)
         for ask in self._dialogue.close_asks():
             params = f'{{"requestId":{ask},"reason":"the session is gone"}}'
             await self._output.write(f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}')
@@ -172,4 +172,4 @@ class Bridge:
             "another process used a resume token of this session; a new one is asked for",
         )
         if self._link.handshake is not None:
-            await self._opening.get_token(self._link.handshake.session)
+            await self._handshake.get_token(self._link.handshake.session)

@@ -75,7 +75,7 @@ class EarlierCalls:
                     f"the call of {noted.name or noted.method} that an earlier process made has ended",
                     tool=noted.name,
                 )
-                if log_capability.hears_info(self._notes.noted.sticky):
+                if log_capability.wants_info(self._notes.noted.sticky):
                     await self._write(report(noted, answer))
                 self._notes.end_call(wire_id)
         finally:

@@ -31,8 +31,8 @@ from perdure.remote.message import Message, encode, error
 from perdure.remote.sender import Sender
 from perdure.stdio import log_capability
 from perdure.stdio.dialogue import Dialogue
+from perdure.stdio.handshake import HostHandshake
 from perdure.stdio.notes import NotedCall, Notes
-from perdure.stdio.opening import Opening
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
 from perdure.stdio.send_queue import Job, SendQueue
 from perdure.telemetry.events import log_event
@@ -63,7 +63,7 @@ class HostSide:
         link: Link,
         sender: Sender,
         queue: SendQueue,
-        opening: Opening,
+        handshake: HostHandshake,
         dialogue: Dialogue,
         notes: Notes,
         *,
@@ -73,7 +73,7 @@ class HostSide:
         self._link = link
         self._sender = sender
         self._queue = queue
-        self._opening = opening
+        self._handshake = handshake
         self._dialogue = dialogue
         self._notes = notes
         self._take = take
@@ -140,7 +140,7 @@ class HostSide:
     async def _initialize(self, host_id: str, text: str, params: dict[str, Any], departed: anyio.Event) -> None:
         """Nothing else leaves before the handshake is answered: there is no session to send it in."""
         try:
-            answer = await self._opening.initialize(host_id, text, params)
+            answer = await self._handshake.initialize(host_id, text, params)
             self._has_begun = self._link.handshake is not None
             await self._write(answer)
         finally:
@@ -180,7 +180,7 @@ class HostSide:
             self._notes.add_call(call.first_id, request.noted)
         with call.scope:
             if request.noted.method == log_capability.SET_LEVEL and log_capability.is_own(self._link.handshake):
-                answer = log_capability.answered(request.id, request.sticky)
+                answer = log_capability.answer_set_level(request.id, request.sticky)
             else:
                 answer = (await call.answer()).answering(request.id)
             if request.sticky and splice.find(answer, "result") is not None:
@@ -205,7 +205,7 @@ class HostSide:
         if message.method == "notifications/cancelled":
             self._cancel(text)
         elif message.method == "notifications/initialized":
-            await self._queue.add(anyio.Event(), lambda departed: self._opening.finish(text, departed))
+            await self._queue.add(anyio.Event(), lambda departed: self._handshake.finish(text, departed))
         elif self._has_begun:
             await self._queue.add(anyio.Event(), self._sending(text, Purpose.NOTIFICATION), weight=len(text))
 

@@ -29,7 +29,7 @@ def is_own(handshake: Handshake | None) -> bool:
     return not isinstance(capabilities, dict) or "logging" not in capabilities
 
 
-def declared(answer: str, handshake: Handshake) -> str:
+def with_logging(answer: str, handshake: Handshake) -> str:
     """The server's answer to `initialize`, as the host gets it."""
     if not is_own(handshake):
         return answer
@@ -40,17 +40,17 @@ def declared(answer: str, handshake: Handshake) -> str:
     return splice.replaced(answer, '{"logging":{}' + ("" if rest == "}" else ",") + rest, "result", "capabilities")
 
 
-def sets_level(request: str) -> bool:
+def is_set_level(request: str) -> bool:
     return bool(json.loads(request)["method"] == SET_LEVEL)
 
 
-def hears_info(requests: list[str]) -> bool:
+def wants_info(requests: list[str]) -> bool:
     """Whether the host wants messages of level info, by its sticky requests. It does until it sets another level."""
-    levels = [_level(request) for request in requests if sets_level(request)]
+    levels = [_level(request) for request in requests if is_set_level(request)]
     return not levels or levels[-1] in ("debug", "info")
 
 
-def answered(request_id: str, request: str) -> str:
+def answer_set_level(request_id: str, request: str) -> str:
     """The answer to a host that sets the level of the bridge's own logging."""
     seen = _level(request)
     if seen in LEVELS:

@@ -73,9 +73,9 @@ class Cutter:
 
 
 async def lines(
-    descriptor: int, *, limit: int = MAX_LINE_BYTES, left: Callable[[], None] = lambda: None
+    descriptor: int, *, limit: int = MAX_LINE_BYTES, on_left: Callable[[], None] = lambda: None
 ) -> AsyncIterator[Line]:
-    """The host's lines, until it closes the pipe. `left` is called if it has, and its lines are not taken any more."""
+    """The host's lines, until it closes the pipe. `on_left` is called if it has, and its lines are no longer taken."""
     loop = asyncio.get_running_loop()
     handed: asyncio.Queue[list[Line] | None] = asyncio.Queue(maxsize=1)
     taken = 0
@@ -87,7 +87,7 @@ async def lines(
                 return handing.result(STUCK)
             except TimeoutError:
                 if taken == before and (is_end or _is_left(descriptor)):
-                    loop.call_soon_threadsafe(left)
+                    loop.call_soon_threadsafe(on_left)
                 before = taken
 
     def read_chunk() -> bytes:

@@ -28,7 +28,7 @@ from perdure.stdio.host.identity import identify
 from perdure.stdio.http_client import http_client, token_provider
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
-from perdure.stdio.resuming import Resuming
+from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.slots import NoSlot, Slot, Target, default_directory, open_slot
 from perdure.telemetry.events import log_event
 
@@ -83,14 +83,16 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     async with client:
         slot = await _slot(options, arguments, environ)
         notes = Notes(lambda: slot.notes)
-        bridge = Bridge(endpoint, output, Resuming(endpoint, slot), notes, patience=Patience(max_time=options.patience))
+        bridge = Bridge(
+            endpoint, output, ResumeBroker(endpoint, slot), notes, patience=Patience(max_time=options.patience)
+        )
 
-        def leaving() -> None:
+        def on_leaving() -> None:
             notes.close()
             slot.release()
 
         with _signals(bridge.stop) as received:
-            await bridge.run(lines(sys.stdin.fileno(), left=bridge.stop), leaving)
+            await bridge.run(lines(sys.stdin.fileno(), on_left=bridge.stop), on_leaving)
     return BY_SIGNAL + received[0] if received else 0
 
 

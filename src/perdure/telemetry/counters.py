@@ -1,4 +1,4 @@
-"""Counters and latencies of one process: plain numbers in one object.
+"""Counts what happens in one process, and how long it takes: plain numbers in one object.
 
 `prometheus` exports them, and so may the program around Perdure. The help of each counter stands beside it and nowhere
 else: the metrics and the documentation are made from this table.

@@ -1,4 +1,4 @@
-"""Log records with a sentence for people and a stable `action` for machines.
+"""Writes log records with a sentence for people and a stable `action` for machines.
 
 Clients import this module as well, so it uses `_core` only.
 """

@@ -28,7 +28,7 @@ def test_a_bridge_that_is_started_again_finds_its_token(folder: Path, caplog: py
     second = opened(folder)
     assert second.token() == token(2)
     assert said(caplog) == []
-    second.resumed()
+    second.on_accepted()
     assert said(caplog) == ["Session resumed successfully"]
     assert (folder / "token-7-70").read_bytes() == token(2).encode()
     assert second.holder == first.holder
@@ -40,7 +40,7 @@ def test_a_rejected_token_is_deleted(folder: Path, caplog: pytest.LogCaptureFixt
     slot = opened(folder)
     assert slot.notes is not None
     slot.notes.write_text("of the session that is gone")
-    slot.drop()
+    slot.on_rejected()
     assert said(caplog) == ["Broker rejected resume token, starting fresh session"]
     assert not slot.notes.exists()
     assert slot.token() is None
@@ -70,8 +70,8 @@ def test_without_an_identity_nothing_is_read_or_written(folder: Path, caplog: py
     """T2, T6: the driver of the session sees no difference."""
     slot = asyncio.run(open_slot(folder, None, target()))
     assert (slot.token(), slot.keep(token()), slot.holder, slot.notes) == (None, False, "", None)
-    slot.resumed()
-    slot.drop()
+    slot.on_accepted()
+    slot.on_rejected()
     slot.release()
     assert not folder.parent.exists()
     assert said(caplog) == []
@@ -84,8 +84,8 @@ def test_a_slot_that_was_released_touches_nothing_more(folder: Path, caplog: pyt
     old.release()
     new = opened(folder)
     assert not old.keep(token(2))
-    old.drop()
-    old.resumed()
+    old.on_rejected()
+    old.on_accepted()
     old.release()
     assert old.token() is None
     assert said(caplog) == []

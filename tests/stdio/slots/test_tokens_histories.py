@@ -85,7 +85,7 @@ class Histories(RuleBasedStateMachine):
         if offered is not None:
             rests.remove(offered)
             if end == "is rejected":
-                slot.drop()
+                slot.on_rejected()
         self.world.issued += 1
         assert slot.keep(token(self.world.issued))
         self.world.bridges.append(Bridge(owner=owner, slot=slot, token=token(self.world.issued)))

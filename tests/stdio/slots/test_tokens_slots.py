@@ -176,7 +176,7 @@ def test_a_credential_that_the_server_does_not_accept_leaves_the_session_to_its_
     first.release()
     second = opened(folder, what=bob)
     assert (second.token(), second.holder, second.notes) == (token(1), first.holder, first.notes)
-    second.drop()  # the server says no
+    second.on_rejected()  # the server says no
     assert second.holder != first.holder
     assert second.notes != first.notes
     assert second.keep(token(2))
@@ -204,7 +204,7 @@ def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
     first.release()
     second = opened(folder, what=bob)
     assert second.token() == token(1)
-    second.drop()
+    second.on_rejected()
     assert (second.holder, second.notes, second.keep(token(2))) == ("", None, False)
     assert opened(folder, what=alice).token() == token(1)
 

@@ -1,7 +1,7 @@
 """Finds the locked token file of this bridge, and keeps its resume token there.
 
     slot = await open_slot(directory, identity, target)
-    token = slot.token()      # offer it; then slot.resumed() or slot.drop()
+    token = slot.token()      # offer it; then slot.on_accepted() or slot.on_rejected()
     slot.keep(token)          # each time the broker gives a new one; confirm it if this was True
     slot.release()            # at the end: the next bridge may have it
 

@@ -51,10 +51,10 @@ class Slot(Protocol):
 
     def keep(self, token: str, /) -> bool: ...
 
-    def resumed(self) -> None:
+    def on_accepted(self) -> None:
         """The broker accepted the token."""
 
-    def drop(self) -> None:
+    def on_rejected(self) -> None:
         """The broker rejected the token: it and the notes go."""
 
     def forget(self) -> None:
@@ -76,10 +76,10 @@ class NoSlot:
     def keep(self, token: str, /) -> bool:
         return False
 
-    def resumed(self) -> None:
+    def on_accepted(self) -> None:
         return None
 
-    def drop(self) -> None:
+    def on_rejected(self) -> None:
         return None
 
     def forget(self) -> None:
@@ -142,11 +142,11 @@ class KeptSlot:
             return False
         return True
 
-    def resumed(self) -> None:
+    def on_accepted(self) -> None:
         if self._lock is not None:
             log_event(logging.INFO, "token.resumed", "Session resumed successfully")
 
-    def drop(self) -> None:
+    def on_rejected(self) -> None:
         if self._lock is not None:
             log_event(logging.WARNING, "token.rejected", "Broker rejected resume token, starting fresh session")
             self.forget()

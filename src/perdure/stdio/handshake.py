@@ -19,17 +19,17 @@ from perdure.remote.state import Handshake
 from perdure.stdio import log_capability
 from perdure.stdio.earlier_calls import EarlierCalls
 from perdure.stdio.notes import Notes
-from perdure.stdio.resuming import Resuming
+from perdure.stdio.resume_broker import ResumeBroker
 from perdure.telemetry.events import log_event
 
 
-class Opening:
+class HostHandshake:
     """The handshake of the host, from its `initialize` to its `initialized`."""
 
-    def __init__(self, link: Link, sender: Sender, resuming: Resuming, notes: Notes, earlier: EarlierCalls) -> None:
+    def __init__(self, link: Link, sender: Sender, broker: ResumeBroker, notes: Notes, earlier: EarlierCalls) -> None:
         self._link = link
         self._sender = sender
-        self._resuming = resuming
+        self._broker = broker
         self._notes = notes
         self._earlier = earlier
         self._is_resumed = False
@@ -58,7 +58,7 @@ class Opening:
         link, limits = self._link, self._link.limits
         current = link.handshake
         with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
-            known = current.session if current else await self._resuming.session(limits.handshake)
+            known = current.session if current else await self._broker.session(limits.handshake)
             answer, session = await link.handshakes.begin(self.text, link.new_id(), known=known or "")
         if scope.cancelled_caught:
             raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
@@ -79,7 +79,7 @@ class Opening:
         elif current is None or current.session != session:
             self._notes.recall(session)
             self._earlier.recall()
-        return log_capability.declared(answer.answering(host_id), made)
+        return log_capability.with_logging(answer.answering(host_id), made)
 
     async def finish(self, text: str, departed: anyio.Event) -> None:
         """The host's `initialized`. In a resumed session the server swallows it."""
@@ -97,7 +97,7 @@ class Opening:
 
     async def get_token(self, session: str) -> None:
         """Get the first resume token of a new session; the host waits for one attempt at most."""
-        if not await self._resuming.opened(session):
+        if not await self._broker.get_first_token(session):
             self._link.start(self._get_token_later, session)
 
     async def _get_token_later(self, session: str) -> None:
@@ -105,5 +105,5 @@ class Opening:
         while self._link.handshake is not None and self._link.handshake.session == session:
             attempts.failed("the broker does not answer")
             await attempts.wait()
-            if await self._resuming.opened(session):
+            if await self._broker.get_first_token(session):
                 return

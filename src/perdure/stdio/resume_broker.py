@@ -43,7 +43,7 @@ class _NoBroker(Exception):
     """The server has no broker, or something else answers at its address."""
 
 
-class Resuming:
+class ResumeBroker:
     """One process's way into its session, and the way back for the next."""
 
     def __init__(self, endpoint: Endpoint, slot: Slot) -> None:
@@ -74,15 +74,15 @@ class Resuming:
                     # says 404.
                     self._without_broker()
                 except _Rejected:
-                    self._slot.drop()
+                    self._slot.on_rejected()
                 else:
                     await self._keep(renewed)
-                    self._slot.resumed()
+                    self._slot.on_accepted()
                     self._session = session
             self._is_asked = True
             return self._session
 
-    async def opened(self, session: str) -> bool:
+    async def get_first_token(self, session: str) -> bool:
         """Ask for the first token of a new session, once; False if asking again may help.
 
         Without a token the session works as well, and is not resumed.
