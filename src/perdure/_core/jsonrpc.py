@@ -205,10 +205,11 @@ def _read_message(message: object) -> Envelope:
         raise _refused(f"a message must be an object, not {_seen(message)}")
     if message.get("jsonrpc") != "2.0":
         raise _refused(f'"jsonrpc" must be "2.0", not {_seen(message.get("jsonrpc", _MISSING))}', message)
-    method, params, result, error = map(message.get, ("method", "params", "result", "error"))
+    result, error = message.get("result"), message.get("error")
     if ("method" in message) + (result is not None) + (error is not None) != 1:
         raise _refused('a message has either "method" or "result" or "error"', message)
     if "method" in message:
+        method, params = message["method"], message.get("params")
         if not isinstance(method, str) or not 0 < len(method) <= MAX_METHOD_CHARS:
             rule = f"a string of 1 to {MAX_METHOD_CHARS} characters"
             raise _refused(f'"method" must be {rule}, not {_seen(method)}', message)
