@@ -17,8 +17,8 @@ from perdure._core import mail
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.ends import RUN_AHEAD
 from perdure.log.stream import Stream
+from perdure.log.stream_parts import RUN_AHEAD
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
 from perdure.store.base import Event, SendMail, Step, StreamRecord, stream_by_id
