@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -54,22 +54,27 @@ class SessionAccess:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
-        with ExitStack() as stack:
+        try:
+            session = await self.sessions.find(text.decode("latin-1"), owner)
+            if session is None or session.state is SessionState.OPENING:
+                raise await self.recovery.gone(headers, owner, scope)
+        except (SessionEnded, StoreError) as failure:
+            raise self._refused(failure) from None
+        with session.in_use():
             try:
-                session = await self.sessions.find(text.decode("latin-1"), owner)
-                if session is None or session.state is SessionState.OPENING:
-                    raise await self.recovery.gone(headers, owner, scope)
-                stack.enter_context(session.in_use())
                 spans.tell(session=session.name)
                 self.credentials.bring(session.id, scope)
                 await session.come_back()
                 if session.waits and resume:
                     await self.settler.waiting.resume(session, HttpRequest(scope))
-            except SessionEnded:
-                raise self.gone() from None
-            except StoreError as failure:
-                raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+            except (SessionEnded, StoreError) as failure:
+                raise self._refused(failure) from None
             yield session
+
+    def _refused(self, failure: SessionEnded | StoreError) -> Refused:
+        if isinstance(failure, SessionEnded):
+            return self.gone()
+        return Refused(refusal_of(failure, Refusal.STORE_UNREADABLE))
 
     def refuse_if_draining(self, request_id: int | str | None = None) -> None:
         """Refuse new work once the end has begun: it goes elsewhere."""

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from perdure._core import gap, sse
+from perdure._core import sse
 from perdure._core.ids import Kind, Position, RandomBytes, StreamId
+from perdure._core.losses import gap_notification
 from perdure._core.states import ContentState, LogState
 from perdure.log.chores import Chores
 from perdure.log.journal import Journal, Steps
@@ -188,7 +189,7 @@ class Hub:
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
         self.peers.log_event(logging.WARNING, "stream.gap", sentence, stream=stream.id)
         position = stream.position(last if behind is None else behind)
-        message = gap.notification(stream.id, first, last, reason=reason)
+        message = gap_notification(stream.id, first, last, reason=reason)
         sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
         return warning_frames(position, sentence, message, random=self.random, log=by_log)
 

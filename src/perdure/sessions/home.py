@@ -13,7 +13,8 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure._core import gap, mail
+from perdure._core import mail
+from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
 from perdure.log.stream import Stream
@@ -299,7 +300,7 @@ class Home:
             session.context.hub.registry.on_attached(session.standalone.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
-            self.send(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
+            self.send(gap_notification(stream.id, seen[0], seen[-1], reason="lost"))
         own: list[Message] = [(event.payload, None) for event in unwritten[len(seen) :] if event.seq not in drawn]
         for payload, also in (*own, *rest):
             self.send(payload, also)

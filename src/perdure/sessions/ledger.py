@@ -22,7 +22,7 @@ from perdure._core.codes import REQUEST_CANCELLED as REQUEST_CANCELLED
 from perdure._core.ids import Kind, new_stream_id
 from perdure._core.jsonrpc import Request, coerce_id
 from perdure._core.jsonrpc import error_payload as error_payload
-from perdure._core.memory_budget import Work
+from perdure._core.limits import Work
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken, SessionEnded
 from perdure.log.stream import Stream
