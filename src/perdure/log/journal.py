@@ -25,7 +25,7 @@ from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
-from perdure.store.cost import weigh
+from perdure.store.codec import weigh
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal
 
-from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store.sqlite import sql_files as _sql
 
 Sync = Literal["normal", "full"]
@@ -160,7 +160,7 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
         raise StoreUnavailable(
             f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
         )
-    if _value(connection, "user_version") < _sql.schema_version():
+    if pragma(connection, "user_version") < _sql.schema_version():
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Looked at again: another process may have been faster.
@@ -175,16 +175,16 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
-    version = _value(connection, "user_version")
+    version = pragma(connection, "user_version")
     empty = version == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    if not empty and _value(connection, "application_id") != APPLICATION_ID:
+    if not empty and pragma(connection, "application_id") != APPLICATION_ID:
         raise StoreUnavailable(f"the SQLite file {path} belongs to another program; give Perdure a file of its own")
     refuse_newer(connection, path)
 
 
 def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
     """Raise if a newer release has migrated the file, perhaps while this one had it open."""
-    version, ours = _value(connection, "user_version"), _sql.schema_version()
+    version, ours = pragma(connection, "user_version"), _sql.schema_version()
     if version > ours:
         raise StoreTooNew(
             f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
@@ -194,14 +194,9 @@ def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
 
 def bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Apply the schema to an empty file, or to an older one the migrations it lacks. The caller holds a transaction."""
-    version = _value(connection, "user_version")
-    if version == 0:
-        statements = list(_sql.schema())
-    else:
-        statements = [
-            statement for step in _sql.migrations() if step.version > version for statement in step.statements
-        ]
-    for statement in statements:
+    version = pragma(connection, "user_version")
+    lacking = [step.statements for step in _sql.migrations() if step.version > version] if version else [_sql.schema()]
+    for statement in itertools.chain.from_iterable(lacking):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
@@ -213,6 +208,65 @@ def rollback(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def _value(connection: sqlite3.Connection, pragma: str) -> int:
-    (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+def pragma(connection: sqlite3.Connection, name: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {name}").fetchone()
     return int(value)
+
+
+_LOGS = ("-wal", "-shm")
+
+_File = tuple[int, int]
+
+
+class FileIdentity:
+    """Tells whether a path still leads to the file that was opened. May be used in any thread.
+
+    A file may be deleted under a running server, or another one moved into its place. SQLite does not notice: what is
+    open stays the old file, what is opened later is the new one, and both use the log of one name beside it (`-wal`,
+    `-shm`). So it is looked at now and then, and before each further connection. (A connection to a file that has gone
+    may be closed: then SQLite does look, and leaves the log of that name alone.)
+    """
+
+    def __init__(self, path: str) -> None:
+        # As SQLite names the log: by what a link leads to.
+        self._path = path
+        self._real = os.path.realpath(path)
+        self._file: _File | None = None
+        self._logs: dict[str, _File] = {}
+        self.lost = ""
+        """What became of the file, once it is not there any more."""
+
+    def opened(self) -> None:
+        """From now on the file that is there is the one."""
+        self._real = os.path.realpath(self._path)
+        self._file, self._logs, self.lost = _file(self._path), {}, ""
+
+    def check(self) -> None:
+        """Raise `StoreReplaced` if the path leads elsewhere, now or ever before."""
+        if self._file is None:
+            return
+        if not self.lost:
+            found = _file(self._path)
+            if found == self._file:
+                for suffix in _LOGS:
+                    if (log := _file(self._real + suffix)) is not None:
+                        self._logs[suffix] = log
+                return
+            self.lost = "was deleted" if found is None else "was replaced by another one"
+        raise StoreReplaced(f"the SQLite file {self._path} {self.lost} while it was open; start the server again")
+
+    def take_logs_away(self) -> None:
+        """Remove the lost file's log, if it is still there: applied to another file it would damage that one."""
+        while self._logs:
+            suffix, log = self._logs.popitem()
+            with contextlib.suppress(OSError):
+                if _file(self._real + suffix) == log:
+                    os.unlink(self._real + suffix)
+
+
+def _file(path: str) -> _File | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
