@@ -100,7 +100,7 @@ class StreamSizes:
     def overflow(self, last: int, *, limit: int, read: int | None) -> int:
         """Up to where events must go so that no more than the limit are kept; not past `read`, where a reader is."""
         events = last - self.trimmed
-        if self._finals:
+        if events > limit:
             events -= sum(1 for seq, _ in self._finals if seq > self.trimmed)
         if events <= limit:
             return self.trimmed
@@ -112,8 +112,10 @@ class StreamSizes:
 
     def usage(self, stream: StreamId, *, last: int, floor: int, idle: bool) -> StreamUsage:
         """What the stream keeps; events may go up to `floor`."""
-        events = floor - self.trimmed - sum(1 for seq, _ in self._finals if self.trimmed < seq <= floor)
-        event_bytes = self._event_bytes
+        events, event_bytes, answer_bytes = floor - self.trimmed, self._event_bytes, 0
+        for seq, size in self._finals:
+            events -= self.trimmed < seq <= floor
+            answer_bytes += size
         if floor < last and self._sizes is not None:
             event_bytes = sum(self._sizes[: max(0, floor - self._sized_from)])
         return StreamUsage(
@@ -122,7 +124,7 @@ class StreamSizes:
             answers=len(self._finals),
             idle=idle,
             event_bytes=event_bytes,
-            answer_bytes=sum(size for _, size in self._finals),
+            answer_bytes=answer_bytes,
         )
 
 
