@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from perdure._core.ids import NodeId, new_node_id
-from perdure._core.memory_budget import Work
+from perdure._core.limits import Work
 from perdure._core.retention import Limits
 from perdure.cluster.mail_handler import MailHandler
 from perdure.cluster.node import Node

@@ -33,7 +33,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure._core.gap import Gap
+    from perdure._core.losses import Gap
     from perdure.errors_sdk import UNREACHABLE as UNREACHABLE
     from perdure.errors_sdk import OutcomeUnknown as OutcomeUnknown
     from perdure.errors_sdk import Unreachable as Unreachable

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from perdure._core.units import format_duration, format_size
+from perdure._core.text import format_duration, format_size
 from perdure.errors import BadSetting
 
 Eras = Literal["both", "session"]

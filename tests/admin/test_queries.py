@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
-from perdure._core.printable import printable
 from perdure._core.states import CallState, SessionState
+from perdure._core.text import printable
 from perdure.admin import as_json
 from perdure.admin.as_json import list_object, message_of, show_object
 from perdure.admin.terminal import cut, span, width

@@ -96,9 +96,9 @@ async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monk
     store.writes = Fault.RAISES
     event = Event(1, 1.0, b"x" * size)
     await journal.write(Append(stream=StreamId("a"), fence=fence, events=(event,)))
-    assert (journal.state, journal.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
+    assert (journal.state, journal.backlog.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
     store.works()
-    await journal.wait_for_room()
+    await journal.backlog.wait_for_room()
     await journal.aclose()
     assert list(await inner.read(StreamId("a"), after=0, limit=9)) == [event]
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from perdure._core.printable import printable
+from perdure._core.text import printable
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 

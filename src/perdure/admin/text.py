@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import readable
-from perdure._core.printable import printable
+from perdure._core.text import printable
 from perdure.admin.queries import UNENDED
 from perdure.admin.terminal import clock, cut, moment, span, table, width
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import perdure
-from perdure._core.printable import printable
-from perdure._core.units import parse_count
+from perdure._core.text import parse_count, printable
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.options import ServeOption, Value, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail

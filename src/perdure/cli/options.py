@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from perdure._core.units import format_duration, format_size, parse_count, parse_duration, parse_size
+from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.settings import Rule, Settings, rule_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure._core.units import format_duration, parse_duration
+from perdure._core.text import format_duration, parse_duration
 
 _LEVELS = ("debug", "info", "warning", "error")
 #: Seconds to wait for a server that is away; `perdure.Patience` has the same.

@@ -25,8 +25,7 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from perdure._core.gap import METHOD as GAP
-from perdure._core.gap import Gap, read_gap
+from perdure._core.losses import GAP, Gap, read_gap
 from perdure.client.callback_limit import CallbackLimit
 from perdure.client.memory import Memory
 from perdure.errors import EventsLost

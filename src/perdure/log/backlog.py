@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from perdure.errors import PerdureError
-from perdure.store.base import Append, Forward, OpenStream, PutSession, SendMail, Step
+from perdure.store.base import Append, Forward, OpenStream, PutSession, Step
 from perdure.store.cost import weigh
 
 GROUP_BYTES = 1 << 20
@@ -49,26 +49,19 @@ Group = list[Part]
 class Backlog:
     """Parts that wait for the store, the oldest first."""
 
-    __slots__ = ("_bytes", "_events", "_most_events", "_on_holding", "_parts", "_room", "_shows", "has_room")
+    __slots__ = ("_bytes", "_events", "_most_events", "_on_holding", "_room", "_shows", "has_room", "parts")
 
     def __init__(self, most_events: int, on_holding: Callable[[bool], None]) -> None:
         """`on_holding` is called before the first event is shown that is not written, and when everything held is."""
         self.has_room = True
         """No more is held than memory should carry."""
+        self.parts: deque[Part] = deque()
         self._most_events = most_events
         self._on_holding = on_holding
         self._shows = False
-        self._parts: deque[Part] = deque()
         self._events = self._bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
-    @property
-    def steps(self) -> int:
-        return sum(len(steps) for _, steps in self._parts)
 
     def set_shown(self, shown: bool) -> None:
         """What is held is shown from now on; or nothing is held any more."""
@@ -78,31 +71,28 @@ class Backlog:
 
     def add(self, source: Source, steps: Sequence[Step]) -> int:
         """Hold steps; gives the number of events in them."""
-        events = _count_events(steps)
-        self._parts.append((source, steps))
-        self._events += events
-        self._bytes += size_of(steps)
-        self._look_for_room()
-        return events
-
-    def front(self) -> Group:
-        """As much as one commit should hold."""
-        return front(self._parts)
+        self.parts.append((source, steps))
+        return self._count(steps, 1)
 
     def remove(self, parts: int) -> None:
         """So many are written, or refused."""
         for _ in range(parts):
-            _, steps = self._parts.popleft()
-            self._events -= _count_events(steps)
-            self._bytes -= size_of(steps)
-        self._look_for_room()
+            self._count(self.parts.popleft()[1], -1)
 
-    def _look_for_room(self) -> None:
+    def _count(self, steps: Sequence[Step], sign: int) -> int:
+        events = sum(
+            len(step.events) if isinstance(step, Append) else len(step.payloads)
+            for step in steps
+            if isinstance(step, Append | Forward)
+        )
+        self._events += sign * events
+        self._bytes += sign * weigh(steps)[1]
         self.has_room = self._events < self._most_events and self._bytes < MOST_HELD_BYTES
         if self.has_room:
             self._room.set()
         else:
             self._room.clear()
+        return events
 
     async def wait_for_room(self) -> None:
         await self._room.wait()
@@ -127,8 +117,6 @@ def flat(group: Group) -> list[Step]:
 
 def without_limits(steps: Sequence[Step]) -> Sequence[Step]:
     """Steps that are held count as accepted: they must not be refused for a limit when they are written."""
-    if not any(isinstance(step, PutSession | OpenStream) for step in steps):
-        return steps
     return [
         replace(step, limits=None)
         if isinstance(step, PutSession)
@@ -137,19 +125,3 @@ def without_limits(steps: Sequence[Step]) -> Sequence[Step]:
         else step
         for step in steps
     ]
-
-
-def size_of(steps: Sequence[Step]) -> int:
-    """Bytes that clients and tools made, nearly."""
-    events = sum(len(event.payload) for step in steps if isinstance(step, Append) for event in step.events)
-    events += sum(len(step.message) for step in steps if isinstance(step, SendMail))
-    events += sum(len(payload) for step in steps if isinstance(step, Forward) for payload in step.payloads)
-    return events + sum(len(call.request) for step in steps if isinstance(step, OpenStream) for call in step.calls)
-
-
-def _count_events(steps: Sequence[Step]) -> int:
-    return sum(
-        len(step.events) if isinstance(step, Append) else len(step.payloads)
-        for step in steps
-        if isinstance(step, Append | Forward)
-    )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from perdure._core.ids import Kind, RandomBytes
+from perdure._core import sse
+from perdure._core.ids import Kind, Position, RandomBytes
+from perdure._core.losses import gap_notification
 from perdure.log.chores import Chores
-from perdure.log.frames import gap_frames
 from perdure.log.read_marks import ReadMarks
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
@@ -41,44 +44,30 @@ class Registry(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Hub:
     """All readers of this process."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        counters: Counters,
-        peers: PeerLog,
-        marks: ReadMarks,
-        registry: Registry,
-        *,
-        arrivals: Iterator[int],
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-        random: RandomBytes,
-    ) -> None:
-        self.counters = counters
-        self.peers = peers
-        self.marks = marks
-        self.clock = clock
-        self.monotonic = monotonic
-        self.random = random
-        self._stream_timeout = settings.stream_timeout
-        self._keepalive = settings.keepalive_interval
-        self._most = settings.max_readers
-        self.readers: set[Reader] = set()
-        self._sessionless = 0
-        self.registry = registry
-        self._arrivals = arrivals
-        self._chores = Chores()
+    _settings: Settings
+    counters: Counters
+    peers: PeerLog
+    marks: ReadMarks
+    registry: Registry
+    arrivals: Iterator[int]
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+    random: RandomBytes
+    readers: set[Reader] = field(default_factory=set)
+    _sessionless: int = 0
+    _chores: Chores = field(default_factory=Chores)
 
     def arrive(self) -> int:
         """A number for a request that will become a reader: a later one has a higher number."""
-        return next(self._arrivals)
+        return next(self.arrivals)
 
     @property
     def full(self) -> bool:
-        return len(self.readers) + self._sessionless >= self._most
+        return len(self.readers) + self._sessionless >= self._settings.max_readers
 
     @contextmanager
     def counting_sessionless(self) -> Iterator[None]:
@@ -129,21 +118,23 @@ class Hub:
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
         self.peers.log_event(logging.WARNING, "stream.gap", sentence, stream=stream.id)
         position = stream.position(last if behind is None else behind)
-        return gap_frames(position, first, last, reason=reason, random=self.random, log=by_log)
+        message = gap_notification(stream.id, first, last, reason=reason)
+        sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
+        return warning_frames(position, sentence, message, random=self.random, log=by_log)
 
     async def watch(self) -> None:
         """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
         while True:
-            await asyncio.sleep(min(self._keepalive, self._stream_timeout) / 4)
+            await asyncio.sleep(min(self._settings.keepalive_interval, self._settings.stream_timeout) / 4)
             self._look_at_all()
 
     def _look_at_all(self) -> None:
         # On its own, or `watch` would hold on to the last one while it sleeps.
-        now = self.monotonic()
+        now, settings = self.monotonic(), self._settings
         for reader in list(self.readers):
             with self._chores.surviving("a reader could not be looked after"):
-                reader.end_if_stuck(now - self._stream_timeout)
-                if reader.last_write <= now - self._keepalive * 3 / 4:
+                reader.end_if_stuck(now - settings.stream_timeout)
+                if reader.last_write <= now - settings.keepalive_interval * 3 / 4:
                     reader.keep_alive()
 
     def end_idle(self) -> None:
@@ -158,3 +149,15 @@ class Hub:
         for reader in list(self.readers):
             if not reader.stream.is_sealed:
                 reader.end()
+
+
+def warning_frames(behind: Position, sentence: str, *messages: bytes, random: RandomBytes, log: bool) -> bytes:
+    """A warning on the wire: a comment for people, messages for programs, a log message where that is declared.
+    `behind` is the position after which the stream goes on."""
+    if log:
+        params = {"level": "warning", "logger": "perdure", "data": sentence}
+        message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+        messages += (json.dumps(message).encode(),)
+    frames = [sse.encode_comment(sentence)]
+    frames += [sse.encode_event(behind.priming(random).encode(), message) for message in messages]
+    return b"".join(frames)

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
-from perdure.log.backlog import Backlog, Group, Part, Source, flat, front, size_of, without_limits
+from perdure.log.backlog import Backlog, Group, Part, Source, flat, front, without_limits
 from perdure.settings import Settings
 from perdure.store.base import Event, Refusals, Step, Store
+from perdure.store.cost import weigh
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
 
@@ -75,13 +76,6 @@ class Journal:
         """New work is refused at the moment: the store fails, and the setting says so or too much is held."""
         return self.state is LogState.DEGRADED and (not self._holds or not self.backlog.has_room)
 
-    @property
-    def has_room(self) -> bool:
-        return self.backlog.has_room
-
-    async def wait_for_room(self) -> None:
-        await self.backlog.wait_for_room()
-
     def put(self, source: Source) -> None:
         """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
         if not self._queue:
@@ -97,27 +91,16 @@ class Journal:
                 if refusal is not None:
                     raise refusal
             return
-        waiter = _Waiter(steps)
-        self.put(waiter)
-        await waiter.future
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.put(Steps(steps, outcome))
+        await outcome
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         """Read from the store, within its time."""
         return await self._store.read(stream, after=after, limit=limit)
 
     async def aclose(self) -> None:
-        """Write what is queued; what the store does not take within its time is lost with the process."""
-        try:
-            await self._wait_idle()
-        except TimeoutError:
-            lost = self.backlog.steps
-            log_event(logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost)
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
-
-    async def _wait_idle(self) -> None:
-        """Wait as long as the store takes what there is. Raises `TimeoutError` when it took nothing for its time."""
+        """Write what is queued; what is left when the store took nothing for its time is lost with the process."""
         while not self._idle.is_set():
             groups = self._groups
             try:
@@ -125,7 +108,13 @@ class Journal:
                     await self._idle.wait()
             except TimeoutError:
                 if self.state is LogState.DEGRADED and self._groups == groups:
-                    raise
+                    lost = sum(len(steps) for _, steps in self.backlog.parts)
+                    sentence = f"the store is still failing: {lost} steps are lost"
+                    log_event(logging.ERROR, "journal.lost", sentence, steps=lost)
+                    break
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
 
     # Writing
 
@@ -147,7 +136,7 @@ class Journal:
         if refusals is None:
             self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
         else:
-            self._timed()
+            self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
             self._done(group, refusals)
             self._settle_idle()
 
@@ -186,10 +175,11 @@ class Journal:
     async def _write_group(self, group: Group) -> None:
         try:
             await self._commit(group)
-            self._timed()
+            # Groups that are held while the store fails would tell of the outage only.
+            self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
         except StoreUnavailable as failure:
             self._failed(failure)
-            self._too_much = size_of(flat(group))
+            self._too_much = weigh(flat(group))[1]
             self._hold(group)
             self._hold(list(self._taken()))  # what came while the store was tried: it is not put into the queue again
 
@@ -223,12 +213,8 @@ class Journal:
             _call_back(source, steps, reasons[0] if reasons else None)
         group.clear()
 
-    def _timed(self) -> None:
-        """A group is written. Those that are held while the store fails would tell of the outage only."""
-        self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
-
     def _settle_idle(self) -> None:
-        if not self._queue and not self.backlog and self._writer is None:
+        if not self._queue and not self.backlog.parts and self._writer is None:
             self._idle.set()
         else:
             self._schedule()
@@ -247,11 +233,11 @@ class Journal:
         if holds:
             backlog.set_shown(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
-            if isinstance(source, _Waiter) and not holds:
-                source.refused(steps, StoreUnavailable("the store fails"))
-                continue
             if holds:
                 steps = without_limits(steps)
+            elif isinstance(source, Steps) and source.outcome is not None:
+                source.refused(steps, StoreUnavailable("the store fails"))
+                continue
             events = backlog.add(source, steps)
             if holds:
                 self.counters.events_held += events
@@ -265,9 +251,14 @@ class Journal:
                 if self._claims_hold():  # else nothing of it is written
                     # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as
                     # much as failed: a full disk has room for a little.
-                    await self._store.probe(1 if backlog else self._too_much)
-                while backlog:
-                    await self._write_front(backlog)
+                    await self._store.probe(1 if backlog.parts else self._too_much)
+                while group := front(backlog.parts):
+                    taken = len(group)
+                    try:
+                        await self._commit(group)
+                    finally:
+                        backlog.remove(taken - len(group))
+                    self._groups += 1
             except StoreUnavailable as failure:
                 self._failed(failure)
                 await asyncio.sleep(delay)
@@ -277,59 +268,33 @@ class Journal:
                 backlog.set_shown(False)
                 log_event(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
-    async def _write_front(self, backlog: Backlog) -> None:
-        group = backlog.front()
-        taken = len(group)
-        try:
-            await self._commit(group)
-        finally:
-            backlog.remove(taken - len(group))
-        self._groups += 1
-
 
 class Steps:
-    """A source for steps whose outcome no caller waits for."""
+    """A source for steps. A caller may wait for their outcome."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_steps", "outcome")
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], outcome: asyncio.Future[None] | None = None) -> None:
         self._steps = steps
+        self.outcome = outcome
 
     def take(self) -> Sequence[Step]:
         return self._steps
 
     def accepted(self, steps: Sequence[Step]) -> None:
-        pass
+        if self.outcome is not None and not self.outcome.done():
+            self.outcome.set_result(None)
 
     def written(self, steps: Sequence[Step]) -> None:
         pass
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        # Mail to a node that is gone concerns no node, and a writer that lost its claim says so itself.
-        level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR
-        log_event(level, "journal.refused", f"the store refused steps: {reason}")
-
-
-class _Waiter:
-    """A source for steps whose outcome a caller waits for."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._steps = steps
-
-    def take(self) -> Sequence[Step]:
-        return self._steps
-
-    def accepted(self, steps: Sequence[Step]) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def written(self, steps: Sequence[Step]) -> None:
-        pass
-
-    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        if not self.future.done():
-            self.future.set_exception(reason)
+        if self.outcome is None:
+            # Mail to a node that is gone concerns no node, and a writer that lost its claim says so itself.
+            level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR
+            log_event(level, "journal.refused", f"the store refused steps: {reason}")
+        elif not self.outcome.done():
+            self.outcome.set_exception(reason)
 
 
 def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | None) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from perdure._core import sse
@@ -73,65 +74,40 @@ _KEEPALIVE = sse.encode_comment("keep-alive")
 _OPEN = (ReaderState.STARTING, ReaderState.RESTING, ReaderState.PUMPING)
 
 
+@dataclass(slots=True, eq=False)
 class Reader:
-    """One response on one stream. `cursor` is the sequence number of the last event that was written."""
+    """One response on one stream."""
 
-    __slots__ = (
-        "_ahead",
-        "_connection",
-        "_gapped",
-        "_history",
-        "_hub",
-        "_preamble",
-        "_pump",
-        "_replay",
-        "_retry",
-        "_stop_at",
-        "_woken",
-        "_writing_since",
-        "arrival",
-        "cursor",
-        "failure",
-        "last_write",
-        "live_from",
-        "since",
-        "state",
-        "stream",
-    )
+    _hub: Hub
+    stream: Stream
+    _history: History
+    _: KW_ONLY
+    cursor: int
+    """The sequence number of the last event that was written."""
+    arrival: int
+    ahead: Sequence[Event] = ()
+    """The first events behind the cursor, where they have been read already."""
+    preamble: bytes = b""
+    """What is written before the next event."""
+    retry: bytes = b""
+    state: ReaderState = ReaderState.STARTING
+    failure: Exception | None = None
+    live_from: int = field(init=False)
+    since: float = field(init=False)
+    last_write: float = field(init=False)
+    _replay: Replay | None = None
+    _connection: Connection | None = None
+    _pump: asyncio.Task[None] | None = None
+    _woken: bool = False
+    """There may be more to write than the pump has seen, or there is something before it has begun."""
+    _gapped: bool = False
+    _stop_at: int | None = None
+    _writing_since: float | None = None
 
-    def __init__(
-        self,
-        hub: Hub,
-        stream: Stream,
-        history: History,
-        *,
-        cursor: int,
-        arrival: int,
-        ahead: Sequence[Event] = (),
-        preamble: bytes = b"",
-        retry: bytes = b"",
-    ) -> None:
-        self.state = ReaderState.STARTING
-        self.stream = stream
-        self.cursor = cursor
-        self.arrival = arrival
-        self.live_from = stream.tail.visible
-        self.failure: Exception | None = None
-        self.since = hub.clock()
-        self.last_write = hub.monotonic()
-        self._hub = hub
-        self._history = history
-        self._ahead = ahead
-        self._preamble = preamble
-        self._retry = retry
-        self._replay: Replay | None = None
-        self._connection: Connection | None = None
-        self._pump: asyncio.Task[None] | None = None
-        self._woken = False
-        """There may be more to write than the pump has seen, or there is something before it has begun."""
-        self._gapped = False
-        self._stop_at: int | None = None
-        self._writing_since: float | None = None
+    def __post_init__(self) -> None:
+        self.live_from = self.stream.tail.visible
+        self.since = self._hub.clock()
+        self.last_write = self._hub.monotonic()
 
     def watch(self, replay: Replay) -> None:
         """Tell a replay how far this reader gets with what was there when it came."""
@@ -146,7 +122,7 @@ class Reader:
         if self.state is ReaderState.CLOSING:  # another reader was faster than the start of this response
             await self._close()
             return
-        preamble, self._preamble = self._preamble, b""
+        preamble, self.preamble = self.preamble, b""
         if preamble:
             await self._send(preamble, last=False)
         if self.state is ReaderState.STARTING:
@@ -177,7 +153,7 @@ class Reader:
 
     def keep_alive(self) -> None:
         if self.state is ReaderState.RESTING:
-            self._preamble += _KEEPALIVE
+            self.preamble += _KEEPALIVE
             self.wake()
 
     def stop_here(self) -> None:
@@ -187,7 +163,7 @@ class Reader:
 
     def close_with_retry(self) -> None:
         """Write what is there and a hint when to come back, then close the connection."""
-        self._preamble += self._retry
+        self.preamble += self.retry
         self.stop_here()
 
     def end(self) -> None:
@@ -241,13 +217,13 @@ class Reader:
         """Write what is there; tells whether there was anything."""
         stream = self.stream
         target = stream.tail.durable
-        events = self._ahead or await stream.read(after=self.cursor, limit=BATCH)
-        self._ahead = ()
+        events = self.ahead or await stream.read(after=self.cursor, limit=BATCH)
+        self.ahead = ()
         skipped: set[int] = set()
         if events and events[0].seq <= self.live_from:
             skipped = await self._history.closed_asks(events)
-        frames = [self._preamble] if self._preamble else []
-        self._preamble = b""
+        frames = [self.preamble] if self.preamble else []
+        self.preamble = b""
         cursor = self._encode(events, frames, skipped)
         if not events and cursor < target:
             frames.append(self._gap(cursor + 1, target))

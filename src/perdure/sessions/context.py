@@ -10,7 +10,7 @@ from typing import Protocol
 
 from perdure._core import mail
 from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, new_stream_id
-from perdure._core.memory_budget import Work
+from perdure._core.limits import Work
 from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.ids import Kind
 from perdure._core.jsonrpc import Request, coerce_id, error_payload
-from perdure._core.memory_budget import Work
+from perdure._core.limits import Work
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken, SessionEnded
 from perdure.log.stream import Stream

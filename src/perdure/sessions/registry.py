@@ -19,8 +19,7 @@ from perdure._core.ids import Kind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
-from perdure.log.stream import Stream
-from perdure.log.streams import Streams
+from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode

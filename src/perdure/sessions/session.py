@@ -21,8 +21,7 @@ from perdure._core.revisions import REVISIONS, Revision
 from perdure._core.states import SESSION, LogState, SessionState, SessionStep, WritingState, advance
 from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.log.journal import Steps
-from perdure.log.stream import Stream
-from perdure.log.streams import Streams
+from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.exchange import Exchange, node_of_ask
 from perdure.sessions.home import Home, look_at

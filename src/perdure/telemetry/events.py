@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from perdure._core.printable import printable
+from perdure._core.text import printable
 
 _logger = logging.getLogger("perdure")
 

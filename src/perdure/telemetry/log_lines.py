@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from perdure._core.printable import printable
+from perdure._core.text import printable
 
 MAX_LINE = 4_000
 """Characters of a line: more than our sentences and the lines of tracebacks have, less than a peer may write."""

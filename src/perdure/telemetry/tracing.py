@@ -25,7 +25,7 @@ from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, get_current_span, get_tracer
 from opentelemetry.trace import set_span_in_context as within
 
-from perdure._core.printable import printable
+from perdure._core.text import printable
 
 if TYPE_CHECKING:
     from perdure.telemetry.counters import Histogram

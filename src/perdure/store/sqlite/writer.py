@@ -22,8 +22,7 @@ from perdure.store.base import Refusals, Step
 from perdure.store.codec import PLAIN, Codec
 from perdure.store.cost import weigh
 from perdure.store.sqlite.file import NAMED, STUCK, Sync
-from perdure.store.sqlite.steps import StepWriter
-from perdure.store.sqlite.stream_steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS
+from perdure.store.sqlite.steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, StepWriter
 from perdure.store.sqlite.writing_connection import Work, WritingConnection
 from perdure.store.time_limit import TimeLimit
 
