@@ -24,9 +24,8 @@ from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import keep_going
-from perdure.log.hub import Hub
+from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
-from perdure.log.read_marks import ReadMarks
 from perdure.runtime.base import Runtimes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping

@@ -10,8 +10,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCResponse, RequestId, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from perdure._core.codes import OUTCOME_UNKNOWN, POSITION_LOST
-from perdure.errors import UNREACHABLE, OutcomeUnknown, Unreachable
+from perdure._core.codes import OUTCOME_UNKNOWN, POSITION_LOST, UNREACHABLE
+from perdure.errors import OutcomeUnknown, Unreachable
 from perdure.remote.message import Message
 
 

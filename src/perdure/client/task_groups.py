@@ -9,10 +9,9 @@ from types import TracebackType
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
-from perdure._core.codes import NO_SERVER
+from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure.client.client import Client
 from perdure.client.outcomes import named
-from perdure.errors import UNREACHABLE
 
 
 async def enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:

@@ -16,23 +16,53 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Protocol
 
-from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
-from perdure.log.backlog import Backlog, Group, Part, Source, flat, front, without_limits
 from perdure.settings import Settings
-from perdure.store.base import Event, Refusals, Step, Store
-from perdure.store.cost import weigh
+from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
+from perdure.store.codec import weigh
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
 
 _logger = logging.getLogger("perdure")
 
+GROUP_BYTES = 1 << 20
+GROUP_STEPS = 2_048
+"""How much is written in one commit, nearly: bytes, and steps and events together. More gains little, keeps the first
+of them waiting for the last, and makes one operation of the store long. The source that reaches a bound is the last."""
+
+MOST_HELD_BYTES = 256 << 20
+"""Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
+
 _RETRY_FIRST = 0.02
 _RETRY_MOST = 0.5
 """Seconds between attempts while the store fails: soon at first, then without being a burden to a store in trouble."""
+
+
+class Source(Protocol):
+    """Has steps to write, and learns what became of them."""
+
+    def take(self) -> Sequence[Step]:
+        """All there is at the moment, in order. It is written in one commit, so it should be little: the writers of a
+        stream wait in `wait_for_room`."""
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        """These are written, or held: they may be shown."""
+
+    def written(self, steps: Sequence[Step]) -> None:
+        """These are in the store."""
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        """These were refused for good."""
+
+
+Part = tuple[Source, Sequence[Step]]
+Group = list[Part]
 
 
 class Journal:
@@ -49,7 +79,7 @@ class Journal:
     ) -> None:
         self.state = LogState.HEALTHY
         self.backlog = Backlog(settings.max_held_events, on_holding)
-        self._store = store
+        self.store = store
         self.clock = store.clock
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
@@ -95,10 +125,6 @@ class Journal:
         self.put(Steps(steps, outcome))
         await outcome
 
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        """Read from the store, within its time."""
-        return await self._store.read(stream, after=after, limit=limit)
-
     async def aclose(self) -> None:
         """Write what is queued; what is left when the store took nothing for its time is lost with the process."""
         while not self._idle.is_set():
@@ -109,8 +135,9 @@ class Journal:
             except TimeoutError:
                 if self.state is LogState.DEGRADED and self._groups == groups:
                     lost = sum(len(steps) for _, steps in self.backlog.parts)
-                    sentence = f"the store is still failing: {lost} steps are lost"
-                    log_event(logging.ERROR, "journal.lost", sentence, steps=lost)
+                    log_event(
+                        logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost
+                    )
                     break
         if self._writer is not None:
             self._writer.cancel()
@@ -155,7 +182,7 @@ class Journal:
         if self.state is LogState.DEGRADED or not self._claims_hold():
             return None
         try:
-            return self._store.commit_now(steps)
+            return self.store.commit_now(steps)
         except Exception:
             return None  # the way through the writer meets the same failure, and deals with it
 
@@ -187,11 +214,10 @@ class Journal:
         """Write a group, and call its sources back: each is then taken out of it. Raises `StoreUnavailable` with the
         others left in it."""
         if not self._claims_hold():
-            lapsed = StaleFence("this node's lease has lapsed")
-            self._done(group, [lapsed] * len(flat(group)))
+            self._done(group, [StaleFence("this node's lease has lapsed")] * len(flat(group)))
             return
         try:
-            refusals = await self._store.commit(flat(group))
+            refusals = await self.store.commit(flat(group))
         except StoreUnavailable:
             raise
         except StoreError as failure:
@@ -206,10 +232,9 @@ class Journal:
             self._done(group, refusals)
 
     def _done(self, group: Group, refusals: Refusals) -> None:
-        place = 0
+        outcomes = iter(refusals)
         for source, steps in group:
-            reasons = [reason for reason in refusals[place : place + len(steps)] if reason is not None]
-            place += len(steps)
+            reasons = [reason for reason in islice(outcomes, len(steps)) if reason is not None]
             _call_back(source, steps, reasons[0] if reasons else None)
         group.clear()
 
@@ -234,7 +259,7 @@ class Journal:
             backlog.set_shown(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
             if holds:
-                steps = without_limits(steps)
+                steps = [_without_limit(step) for step in steps]
             elif isinstance(source, Steps) and source.outcome is not None:
                 source.refused(steps, StoreUnavailable("the store fails"))
                 continue
@@ -251,7 +276,7 @@ class Journal:
                 if self._claims_hold():  # else nothing of it is written
                     # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as
                     # much as failed: a full disk has room for a little.
-                    await self._store.probe(1 if backlog.parts else self._too_much)
+                    await self.store.probe(1 if backlog.parts else self._too_much)
                 while group := front(backlog.parts):
                     taken = len(group)
                     try:
@@ -307,3 +332,79 @@ def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | No
             source.written(steps)
     except Exception:
         _logger.exception("a source of the journal failed", extra={"action": "journal.source"})
+
+
+class Backlog:
+    """Parts that wait for the store, the oldest first."""
+
+    __slots__ = ("_bytes", "_events", "_most_events", "_on_holding", "_room", "_shows", "has_room", "parts")
+
+    def __init__(self, most_events: int, on_holding: Callable[[bool], None]) -> None:
+        """`on_holding` is called before the first event is shown that is not written, and when everything held is."""
+        self.has_room = True
+        """No more is held than memory should carry."""
+        self.parts: deque[Part] = deque()
+        self._most_events = most_events
+        self._on_holding = on_holding
+        self._shows = False
+        self._events = self._bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def set_shown(self, shown: bool) -> None:
+        """What is held is shown from now on; or nothing is held any more."""
+        if shown != self._shows:
+            self._shows = shown
+            self._on_holding(shown)
+
+    def add(self, source: Source, steps: Sequence[Step]) -> int:
+        """Hold steps; gives the number of events in them."""
+        self.parts.append((source, steps))
+        return self._count(steps, 1)
+
+    def remove(self, parts: int) -> None:
+        """So many are written, or refused."""
+        for _ in range(parts):
+            self._count(self.parts.popleft()[1], -1)
+
+    def _count(self, steps: Sequence[Step], sign: int) -> int:
+        events = sum(
+            len(step.events) if isinstance(step, Append) else len(step.payloads)
+            for step in steps
+            if isinstance(step, Append | Forward)
+        )
+        self._events += sign * events
+        self._bytes += sign * weigh(steps)[1]
+        self.has_room = self._events < self._most_events and self._bytes < MOST_HELD_BYTES
+        if self.has_room:
+            self._room.set()
+        else:
+            self._room.clear()
+        return events
+
+    async def wait_for_room(self) -> None:
+        await self._room.wait()
+
+
+def front(parts: Iterable[Part]) -> Group:
+    """As many of the parts as one commit should hold."""
+    group: Group = []
+    count = size = 0
+    for part in parts:
+        group.append(part)
+        rows, its_size, _ = weigh(part[1])
+        count, size = count + rows, size + its_size
+        if count >= GROUP_STEPS or size >= GROUP_BYTES:
+            break
+    return group
+
+
+def flat(group: Group) -> list[Step]:
+    return [step for _, steps in group for step in steps]
+
+
+def _without_limit(step: Step) -> Step:
+    """A step that is held counts as accepted: it must not be refused for a limit when it is written."""
+    if isinstance(step, PutSession):
+        return replace(step, limits=None)
+    return replace(step, most_calls=None) if isinstance(step, OpenStream) else step

@@ -35,15 +35,12 @@ class History(Protocol):
     @property
     def tells_by_log(self) -> bool:
         """A log message may tell of a gap."""
-        ...
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the answers of a stream that are no longer retained."""
-        ...
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
         """The sequence numbers of those events that are asks which wait for no answer any more."""
-        ...
 
 
 class Connection(Protocol):
@@ -53,11 +50,9 @@ class Connection(Protocol):
 
     def abort(self) -> None:
         """Break it off: its client takes nothing, so it could not even be ended politely."""
-        ...
 
     def finish(self) -> None:
         """Stop waiting for the client: the reader has written all that it will."""
-        ...
 
 
 BATCH = 256
@@ -114,10 +109,7 @@ class Reader:
         self._replay = replay
 
     async def begin(self, connection: Connection) -> None:
-        """Write what comes before the first event. The pump starts afterwards, and only if there is something.
-
-        The caller then waits for its client to leave; `finish` is called when the reader is through before that.
-        """
+        """Write what comes before the first event. The caller then waits for its client to leave, or for `finish`."""
         self._connection = connection
         if self.state is ReaderState.CLOSING:  # another reader was faster than the start of this response
             await self._close()
@@ -224,7 +216,16 @@ class Reader:
             skipped = await self._history.closed_asks(events)
         frames = [self.preamble] if self.preamble else []
         self.preamble = b""
-        cursor = self._encode(events, frames, skipped)
+        cursor, size = self.cursor, 0
+        for event in events:  # as many as fit into one write
+            if event.seq != cursor + 1:
+                frames.append(self._gap(cursor + 1, event.seq - 1))
+            if event.seq not in skipped:
+                frames.append(sse.encode_event(b"%s%010d" % (stream.prefix, event.seq), event.payload))
+            cursor = event.seq
+            size += len(event.payload)
+            if size >= READ_BYTES:
+                break
         if not events and cursor < target:
             frames.append(self._gap(cursor + 1, target))
             cursor = target
@@ -243,20 +244,6 @@ class Reader:
             self._finish()
             return False
         return moved
-
-    def _encode(self, events: Sequence[Event], frames: list[bytes], skipped: set[int]) -> int:
-        """Add the frames of events, as many as fit into one write; gives the sequence number of the last one."""
-        cursor, size, prefix = self.cursor, 0, self.stream.prefix
-        for event in events:
-            if event.seq != cursor + 1:
-                frames.append(self._gap(cursor + 1, event.seq - 1))
-            if event.seq not in skipped:
-                frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
-            cursor = event.seq
-            size += len(event.payload)
-            if size >= READ_BYTES:
-                break
-        return cursor
 
     def _gap(self, first: int, last: int) -> bytes:
         self._gapped = True

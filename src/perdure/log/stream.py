@@ -18,9 +18,8 @@ from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId
 from perdure._core.retention import StreamSizes
 from perdure._core.states import CONTENT, WRITING, ContentState, ContentStep, WritingState, WritingStep, advance
 from perdure.errors import PerdureError
-from perdure.log.ends import RUN_AHEAD_BYTES, Readership, StreamWriter
 from perdure.log.journal import Journal, Steps
-from perdure.log.tail import Tail
+from perdure.log.stream_parts import RUN_AHEAD_BYTES, Readership, StreamWriter, Tail
 from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, StreamRecord
 from perdure.telemetry.events import log_event
 
@@ -32,22 +31,17 @@ class StreamOwner(Protocol):
     """Learns what happens to streams."""
 
     def on_settled(self, stream: Stream) -> None:
-        """The store has all there is to know of a stream, or no reader needs it here: the object may go. Called again
-        whenever that is seen."""
-        ...
+        """The store knows all of a stream, or no reader needs it here: the object may go. Called whenever so."""
 
     def on_grown(self, stream: Stream) -> None:
         """A stream has grown that is read at another node."""
-        ...
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node has become the writer; what could not be appended because of that, and up to which number it may
         have been shown already."""
-        ...
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         """A further step is written that was committed together with events; or it never will be."""
-        ...
 
 
 class Stream:
@@ -93,16 +87,13 @@ class Stream:
         self.readers.update(record.last, None, False)
         if writes:
             self.writing = WritingState.WRITING
-            self.writer = self._new_writer(owed)
+            self.writer = StreamWriter(self.id, self.tail, self.readers, StreamSizes(record.last), owed)
 
     def _set_node(self, record: StreamRecord) -> None:
         self.node: NodeId = record.node
         self.fence: Fence = record.fence
         self.generation = record.generation
         self.prefix = position_prefix(record.kind, record.id, record.generation).encode()
-
-    def _new_writer(self, owed: int) -> StreamWriter:
-        return StreamWriter(self.id, self.tail, self.readers, StreamSizes(self.tail.last), owed)
 
     # Who writes
 
@@ -145,7 +136,9 @@ class Stream:
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
         tail, readers = self.tail, self.readers
         tail.reset(record.last)
-        self.writer = self._new_writer(owed) if self.writer is None else self.writer.claimed_again(owed)
+        # What a writer under an earlier claim had under way is refused by the store; what it counted is still there.
+        sizes = StreamSizes(record.last) if self.writer is None else self.writer.sizes.restarted(record.last)
+        self.writer = StreamWriter(self.id, tail, readers, sizes, owed)
         readers.delivered = max(min(readers.delivered, record.last), record.delivered)
         readers.marked_unread = record.unread
         readers.end_beyond(record.last)
@@ -205,8 +198,7 @@ class Stream:
             self.moved()
 
     def unlog(self) -> None:
-        """The store has forgotten it, with its session: what was appended, and what still comes, is for the reader that
-        is there."""
+        """The store has forgotten it, with its session: what was and will be appended is for the present reader."""
         if self.writing is WritingState.WRITING:
             self.writing = advance(WRITING, self.writing, WritingStep.FORGET)
         if self.writer is None:
@@ -351,7 +343,7 @@ class Stream:
         """Visible events after a sequence number; from the tail where it reaches back far enough."""
         events = self.tail.read(after, limit)
         if events is None:
-            events = await self._journal.read(self.id, after=after, limit=limit)
+            events = await self._journal.store.read(self.id, after=after, limit=limit)
             if events and events[-1].seq > self.tail.durable:
                 # Another node has become the writer, and this one does not know its generation yet.
                 events = [event for event in events if event.seq <= self.tail.durable]

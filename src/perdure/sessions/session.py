@@ -347,7 +347,7 @@ class Session:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         # What is held is in memory alone; it is looked at first, because from there it goes into the store.
         finals, after = stream.tail.finals, 0
-        while events := await self.context.journal.read(stream.id, after=after, limit=1_000):
+        while events := await self.context.store.read(stream.id, after=after, limit=1_000):
             finals += [event for event in events if event.final]
             after = events[-1].seq
         answered = {json.loads(event.payload).get("id") for event in finals}

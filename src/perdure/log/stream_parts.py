@@ -1,5 +1,4 @@
-"""Holds the two ends of a stream: what this node appends until the journal takes it, and who reads, at which node, how
-far."""
+"""Holds the parts of a stream: its newest events, its readers, and what waits here until the journal takes it."""
 
 from __future__ import annotations
 
@@ -10,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from perdure._core.ids import Fence, StreamId
 from perdure._core.retention import StreamSizes, StreamUsage
-from perdure.log.tail import TAIL_BYTES, Tail
 from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, Trim
 
 if TYPE_CHECKING:
     from perdure.log.reader import Reader
+
+TAIL_BYTES = 256 * 1024
+"""Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
 
 RUN_AHEAD = 128
 """Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
@@ -23,7 +24,82 @@ RUN_AHEAD_BYTES = TAIL_BYTES
 """Bytes a call may send before they are accepted, and the rest of the last event. They are written in one commit, which
 must be short; and sent from the tail, which should hold them."""
 
-# There are thousands of streams at rest: what is mostly empty is a tuple, which costs nothing when empty.
+
+class Tail:
+    """The newest events of one stream, in memory, and three marks that tell how far the stream has come.
+
+    `last` is appended, `visible` may be shown (it is in the store, or held while the store fails), `durable` is in the
+    store. Readers see nothing beyond `visible`, so no byte leaves before the store has accepted it (promise 1). The
+    tail keeps what is not durable yet or what the attached reader still needs, so that reading at the end costs no
+    query; whatever the tail no longer has is read from the store. Nothing depends on the tail.
+    """
+
+    __slots__ = ("_events", "_size", "durable", "last", "pins", "visible")
+
+    def __init__(self, last: int) -> None:
+        self.pins = 0
+        """How many need all of it to stay in memory."""
+        self.reset(last)
+
+    def reset(self, last: int) -> None:
+        """Forget all events; the stream has come this far, in the store."""
+        self.last = self.visible = self.durable = last
+        self._events: list[Event] = []
+        self._size = 0
+        """Bytes of the visible ones."""
+
+    def append(self, time: float, payload: bytes, final: bool) -> Event:
+        self.last = seq = self.last + 1
+        event = Event(seq, time, payload, final)
+        self._events.append(event)
+        return event
+
+    def show(self, through: int, size: int) -> None:
+        """Events up to a number may be shown; those that could not be before have so many bytes."""
+        self.visible = through
+        self._size += size
+
+    def read(self, after: int, limit: int) -> Sequence[Event] | None:
+        """Visible events after a sequence number; `None` if only the store can tell."""
+        events = self._events
+        if events and events[0].seq <= after + 1:
+            start = after + 1 - events[0].seq
+            return events[start : start + min(limit, self.visible - after)]
+        return () if after >= self.durable else None
+
+    @property
+    def unwritten(self) -> list[Event]:
+        """Events that are not in the store."""
+        return [event for event in self._events if event.seq > self.durable]
+
+    @property
+    def finals(self) -> list[Event]:
+        """Final answers that the store may not have yet."""
+        return [event for event in self._events if event.final]
+
+    @property
+    def start(self) -> int:
+        """The sequence number before the oldest event that is in memory."""
+        return self._events[0].seq - 1 if self._events else self.last
+
+    def release(self, floor: int, kept: int = 0) -> None:
+        """Forget the front: what is durable and read (up to `floor`), or too much to carry for a reader that lags; of
+        the latter not the newest `kept`."""
+        events = self._events
+        if self.pins or not events:
+            return
+        durable = self.durable
+        if floor > durable:
+            floor = durable
+        large = durable - kept
+        gone = 0
+        while gone < len(events) and (
+            events[gone].seq <= floor or (self._size > TAIL_BYTES and events[gone].seq <= large)
+        ):
+            self._size -= len(events[gone].payload)
+            gone += 1
+        if gone:
+            del events[:gone]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +118,7 @@ class Readership:
     """When the last reader was lost, as an arrival number of the hub."""
     pause_at: int = 0
     """The sequence number at which the writer has to wait."""
+    # Mostly empty, and there are thousands of streams at rest: a tuple, which costs nothing when empty.
     waiting: tuple[asyncio.Future[bool], ...] = ()
 
     @property
@@ -103,7 +180,7 @@ class StreamWriter:
     _id: StreamId
     _tail: Tail
     _readers: Readership
-    _sizes: StreamSizes
+    sizes: StreamSizes
     _owed: int
     seals: bool = False
     """Everything owed is appended."""
@@ -113,13 +190,9 @@ class StreamWriter:
     pending: list[Event] = field(default_factory=list)
     """What the journal has not taken yet."""
     _taken: int = 0
+    # Tuples, as `Readership.waiting`.
     _ends: tuple[CallEnd, ...] = ()
     _extra_steps: tuple[Step, ...] = ()
-
-    def claimed_again(self, owed: int) -> StreamWriter:
-        """Give the writer under a newer claim of this node. What this one had under way is refused by the store."""
-        sizes = self._sizes.restarted(self._tail.last)
-        return StreamWriter(self._id, self._tail, self._readers, sizes, owed)
 
     def add(self, end: CallEnd | None, also: Step | None, taken: int) -> None:
         """Add what is committed together with the last event of `pending`."""
@@ -138,7 +211,7 @@ class StreamWriter:
         if not self.pending:
             self.is_queued = False
             return ()
-        events, sizes = tuple(self.pending), self._sizes
+        events, sizes = tuple(self.pending), self.sizes
         if self._ends:
             finals = {event.seq: len(event.payload) for event in events if event.final}
             sizes.count([0 if event.final else len(event.payload) for event in events], finals)
@@ -162,12 +235,12 @@ class StreamWriter:
         return extra
 
     def usage(self, *, idle: bool) -> StreamUsage:
-        return self._sizes.usage(self._id, last=self._tail.last, floor=self._floor, idle=idle)
+        return self.sizes.usage(self._id, last=self._tail.last, floor=self._floor, idle=idle)
 
     def forget_events(self) -> Trim:
         """Trim everything that may go, final answers excepted."""
-        self._sizes.trim(self._floor)
-        return Trim(stream=self._id, through=self._sizes.trimmed)
+        self.sizes.trim(self._floor)
+        return Trim(stream=self._id, through=self.sizes.trimmed)
 
     @property
     def _floor(self) -> int:
