@@ -33,7 +33,7 @@ from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
-from perdure.store.within_time import within_time
+from perdure.store.time_limit import within_time
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import PeerLog, log_event

@@ -22,14 +22,11 @@ import anyio
 
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.call import DEPARTURE
-from perdure.remote.endpoint import Endpoint
-from perdure.remote.limits import Limits
+from perdure.remote.call import DEPARTURE, Sender
+from perdure.remote.endpoint import Endpoint, Handshake
 from perdure.remote.link import Link
 from perdure.remote.message import Message
-from perdure.remote.sender import Sender
-from perdure.remote.state import Handshake
-from perdure.remote.stream import StrayAnswer
+from perdure.remote.stream import Limits, StrayAnswer
 from perdure.stdio import log_capability
 from perdure.stdio.connection_log import ConnectionLog
 from perdure.stdio.dialogue import Dialogue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from perdure.remote.endpoint import shown
-from perdure.remote.notice import Notice
+from perdure.remote.link import Notice
 from perdure.telemetry.events import log_event
 
 

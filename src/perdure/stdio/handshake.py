@@ -9,13 +9,11 @@ import anyio
 
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
 from perdure._core.delivery import Purpose
-from perdure.remote.attempts import Attempts
-from perdure.remote.failures import Refused, Unavailable
-from perdure.remote.link import Link
+from perdure.remote.call import Sender
+from perdure.remote.endpoint import Handshake, Refused, Unavailable
+from perdure.remote.link import Link, Notice
 from perdure.remote.message import error
-from perdure.remote.notice import Notice
-from perdure.remote.sender import Sender
-from perdure.remote.state import Handshake
+from perdure.remote.stream import Attempts
 from perdure.stdio import log_capability
 from perdure.stdio.earlier_calls import EarlierCalls
 from perdure.stdio.notes import Notes

@@ -16,10 +16,9 @@ from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, 
 from perdure._core.revisions import REVISIONS
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import encode as encode_sticky
-from perdure.remote.call import Call
+from perdure.remote.call import Call, Sender
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
-from perdure.remote.sender import Sender
 from perdure.stdio import log_capability
 from perdure.stdio.dialogue import Dialogue
 from perdure.stdio.handshake import HostHandshake

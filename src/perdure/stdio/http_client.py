@@ -16,9 +16,7 @@ from pathlib import Path
 import httpx2
 
 from perdure.remote import endpoint
-from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import shown
-from perdure.remote.failures import Refusal, Refused
+from perdure.remote.endpoint import Bearer, Refusal, Refused, TokenProvider, shown
 from perdure.telemetry.events import log_event
 
 #: As the bridge's own HTTP library names them.

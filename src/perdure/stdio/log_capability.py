@@ -10,8 +10,8 @@ import json
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_PARAMS
+from perdure.remote.endpoint import Handshake
 from perdure.remote.message import encode, error
-from perdure.remote.state import Handshake
 
 SET_LEVEL = "logging/setLevel"
 

@@ -18,10 +18,8 @@ import anyio
 from perdure._core.delivery import Failure
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.attempts import Attempts
-from perdure.remote.endpoint import Endpoint, Response
-from perdure.remote.failures import Refused, RequestFailed, Unavailable
-from perdure.remote.state import Handshake
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Response, Unavailable
+from perdure.remote.stream import Attempts
 from perdure.stdio.slots import Slot
 from perdure.telemetry.events import log_event
 
