@@ -24,7 +24,7 @@ from perdure._core import codes as error_codes
 from perdure._core import delivery as rules
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
-from perdure._core.units import format_duration, format_size
+from perdure._core.text import format_duration, format_size
 from perdure.cli.main import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import RETRY_AFTER, Refusal
@@ -96,7 +96,7 @@ FIXED = [
         "seconds that connections get to end when the server stops",
         "they are cut",
     ),
-    ("perdure.log.readership", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    ("perdure.log.stream_parts", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
     (
         "perdure.serve.token_file",
         "MIN_TOKEN",

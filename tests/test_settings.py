@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure._core.units import format_duration, format_size, parse_count, parse_duration, parse_size
+from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.errors import BadSetting, Misuse
 from perdure.settings import Settings, rule_of
 

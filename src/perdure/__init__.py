@@ -7,7 +7,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from mcp.server.auth.provider import TokenVerifier as _TokenVerifier
 
-    from perdure._core.gap import Gap
+    from perdure._core.losses import Gap
     from perdure._core.reconnect import Patience
     from perdure.client.client import Client
     from perdure.client.connect import connect
@@ -92,7 +92,7 @@ def asgi(
 _HOMES = {
     "App": "perdure.http.app",
     "Client": "perdure.client.client",
-    "Gap": "perdure._core.gap",
+    "Gap": "perdure._core.losses",
     "Patience": "perdure._core.reconnect",
     "PendingCall": "perdure.client.pending",
     "Settings": "perdure.settings",

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from perdure._core.ids import NodeId, new_node_id
-from perdure._core.memory_budget import Work
+from perdure._core.limits import Work
 from perdure._core.retention import Limits
 from perdure.cluster.mail_handler import MailHandler
 from perdure.cluster.node import Node
@@ -24,9 +24,8 @@ from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import keep_going
-from perdure.log.hub import Hub
+from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
-from perdure.log.read_marks import ReadMarks
 from perdure.runtime.base import Runtimes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping

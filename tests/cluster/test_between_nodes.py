@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure.log.readership import RUN_AHEAD
+from perdure.log.stream_parts import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
 from perdure.store.base import Append, Event, SessionRecord, StreamRecord, stream_by_id
@@ -279,7 +279,7 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
 
 async def test_ends_of_generations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 6: a home that moves to and fro leaves a row each time; the oldest go."""
-    monkeypatch.setattr("perdure.store.sqlite.stream_steps.KEPT_GENERATIONS", 3)
+    monkeypatch.setattr("perdure.store.base.KEPT_GENERATIONS", 3)
     path = tmp_path / "log.db"
     async with serve(Workshop().server, store=SqliteStore(str(path))) as site:
         peer = await site.join()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import SessionId
-from perdure._core.orphan import METHOD
+from perdure._core.losses import ORPHAN
 from perdure.sessions import orphans
 from tests.cluster.conftest import Node, Pair, Start
 from tests.support.cluster import Cluster, cluster
@@ -34,7 +34,7 @@ async def pair(start: Start) -> Pair:
 
 def told(message: Message) -> tuple[str, str]:
     """The call of which a client is told, and how it is."""
-    assert message["method"] == METHOD, message
+    assert message["method"] == ORPHAN, message
     return message["params"]["call"], message["params"]["state"]
 
 

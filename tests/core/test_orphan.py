@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perdure._core.ids import Kind, Position, StreamId
-from perdure._core.orphan import MAX_NAME, NO_VISITS, Orphan, Visits, read_call
+from perdure._core.losses import MAX_NAME, NO_VISITS, Orphan, Visits, read_call
 
 POSITION = Position(kind=Kind.CALL, stream=StreamId("s" * 22), generation=1, seq=2)
 RUNNING = Orphan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure._core.printable import printable
+from perdure._core.text import printable
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure._core.rate_limit import MOST_CALLERS, RateLimit
+from perdure._core.limits import MOST_CALLERS, RateLimit
 
 
 def test_a_full_bucket_is_taken_at_once_and_no_more() -> None:

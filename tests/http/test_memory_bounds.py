@@ -15,7 +15,7 @@ from mcp.server.lowlevel.server import Server
 from mcp_types import NotificationParams
 from starlette.types import Message
 
-from perdure._core.memory_budget import weigh
+from perdure._core.limits import weigh
 from perdure.http import body
 from perdure.http.body import Bodies
 from perdure.http.post import MAX_HANDSHAKE, MAX_HANDSHAKE_MEMORY

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Kind, SessionId
-from perdure._core.orphan import METHOD
+from perdure._core.losses import ORPHAN
 from perdure.sessions import orphans
 from perdure.sessions.orphans import MOST_TOLD
 from perdure.store import MemoryStore
@@ -70,7 +70,7 @@ async def _has_said(site: Site, peer: Peer, number: int) -> bool:
 
 def told(message: Message) -> Message:
     """What a client is told of a call; its stream's name, which is random, left out."""
-    assert message["method"] == METHOD, message
+    assert message["method"] == ORPHAN, message
     return {name: value for name, value in message["params"].items() if name != "position"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.support.nursery import Point
 
 STEPS = "perdure.store.sqlite.steps"
-STREAM_STEPS = "perdure.store.sqlite.stream_steps"
 WRITER = "perdure.store.sqlite.writing_connection"
 FILE = "perdure.store.sqlite.file"
 NODES = "perdure.store.sqlite.nodes"
@@ -19,17 +18,17 @@ def at(module: str, qualname: str, edge: str, nth: int = 1, *, armed: bool = Fal
 POINTS = {
     "before the row of a call": at("perdure.sessions.ledger", "Intake.accept", "enter"),
     "before the row of the second call": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
-    "in the transaction of the row": at(STREAM_STEPS, "StreamSteps.open_stream", "leave"),
+    "in the transaction of the row": at(STEPS, "StreamSteps.open_stream", "leave"),
     "between the row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
     "between the second row and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
     "before the first append": at("perdure.log.stream", "Stream.append", "enter"),
-    "in the transaction of the first events": at(STREAM_STEPS, "StreamSteps.append", "leave"),
+    "in the transaction of the first events": at(STEPS, "StreamSteps.append", "leave"),
     "between an append and its send": at("perdure.log.stream", "Stream.accepted", "enter"),
     "between a later append and its send": at("perdure.log.stream", "Stream.accepted", "enter", 4),
     "before anything is sent": at("perdure.log.reader", "Reader._send", "enter"),
     "after something was sent": at("perdure.log.reader", "Reader._send", "enter", 4),
     # The next one is reached with the answer's event written and the stream sealed: the row's end comes behind it.
-    "between the answer and the end of its row": at(STREAM_STEPS, "StreamSteps.append", "within"),
+    "between the answer and the end of its row": at(STEPS, "StreamSteps.append", "within"),
     "behind the last statement, before the commit": at(STEPS, "StepWriter.apply", "leave", 5),
 }
 
@@ -44,14 +43,14 @@ GROUP_POINTS = {
 #: Met by a server that starts on the file of one that was killed while calls ran.
 SECOND_POINTS = {
     "before a stream is claimed": at("perdure.cluster.settler", "Settler._settle", "enter"),
-    "before the second stream is claimed": at(STREAM_STEPS, "StreamSteps.claim", "enter", 2),
-    "in the transaction of a claim": at(STREAM_STEPS, "StreamSteps.claim", "leave"),
+    "before the second stream is claimed": at(STEPS, "StreamSteps.claim", "enter", 2),
+    "in the transaction of a claim": at(STEPS, "StreamSteps.claim", "leave"),
     "before a session is loaded": at("perdure.sessions.registry", "SessionRegistry._build", "enter"),
     "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeSlot._load", "enter"),
     "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
     "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
     "before an unknown outcome is told": at("perdure.cluster.settler", "Settler._answer_unknown", "enter"),
-    "in the transaction of a settled answer": at(STREAM_STEPS, "StreamSteps.append", "within"),
+    "in the transaction of a settled answer": at(STEPS, "StreamSteps.append", "within"),
     "before the dead are buried": at(NODES, "bury", "enter"),
     "in the middle of a burial": at(NODES, "bury", "within", 3),
 }

@@ -67,22 +67,19 @@ class Outcome(enum.Enum):
     REUSED = "the token was used before: the chain is revoked"
 
 
+_ENDED, _REUSED = (Change.END, Outcome.ENDED), (Change.END, Outcome.REUSED)
 RULES: Mapping[Action, Mapping[Shown, tuple[Change, Outcome]]] = {
     Action.RESUME: {
         Shown.CURRENT: (Change.ISSUE, Outcome.ACCEPTED),
         Shown.NEXT: (Change.MOVE_AND_ISSUE, Outcome.ACCEPTED),  # it was written down, and its holder died then
-        Shown.USED: (Change.END, Outcome.REUSED),
+        Shown.USED: _REUSED,
     },
     Action.CONFIRM: {
         Shown.CURRENT: (Change.KEEP, Outcome.ACCEPTED),  # twice, as the first answer may be lost
         Shown.NEXT: (Change.MOVE, Outcome.ACCEPTED),
-        Shown.USED: (Change.END, Outcome.REUSED),
+        Shown.USED: _REUSED,
     },
-    Action.REVOKE: {
-        Shown.CURRENT: (Change.END, Outcome.ENDED),
-        Shown.NEXT: (Change.END, Outcome.ENDED),
-        Shown.USED: (Change.END, Outcome.REUSED),
-    },
+    Action.REVOKE: {Shown.CURRENT: _ENDED, Shown.NEXT: _ENDED, Shown.USED: _REUSED},
 }
 
 
@@ -130,17 +127,13 @@ def hashed(value: bytes) -> str:
     return hashlib.sha256(value).hexdigest()
 
 
-def hashed_holder(holder: str) -> str:
-    return hashed(holder.encode())
-
-
 def opened(token: Token, *, session: SessionId, holder: str) -> Chain:
     """A new chain, whose first token needs no confirmation: before it there is none to fall back to."""
-    return Chain(name=hashed(token.name), session=session, holder=hashed_holder(holder), current=hashed(token.secret))
+    return Chain(name=hashed(token.name), session=session, holder=hashed(holder.encode()), current=hashed(token.secret))
 
 
 def is_held_by(chain: Chain, holder: str) -> bool:
-    return hmac.compare_digest(chain.holder, hashed_holder(holder))
+    return hmac.compare_digest(chain.holder, hashed(holder.encode()))
 
 
 def shown(chain: Chain, token: Token) -> Shown:
@@ -152,23 +145,12 @@ def shown(chain: Chain, token: Token) -> Shown:
 
 
 def use(chain: Chain, action: Action, token: Token, *, fresh: bytes) -> tuple[Chain | None, Outcome]:
-    """The chain after a use of one of its tokens (`None`: it is gone), and what that came to.
-
-    `fresh`: the secret to issue, where one is.
-    """
+    """The chain after a use of one of its tokens (`None`: gone), and the outcome. `fresh`: the secret to issue."""
     change, outcome = RULES[action][shown(chain, token)]
-    return _changed(chain, change, hashed(fresh)), outcome
-
-
-def _changed(chain: Chain, change: Change, fresh: str) -> Chain | None:
-    match change:
-        case Change.KEEP:
-            return chain
-        case Change.ISSUE:
-            return replace(chain, next=fresh)
-        case Change.MOVE:
-            return replace(chain, current=chain.next, next="")
-        case Change.MOVE_AND_ISSUE:
-            return replace(chain, current=chain.next, next=fresh)
-        case Change.END:
-            return None
+    if change is Change.END:
+        return None, outcome
+    if change in (Change.MOVE, Change.MOVE_AND_ISSUE):
+        chain = replace(chain, current=chain.next, next="")
+    if change in (Change.ISSUE, Change.MOVE_AND_ISSUE):
+        chain = replace(chain, next=hashed(fresh))
+    return chain, outcome

@@ -234,11 +234,10 @@ def seen(attempt: Attempt, *, status: int, media: str, body: Body, says_when: bo
     if status == 404 and attempt.may_renew:
         return Seen.SESSION_GONE
     if is_read(attempt):
-        return _seen_by_get(attempt, status)
-    return _seen_by_post(status, body, says_when)
-
-
-def _seen_by_post(status: int, body: Body, says_when: bool) -> Seen:
+        if status not in _NO_READING:
+            return Seen.UNREADABLE
+        is_listener = attempt.purpose is Purpose.LISTENER
+        return Seen.NO_STREAM if is_listener and (status != 400 or not attempt.has_position) else Seen.BAD_POSITION
     if status == 429 or (status == 503 and says_when):
         return Seen.NOT_NOW
     if status < 300:
@@ -250,10 +249,3 @@ def _seen_by_post(status: int, body: Body, says_when: bool) -> Seen:
     if body is Body.ERROR:
         return Seen.SAID_FAILED
     return Seen.AWAY if status in _AWAY else Seen.FAILED
-
-
-def _seen_by_get(attempt: Attempt, status: int) -> Seen:
-    if status not in _NO_READING:
-        return Seen.UNREADABLE
-    is_listener = attempt.purpose is Purpose.LISTENER
-    return Seen.NO_STREAM if is_listener and (status != 400 or not attempt.has_position) else Seen.BAD_POSITION

@@ -14,13 +14,11 @@ JavaScript. We are stricter in one place: an id that MCP forbids makes no notifi
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
-from perdure._core.codes import INVALID_REQUEST as INVALID_REQUEST
-from perdure._core.codes import PARSE_ERROR as PARSE_ERROR
+from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR
 
 #: The parser recurses once per level, and so does most code behind us: far below Python's 1000 frames, and far above
 #: what people nest by hand. The SDK's own parser ends at about 200.
@@ -97,7 +95,20 @@ class Batch:
 def parse_body(body: bytes) -> Envelope | Batch:
     """The message or batch in a request's body, or `InvalidMessage`."""
     value = _parse_json(body)
-    return _read_batch(value) if isinstance(value, list) else _read_message(value)
+    if not isinstance(value, list):
+        return _read_message(value)
+    if not value:
+        raise _refused("the batch is empty")
+    if len(value) > MAX_BATCH:
+        raise _refused(f"the batch holds {len(value)} messages, more than {MAX_BATCH}")
+    messages: list[Envelope] = []
+    for index, item in enumerate(value):
+        try:
+            messages.append(_read_message(item))
+        except InvalidMessage as error:
+            # Without the id: the refusal is about the whole batch, not about this request.
+            raise InvalidMessage(f"message {index} of the batch: {error.reason}", code=error.code) from error
+    return Batch(messages=tuple(messages))
 
 
 def coerce_id(id: RequestId) -> RequestId:  # noqa: A002 - JSON-RPC's word
@@ -117,9 +128,6 @@ def error_payload(request_id: RequestId | None, code: int, message: str, data: o
     if data is not None:
         error["data"] = data
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, separators=(",", ":")).encode()
-
-
-# --- the text
 
 
 def _parse_json(body: bytes) -> object:
@@ -191,58 +199,29 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant
 _ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
 
 
-# --- the message
-
-
-def _read_batch(items: Sequence[object]) -> Batch:
-    if not items:
-        raise InvalidMessage("the batch is empty", code=INVALID_REQUEST)
-    if len(items) > MAX_BATCH:
-        raise InvalidMessage(f"the batch holds {len(items)} messages, more than {MAX_BATCH}", code=INVALID_REQUEST)
-    return Batch(messages=tuple(_read_item(index, item) for index, item in enumerate(items)))
-
-
-def _read_item(index: int, item: object) -> Envelope:
-    try:
-        return _read_message(item)
-    except InvalidMessage as error:
-        # Without the id: the refusal is about the whole batch, not about this request.
-        raise InvalidMessage(f"message {index} of the batch: {error.reason}", code=error.code) from error
-
-
 def _read_message(message: object) -> Envelope:
     if not isinstance(message, dict):
-        raise InvalidMessage(f"a message must be an object, not {_seen(message)}", code=INVALID_REQUEST)
+        raise _refused(f"a message must be an object, not {_seen(message)}")
     if message.get("jsonrpc") != "2.0":
-        raise _refused(message, f'"jsonrpc" must be "2.0", not {_seen_member(message, "jsonrpc")}')
-    if "method" not in message:
-        return _read_response(message)
-    if message.get("result") is not None or message.get("error") is not None:
-        raise _refused(message, 'a message has either "method" or "result" or "error"')
-    return _read_call(message)
-
-
-def _read_call(message: JsonObject) -> Request | Notification:
-    method, params = message["method"], message.get("params")
-    if not isinstance(method, str) or not 0 < len(method) <= MAX_METHOD_CHARS:
-        raise _refused(message, f'"method" must be a string of 1 to {MAX_METHOD_CHARS} characters, not {_seen(method)}')
-    if params is not None and not isinstance(params, dict):
-        raise _refused(message, f'"params" must be an object, not {_seen(params)}')
-    if "id" not in message:
-        return Notification(method=method, params=params, raw=message)
-    return Request(id=_read_id(message), method=method, params=params, raw=message)
-
-
-def _read_response(message: JsonObject) -> Response:
-    result, error = message.get("result"), message.get("error")
-    if (result is None) == (error is None):
-        raise _refused(message, 'a message has either "method" or "result" or "error"')
+        raise _refused(f'"jsonrpc" must be "2.0", not {_seen_member(message, "jsonrpc")}', message)
+    method, params, result, error = map(message.get, ("method", "params", "result", "error"))
+    if ("method" in message) + (result is not None) + (error is not None) != 1:
+        raise _refused('a message has either "method" or "result" or "error"', message)
+    if "method" in message:
+        if not isinstance(method, str) or not 0 < len(method) <= MAX_METHOD_CHARS:
+            rule = f"a string of 1 to {MAX_METHOD_CHARS} characters"
+            raise _refused(f'"method" must be {rule}, not {_seen(method)}', message)
+        if params is not None and not isinstance(params, dict):
+            raise _refused(f'"params" must be an object, not {_seen(params)}', message)
+        if "id" not in message:
+            return Notification(method=method, params=params, raw=message)
+        return Request(id=_read_id(message), method=method, params=params, raw=message)
     if error is None:
         if not isinstance(result, dict):
-            raise _refused(message, f'"result" must be an object, not {_seen(result)}')
+            raise _refused(f'"result" must be an object, not {_seen(result)}', message)
         return Response(id=_read_id(message), raw=message)
     if not isinstance(error, dict) or type(error.get("code")) is not int or type(error.get("message")) is not str:
-        raise _refused(message, '"error" must be an object with an integer "code" and a string "message"')
+        raise _refused('"error" must be an object with an integer "code" and a string "message"', message)
     return Response(id=None if message.get("id") is None else _read_id(message), raw=message)
 
 
@@ -250,7 +229,7 @@ def _read_id(message: JsonObject) -> RequestId:
     value = message.get("id")
     if not _is_request_id(value):
         rule = f"a 64-bit integer or a string of at most {MAX_ID_CHARS} characters"
-        raise _refused(message, f'"id" must be {rule}, not {_seen_member(message, "id")}')
+        raise _refused(f'"id" must be {rule}, not {_seen_member(message, "id")}', message)
     return value
 
 
@@ -260,10 +239,9 @@ def _is_request_id(value: object) -> TypeGuard[RequestId]:
     return type(value) is int and -MAX_ID - 1 <= value <= MAX_ID  # bool is an int to isinstance
 
 
-def _refused(message: JsonObject, reason: str) -> InvalidMessage:
-    id_ = message.get("id")
-    answerable = "method" in message and _is_request_id(id_)
-    return InvalidMessage(reason, code=INVALID_REQUEST, id=id_ if answerable else None)
+def _refused(reason: str, message: JsonObject | None = None) -> InvalidMessage:
+    id_ = message.get("id") if message is not None and "method" in message else None
+    return InvalidMessage(reason, code=INVALID_REQUEST, id=id_ if _is_request_id(id_) else None)
 
 
 def _seen_member(message: JsonObject, name: str) -> str:

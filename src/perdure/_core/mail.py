@@ -8,114 +8,97 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from perdure._core.ids import NodeId, SessionId, StreamId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AskAnswered:
+class _Mail:
+    session: SessionId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskAnswered(_Mail):
     """To the node that waits: the client answered an ask."""
 
-    session: SessionId
     response: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Notified:
+class Notified(_Mail):
     """To the node that it concerns: the client sent a notification."""
 
-    session: SessionId
     method: str
     params: dict[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cancelled:
+class Cancelled(_Mail):
     """To the node that runs the call: the client cancels it."""
 
-    session: SessionId
     incarnation: int
     request_id: int | str
     params: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attached:
+class Attached(_Mail):
     """To all nodes: the client has begun this incarnation here, and holds no position of calls that it lost."""
 
-    session: SessionId
     incarnation: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class Waiting(_Mail):
     """To all nodes: calls of this session wait for their principal to come back."""
-
-    session: SessionId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class Reading(_Mail):
     """To a stream's writer, or to the node of a reader that was overtaken: look which reader is on it."""
 
-    session: SessionId
     stream: StreamId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lost:
+class Lost(_Mail):
     """To all nodes: calls of this session lost their readers together with their node."""
 
-    session: SessionId
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unread:
+class Unread(_Mail):
     """To a node that writes calls without a reader: their client, at another node, has had the time to resume them."""
 
-    session: SessionId
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Missed:
+class Missed(_Mail):
     """To all nodes: an ask waits at this node, whose client has not been seen there for a while."""
 
-    session: SessionId
     node: NodeId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Here:
+class Here(_Mail):
     """To a node that misses a client: it is attached to another one."""
-
-    session: SessionId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class Ended(_Mail):
     """To all nodes: the session has ended."""
 
-    session: SessionId
     reason: str
 
 
 Message = AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Lost | Unread | Missed | Here | Ended
 
 _KINDS: dict[str, type[Message]] = {
-    "ask-answered": AskAnswered,
-    "notified": Notified,
-    "cancelled": Cancelled,
-    "attached": Attached,
-    "waiting": Waiting,
-    "reading": Reading,
-    "lost": Lost,
-    "unread": Unread,
-    "missed": Missed,
-    "here": Here,
-    "ended": Ended,
+    re.sub("(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in get_args(Message)
 }
+"""By their names in the mailboxes, which other releases read: `ask-answered` is `AskAnswered`, and stays so."""
+
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

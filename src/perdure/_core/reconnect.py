@@ -125,15 +125,13 @@ def delay(course: Course, patience: Patience, *, now: float, chance: float) -> f
     left = None if course.since is None else course.since + patience.max_time - now
     if left is not None and left <= 0:
         return None
-    wanted = max(_wanted(course, patience, chance), course.at_least)
-    # The last attempt is made when time is up, not after it; but never before the server wants us.
-    return wanted if left is None else max(min(wanted, left), course.at_least, course.retry or 0.0)
-
-
-def _wanted(course: Course, patience: Patience, chance: float) -> float:
     asked = None if course.retry is None else course.retry * (1 + SPREAD * chance)
     if asked is not None and not course.failures:
-        return asked if course.barren <= FREE_POLLS else max(asked, patience.first_delay * (0.5 + 0.5 * chance))
-    doublings = min(max(course.failures, course.barren, 1) - 1, MOST_DOUBLINGS)
-    own = min(patience.first_delay * float(2**doublings), patience.max_delay) * (0.5 + 0.5 * chance)
-    return own if asked is None else max(own, asked)
+        wanted = asked if course.barren <= FREE_POLLS else max(asked, patience.first_delay * (0.5 + 0.5 * chance))
+    else:
+        doublings = min(max(course.failures, course.barren, 1) - 1, MOST_DOUBLINGS)
+        own = min(patience.first_delay * float(2**doublings), patience.max_delay) * (0.5 + 0.5 * chance)
+        wanted = max(own, asked or 0.0)
+    wanted = max(wanted, course.at_least)
+    # The last attempt is made when time is up, not after it; but never before the server wants us.
+    return wanted if left is None else max(min(wanted, left), course.at_least, course.retry or 0.0)

@@ -74,25 +74,16 @@ class Verdict(enum.Enum):
     """It stays as it is."""
 
 
+_CAN_RUN = {
+    Rerun.YES: Verdict.RERUN,
+    Rerun.NO: Verdict.UNKNOWN,
+    Rerun.ASK: Verdict.ASK,
+    Rerun.HIDDEN: Verdict.UNKNOWN,
+}
 VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
-    Occasion.NODE_DIED: {
-        Rerun.YES: Verdict.RERUN,
-        Rerun.NO: Verdict.UNKNOWN,
-        Rerun.ASK: Verdict.ASK,
-        Rerun.HIDDEN: Verdict.UNKNOWN,
-    },
-    Occasion.PRINCIPAL_AWAY: {
-        Rerun.YES: Verdict.WAIT,
-        Rerun.NO: Verdict.UNKNOWN,
-        Rerun.ASK: Verdict.ASK,
-        Rerun.HIDDEN: Verdict.WAIT,
-    },
-    Occasion.PRINCIPAL_BACK: {
-        Rerun.YES: Verdict.RERUN,
-        Rerun.NO: Verdict.UNKNOWN,
-        Rerun.ASK: Verdict.ASK,
-        Rerun.HIDDEN: Verdict.UNKNOWN,
-    },
+    Occasion.NODE_DIED: _CAN_RUN,
+    Occasion.PRINCIPAL_AWAY: {**_CAN_RUN, Rerun.YES: Verdict.WAIT, Rerun.HIDDEN: Verdict.WAIT},
+    Occasion.PRINCIPAL_BACK: _CAN_RUN,
     Occasion.GRACE_PASSED: dict.fromkeys(Rerun, Verdict.UNKNOWN),
     Occasion.CALL_CANCELLED: dict.fromkeys(Rerun, Verdict.KEEP),
 }

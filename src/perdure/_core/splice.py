@@ -25,15 +25,15 @@ _LINE_ENDS = str.maketrans("\r\n", "  ")
 _MAX_DIGITS = 20
 
 
-def _integer(digits: str) -> object:
-    return int(digits) if len(digits) <= _MAX_DIGITS else float("nan")
-
-
 def _refused(name: str) -> object:
     raise ValueError(f"{name} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=lambda _: float("nan"), parse_int=_integer, parse_constant=_refused)
+_DECODER = json.JSONDecoder(
+    parse_float=lambda _: float("nan"),
+    parse_int=lambda digits: int(digits) if len(digits) <= _MAX_DIGITS else float("nan"),
+    parse_constant=_refused,
+)
 _raw_decode = _DECODER.raw_decode
 
 

@@ -142,68 +142,44 @@ WRITING: Mapping[WritingState, Mapping[WritingStep, WritingState]] = {
         WritingStep.LOSE_HOME: WritingState.FOLLOWING,
         WritingStep.FORGET: WritingState.UNLOGGED,
     },
-    WritingState.LOST: {
-        WritingStep.CLAIM: WritingState.WRITING,
-        WritingStep.FOLLOW: WritingState.FOLLOWING,
-    },
+    WritingState.LOST: {WritingStep.CLAIM: WritingState.WRITING, WritingStep.FOLLOW: WritingState.FOLLOWING},
     WritingState.UNLOGGED: {},
 }
 
+_READER_ENDS = {ReaderStep.END: ReaderState.CLOSING, ReaderStep.FINISH: ReaderState.FINISHED}
 READER: Mapping[ReaderState, Mapping[ReaderStep, ReaderState]] = {
-    ReaderState.STARTING: {
-        ReaderStep.BEGIN: ReaderState.RESTING,
-        ReaderStep.END: ReaderState.CLOSING,
-        ReaderStep.FINISH: ReaderState.FINISHED,
-    },
-    ReaderState.RESTING: {
-        ReaderStep.WAKE: ReaderState.PUMPING,
-        ReaderStep.END: ReaderState.CLOSING,
-        ReaderStep.FINISH: ReaderState.FINISHED,
-    },
-    ReaderState.PUMPING: {
-        ReaderStep.CATCH_UP: ReaderState.RESTING,
-        ReaderStep.END: ReaderState.CLOSING,
-        ReaderStep.FINISH: ReaderState.FINISHED,
-    },
+    ReaderState.STARTING: {ReaderStep.BEGIN: ReaderState.RESTING, **_READER_ENDS},
+    ReaderState.RESTING: {ReaderStep.WAKE: ReaderState.PUMPING, **_READER_ENDS},
+    ReaderState.PUMPING: {ReaderStep.CATCH_UP: ReaderState.RESTING, **_READER_ENDS},
     ReaderState.CLOSING: {ReaderStep.FINISH: ReaderState.FINISHED},
     ReaderState.FINISHED: {},
 }
 
+_OPENED = {
+    SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
+    SessionStep.CLIENT_DELETED: SessionState.ENDED,
+    SessionStep.OPERATOR_ENDED: SessionState.ENDED,
+    SessionStep.WINDOW_PASSED: SessionState.ENDED,
+}
 SESSION: Mapping[SessionState, Mapping[SessionStep, SessionState]] = {
     SessionState.OPENING: {
         SessionStep.HANDSHAKE_DONE: SessionState.ACTIVE,
         SessionStep.HANDSHAKE_FAILED: SessionState.ENDED,
     },
-    SessionState.ACTIVE: {
-        SessionStep.GRACE_PASSED: SessionState.DORMANT,
-        SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
-        SessionStep.CLIENT_DELETED: SessionState.ENDED,
-        SessionStep.OPERATOR_ENDED: SessionState.ENDED,
-        SessionStep.WINDOW_PASSED: SessionState.ENDED,
-    },
-    SessionState.DORMANT: {
-        SessionStep.CLIENT_CAME_BACK: SessionState.ACTIVE,
-        SessionStep.CLIENT_DELETED: SessionState.ENDED,
-        SessionStep.OPERATOR_ENDED: SessionState.ENDED,
-        SessionStep.WINDOW_PASSED: SessionState.ENDED,
-    },
+    SessionState.ACTIVE: {SessionStep.GRACE_PASSED: SessionState.DORMANT, **_OPENED},
+    SessionState.DORMANT: _OPENED,
     SessionState.ENDED: {},
 }
 
+_UNENDED = {
+    CallStep.LOSE_NODE: CallState.WAITING,
+    CallStep.RUN_AGAIN: CallState.RUNNING,
+    CallStep.CANCEL: CallState.CANCELLED,
+    CallStep.SETTLE: CallState.SETTLED,
+}
 CALL: Mapping[CallState, Mapping[CallStep, CallState]] = {
-    CallState.RUNNING: {
-        CallStep.LOSE_NODE: CallState.WAITING,
-        CallStep.RUN_AGAIN: CallState.RUNNING,
-        CallStep.ANSWER: CallState.ANSWERED,
-        CallStep.CANCEL: CallState.CANCELLED,
-        CallStep.SETTLE: CallState.SETTLED,
-    },
-    CallState.WAITING: {
-        CallStep.LOSE_NODE: CallState.WAITING,
-        CallStep.RUN_AGAIN: CallState.RUNNING,
-        CallStep.CANCEL: CallState.CANCELLED,
-        CallStep.SETTLE: CallState.SETTLED,
-    },
+    CallState.RUNNING: {CallStep.ANSWER: CallState.ANSWERED, **_UNENDED},
+    CallState.WAITING: _UNENDED,
     CallState.ANSWERED: {},
     CallState.CANCELLED: {},
     CallState.SETTLED: {},

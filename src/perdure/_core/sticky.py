@@ -35,7 +35,7 @@ def after(sticky: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
     kept = [earlier for earlier in sticky if _key(earlier)[1] != key]
     if method != "resources/unsubscribe":
         kept.append(request)
-    return tuple(kept) if _fit(kept) else sticky
+    return tuple(kept) if len(kept) <= MAX_STICKY and sum(map(len, kept)) <= MAX_BYTES else sticky
 
 
 def subscriptions(sticky: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -64,10 +64,6 @@ def is_full(sticky: tuple[bytes, ...], running: Iterable[Request], requests: Ite
         if request.method != "resources/unsubscribe" and encode(request) not in sticky:
             return True
     return False
-
-
-def _fit(requests: list[bytes]) -> bool:
-    return len(requests) <= MAX_STICKY and sum(map(len, requests)) <= MAX_BYTES
 
 
 def _key(request: bytes) -> tuple[str, tuple[str, Any]]:

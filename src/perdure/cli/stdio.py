@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from perdure._core.units import format_duration, parse_duration
+from perdure._core.text import format_duration, parse_duration
+from perdure.cli.options import LEVELS, parsed
 
-_LEVELS = ("debug", "info", "warning", "error")
 #: Seconds to wait for a server that is away; `perdure.Patience` has the same.
 _PATIENCE = 300.0
+_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 
 _ABOUT = """\
 Connect an MCP host that starts its servers as programs to the MCP server at URL. Messages on stdin go to the server,
@@ -22,33 +23,10 @@ command again.
 """
 
 
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType  # generic since click 8.4 only
-
-
-class _Duration(_ParamType):
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.command("stdio", help=_ABOUT, short_help="Connect a desktop host to an MCP server.")
 @click.argument("url", metavar="URL")
 @click.option("--token-env", metavar="NAME", help="environment variable that holds the bearer token")
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="file that holds the bearer token; read again when the server refuses it",
-)
+@click.option("--token-file", **_FILE, help="file that holds the bearer token; read again when the server refuses it")
 @click.option(
     "--token-dir",
     type=click.Path(path_type=Path),
@@ -65,41 +43,22 @@ class _Duration(_ParamType):
 )
 @click.option(
     "--patience",
-    type=_Duration(),
+    type=parsed(parse_duration),
     default=_PATIENCE,
     metavar="TIME",
     help=f"how long to wait for a server that is away  [default: {format_duration(_PATIENCE)}]",
 )
 @click.option(
     "--log-level",
-    type=click.Choice(_LEVELS),
+    type=click.Choice(LEVELS),
     default="info",
     metavar="LEVEL",
-    help=f"least level that is logged on stderr: {', '.join(_LEVELS)}  [default: info]",
+    help=f"least level that is logged on stderr: {', '.join(LEVELS)}  [default: info]",
 )
-@click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="also append the log to FILE")
-def stdio(
-    url: str,
-    token_env: str | None,
-    token_file: Path | None,
-    token_dir: Path | None,
-    no_resume: bool,
-    patience: float,
-    log_level: str,
-    log_file: Path | None,
-) -> int:
-    if token_env is not None and token_file is not None:
+@click.option("--log-file", **_FILE, help="also append the log to FILE")
+def stdio(no_resume: bool, **given: Any) -> int:
+    if given["token_env"] is not None and given["token_file"] is not None:
         raise click.UsageError("--token-env and --token-file cannot be given together")
     from perdure.stdio.program import Options, run
 
-    options = Options(
-        url=url,
-        token_env=token_env,
-        token_file=token_file,
-        token_dir=token_dir,
-        resume=not no_resume,
-        patience=patience,
-        log_level=log_level,
-        log_file=log_file,
-    )
-    return run(options, arguments=sys.argv[1:], environ=os.environ)
+    return run(Options(resume=not no_resume, **given), arguments=sys.argv[1:], environ=os.environ)

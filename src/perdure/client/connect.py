@@ -17,14 +17,14 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
 
-from perdure._core.codes import NO_SERVER
+from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client.client import Client
 from perdure.client.incoming import OnGap, named
 from perdure.client.memory import Memory, StateStore
 from perdure.client.transport import Transport
-from perdure.errors import UNREACHABLE, Misuse
+from perdure.errors import Misuse
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
 from perdure.remote.stream import Limits
 

@@ -39,7 +39,7 @@ from pydantic import ValidationError
 
 from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.delivery import Purpose
-from perdure._core.gap import Gap
+from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory

@@ -14,7 +14,7 @@ from perdure.http.access import Headers, SessionAccess
 from perdure.http.body import accepts
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import Refusal, Refused, refusal_of
-from perdure.log.frames import warning_frames
+from perdure.log.hub import warning_frames
 from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
 from perdure.sessions.reattach import tell_attached

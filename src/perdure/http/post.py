@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope
 
 from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
-from perdure._core.memory_budget import weigh
+from perdure._core.limits import weigh
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
 from perdure.http.access import Headers, SessionAccess

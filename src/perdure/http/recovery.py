@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from perdure._core.ids import SessionId, parse_session_id
 from perdure._core.jsonrpc import Notification, Request
-from perdure._core.rate_limit import RateLimit
+from perdure._core.limits import RateLimit
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreError, TooManySessions

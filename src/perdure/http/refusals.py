@@ -18,7 +18,7 @@ from perdure._core.codes import (
     UNSUPPORTED_VERSION,
 )
 from perdure._core.jsonrpc import error_payload
-from perdure._core.printable import printable
+from perdure._core.text import printable
 from perdure.errors import HeldElsewhere, StoreError
 
 

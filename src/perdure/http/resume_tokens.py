@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from starlette.types import Receive, Scope
 
 from perdure._core.chains import TOKEN_LENGTH
-from perdure._core.rate_limit import RateLimit
+from perdure._core.limits import RateLimit
 from perdure.errors import StoreError
 from perdure.http.access import Headers
 from perdure.http.body import Bodies

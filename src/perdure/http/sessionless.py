@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Receive, Scope, Send
 
-from perdure._core.memory_budget import weigh
+from perdure._core.limits import weigh
 from perdure.http.access import Headers
 from perdure.http.body import Bodies, replayed_first
 from perdure.http.refusals import Refusal, Refused

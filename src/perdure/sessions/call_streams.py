@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from perdure._core.ids import SessionId
-from perdure.log.stream import Stream
-from perdure.log.streams import Streams
+from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext
 from perdure.store.base import Event, Step
 

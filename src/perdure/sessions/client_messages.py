@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perdure._core import mail
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
-from perdure._core.orphan import read_call
+from perdure._core.losses import read_call
 from perdure.errors import NodeGone, StoreUnavailable
 from perdure.sessions.asks import node_of_ask
 from perdure.store.base import SendMail, stream_by_id

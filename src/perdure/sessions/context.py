@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from perdure._core.ids import Fence, NodeId, RandomBytes
-from perdure._core.memory_budget import Work
+from perdure._core.limits import Work
 from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal

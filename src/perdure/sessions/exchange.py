@@ -10,12 +10,13 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perdure._core.jsonrpc import Notification, Request
+from perdure._core.codes import REQUEST_CANCELLED
+from perdure._core.jsonrpc import Notification, Request, error_payload
 from perdure._core.states import CallState, CallStep, SessionState
 from perdure.log.stream import Stream
 from perdure.runtime.base import CallEnded, Flow
 from perdure.sessions.asks import Asks
-from perdure.sessions.ledger import REQUEST_CANCELLED, Call, Calls, error_payload, unknown_outcome
+from perdure.sessions.ledger import Call, Calls, unknown_outcome
 from perdure.sessions.messages import encode_answer, encode_notification
 from perdure.sessions.runtime_slot import RuntimeSlot
 from perdure.store.base import Step

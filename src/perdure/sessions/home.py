@@ -13,11 +13,12 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perdure._core import gap, mail
+from perdure._core import mail
+from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.readership import RUN_AHEAD
 from perdure.log.stream import Stream
+from perdure.log.stream_parts import RUN_AHEAD
 from perdure.runtime.base import Flow
 from perdure.sessions.outbox import Message, Outbox
 from perdure.store.base import Event, SendMail, Step, StreamRecord, stream_by_id
@@ -99,14 +100,14 @@ class Home:
     @property
     def is_full(self) -> bool:
         """Whether a caller should wait in `wait_for_room` until what was sent has been accepted."""
-        return self.waiting >= RUN_AHEAD or not self._session.context.journal.has_room
+        return self.waiting >= RUN_AHEAD or not self._session.context.journal.backlog.has_room
 
     async def wait_for_room(self) -> None:
         while self.waiting >= RUN_AHEAD and self._session.state is not SessionState.ENDED:
             self._room = self._room or asyncio.Event()
             self._room.clear()
             await self._room.wait()
-        await self._session.context.journal.wait_for_room()
+        await self._session.context.journal.backlog.wait_for_room()
 
     def _make_room(self) -> None:
         if self._room is not None:
@@ -299,7 +300,7 @@ class Home:
             session.context.hub.registry.on_attached(session.standalone.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
-            self.send(gap.notification(stream.id, seen[0], seen[-1], reason="lost"))
+            self.send(gap_notification(stream.id, seen[0], seen[-1], reason="lost"))
         own: list[Message] = [(event.payload, None) for event in unwritten[len(seen) :] if event.seq not in drawn]
         for payload, also in (*own, *rest):
             self.send(payload, also)

@@ -16,13 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from perdure._core.codes import OUTCOME_UNKNOWN as OUTCOME_UNKNOWN
-from perdure._core.codes import POSITION_LOST as POSITION_LOST
-from perdure._core.codes import REQUEST_CANCELLED as REQUEST_CANCELLED
+from perdure._core.codes import OUTCOME_UNKNOWN
 from perdure._core.ids import Kind, new_stream_id
-from perdure._core.jsonrpc import Request, coerce_id
-from perdure._core.jsonrpc import error_payload as error_payload
-from perdure._core.memory_budget import Work
+from perdure._core.jsonrpc import Request, coerce_id, error_payload
+from perdure._core.limits import Work
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken, SessionEnded
 from perdure.log.stream import Stream

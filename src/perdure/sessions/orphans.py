@@ -17,9 +17,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from perdure._core import mail, orphan
+from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, Position
-from perdure._core.orphan import NO_VISITS, Orphan
+from perdure._core.losses import NO_VISITS, ORPHAN, Orphan
 from perdure._core.states import LogState, SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
@@ -188,7 +188,7 @@ class Orphans:
         if session.tells_by_log:
             log = {"level": "warning", "logger": "perdure", "data": said.sentence}
             session.home.send(encode_notification("notifications/message", log))
-        session.home.send(encode_notification(orphan.METHOD, said.params), also)
+        session.home.send(encode_notification(ORPHAN, said.params), also)
         session.context.counters.orphans_told += 1
         sentence = "a client was told that a call which it lost " + ("has ended" if said.ended else "still runs")
         log_event(logging.INFO, "call.orphan", sentence, session=session.name)

@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perdure._core.codes import POSITION_LOST
 from perdure._core.ids import Kind, StreamId
+from perdure._core.jsonrpc import error_payload
 from perdure._core.states import WritingState
 from perdure.errors import StoreUnavailable
 from perdure.log.stream import Stream
-from perdure.sessions.ledger import POSITION_LOST, error_payload
 from perdure.store.base import Event, stream_by_id
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ async def lost_answers(session: Session, stream: Stream) -> Sequence[bytes]:
     """Error responses for the calls of a stream whose answers are no longer retained."""
     # What is held is in memory alone; it is looked at first, because from there it goes into the store.
     finals, after = stream.tail.finals, 0
-    while events := await session.context.journal.read(stream.id, after=after, limit=1_000):
+    while events := await session.context.store.read(stream.id, after=after, limit=1_000):
         finals += [event for event in events if event.final]
         after = events[-1].seq
     answered = {json.loads(event.payload).get("id") for event in finals}

@@ -17,8 +17,7 @@ from perdure._core.revisions import REVISIONS
 from perdure._core.states import SESSION, SessionState, SessionStep, advance
 from perdure.errors import PerdureError, StoreError
 from perdure.log.journal import Steps
-from perdure.log.stream import Stream
-from perdure.log.streams import Streams
+from perdure.log.stream import Stream, Streams
 from perdure.sessions import replay as replayed
 from perdure.sessions.context import ServerContext
 from perdure.sessions.exchange import Exchange

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 
 from perdure._core import splice
+from perdure._core.codes import INVALID_PARAMS
 from perdure.remote.endpoint import Handshake
 from perdure.remote.message import encode, error
-
-INVALID_PARAMS = -32602
-"""JSON-RPC: the request's params are not as they should be."""
 
 SET_LEVEL = "logging/setLevel"
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from perdure.telemetry.log_lines import LogLines
+from perdure.telemetry.events import LogLines
 
 #: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
 ROOM = 1_000

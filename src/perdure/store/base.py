@@ -63,15 +63,7 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import (
-    IdTaken,
-    MailFull,
-    NodeGone,
-    SessionEnded,
-    StaleFence,
-    TooManyCalls,
-    TooManySessions,
-)
+from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
 
 RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
@@ -245,6 +237,12 @@ class Mail(NamedTuple):
 # --- Steps ----------------------------------------------------------------------------------------------------------
 
 
+class Step:
+    """What a commit applies; each kind of step is a class below."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLimits:
     """How many sessions may be open at once, the new one among them."""
@@ -255,7 +253,7 @@ class SessionLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PutSession:
+class PutSession(Step):
     """A new session; nothing if it is there already.
 
     Refused beyond its limits (`TooManySessions`): the caller's own is looked at first (14).
@@ -266,7 +264,7 @@ class PutSession:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeSession:
+class ChangeSession(Step):
     """Change what is given and nothing else, so that two processes do not undo each other's changes.
 
     Nothing, if the session is not there or has ended. `active` only moves forward.
@@ -281,7 +279,7 @@ class ChangeSession:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stick:
+class Stick(Step):
     """A sticky request succeeded: `_core.sticky.after` tells what is to be repeated from now on."""
 
     session: SessionId
@@ -289,7 +287,7 @@ class Stick:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EndSession:
+class EndSession(Step):
     """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept.
 
     The first reason stays. The record loses what the server answered and what it repeats, and `client_params` too
@@ -304,7 +302,7 @@ class EndSession:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenStream:
+class OpenStream(Step):
     """Open a stream, together with the ledger rows of the requests that it answers."""
 
     record: StreamRecord
@@ -321,7 +319,7 @@ class CallEnd:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Append:
+class Append(Step):
     """Add events to a stream; with the last answer also the ends of its calls and the seal, in the same step.
 
     Of events that are known by their number already only the rest is added (5).
@@ -337,7 +335,7 @@ class Append:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Forward:
+class Forward(Step):
     """Messages for a stream from a node that does not write it, in their order (16).
 
     Of messages that are known by their number already only the rest is added (5). Refused if the stream is gone
@@ -355,7 +353,7 @@ class Forward:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PutCall:
+class PutCall(Step):
     """Change the row of a call that has not ended: its writer runs it again, or has it wait."""
 
     stream: StreamId
@@ -368,7 +366,7 @@ class PutCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Release:
+class Release(Step):
     """The writer of a stream lets go of it: from now on no node writes it, until one claims it."""
 
     stream: StreamId
@@ -376,7 +374,7 @@ class Release:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trim:
+class Trim(Step):
     """Forget a stream's events up to and including a sequence number, final answers excepted."""
 
     stream: StreamId
@@ -384,32 +382,32 @@ class Trim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DropStream:
+class DropStream(Step):
     """Forget a stream with everything in it."""
 
     stream: StreamId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenAsk:
+class OpenAsk(Step):
     record: AskRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CloseAsk:
+class CloseAsk(Step):
     session: SessionId
     id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PutReader:
+class PutReader(Step):
     """A reader attached, in place of the one that was there."""
 
     record: ReaderRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MoveReader:
+class MoveReader(Step):
     """A reader has got further; nothing happens if another one has taken its place."""
 
     stream: StreamId
@@ -418,7 +416,7 @@ class MoveReader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeaveReader:
+class LeaveReader(Step):
     """A reader left; nothing happens if another one has taken its place."""
 
     stream: StreamId
@@ -426,7 +424,7 @@ class LeaveReader:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reached:
+class Reached(Step):
     """Readers of a stream have got this far, in this generation (19). Nothing if the stream is not there."""
 
     stream: StreamId
@@ -437,7 +435,7 @@ class Reached:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SendMail:
+class SendMail(Step):
     """A message for a node. The node gets a hint.
 
     Refused if there is no such node (`NodeGone`), or too much waits for it (`MailFull`).
@@ -448,34 +446,12 @@ class SendMail:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MailReceived:
+class MailReceived(Step):
     """A node has dealt with its mail up to and including a key (10)."""
 
     node: NodeId
     through: int
 
-
-Step = (
-    PutSession
-    | ChangeSession
-    | Stick
-    | EndSession
-    | OpenStream
-    | Append
-    | Forward
-    | PutCall
-    | Release
-    | Trim
-    | DropStream
-    | OpenAsk
-    | CloseAsk
-    | PutReader
-    | MoveReader
-    | LeaveReader
-    | Reached
-    | SendMail
-    | MailReceived
-)
 
 StepRefusal = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
 Refusals = Sequence[StepRefusal | None]
@@ -490,61 +466,48 @@ class EventStore(Protocol):
 
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         """Apply the steps, all or none (1, 2, 3, 5)."""
-        ...
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         """The same, if it can be done at once, without waiting; else `None`, and nothing was done."""
-        ...
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
         """The retained events after a sequence number (4), `limit` at the most.
 
         An answer ends with the event that brings it to `READ_BYTES`. So a short one is not the end of the stream; an
         empty one is."""
-        ...
 
     async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
         """A session's streams, the oldest first."""
-        ...
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         """Those of the streams that are there, however many are asked for."""
-        ...
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""
-        ...
 
     async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
         """The messages that wait for a stream, after a key, the oldest first, `FORWARDED_AT_ONCE` at most (16)."""
-        ...
 
     async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams for which forwarded messages wait, and which a node writes, or none that has joined."""
-        ...
 
     async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
         """A session's streams that count as unread (`Reached`), the oldest first."""
-        ...
 
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         """What is retained of a session's sealed streams, the oldest first."""
-        ...
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
         """Become the stream's writer: a new fence and a new generation (6).
 
         `None` if there is no such stream, it is sealed, or its fence is no longer the one that the caller has seen.
         """
-        ...
 
     async def generations(self, stream: StreamId) -> Sequence[Generation]:
         """The ended generations of a stream, the oldest first (6)."""
-        ...
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
         """Forget what has expired; gives the number of rows. Never long at a time in the way of `commit`."""
-        ...
 
 
 class SessionStore(Protocol):
@@ -552,34 +515,27 @@ class SessionStore(Protocol):
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
-        ...
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
-        ...
 
     async def count_states(self) -> Mapping[SessionState, int]:
         """How many are in each state; those without any may be missing."""
-        ...
 
     async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
         """The one without activity for longest, of one caller or of all: of those that are dormant and in no use
         (17)."""
-        ...
 
 
 class CallStore(Protocol):
     async def calls(self, session: SessionId) -> Sequence[CallRecord]:
         """A session's rows that are retained, the oldest first."""
-        ...
 
     async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
         """The rows of the requests that a stream answers, in their order."""
-        ...
 
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
         """The call that has not ended under that id (as `coerce_id` compares them)."""
-        ...
 
 
 class ChainStore(Protocol):
@@ -591,17 +547,14 @@ class ChainStore(Protocol):
 
     async def put_chain(self, chain: Chain) -> bool:
         """The session's chain from now on, in place of the one it may have. `False`: the session has ended."""
-        ...
 
     async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
         """Change a chain's secrets, or forget it, if it is still the one that was seen."""
-        ...
 
 
 class AskStore(Protocol):
     async def asks(self, session: SessionId) -> Sequence[AskRecord]:
         """A session's open asks, the oldest first."""
-        ...
 
 
 class ReaderStore(Protocol):
@@ -616,18 +569,15 @@ class Wakeups(Protocol):
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         """Call `listener` when other nodes hint at something for this one, and now and then when something was written
         (8). Gives the way to stop."""
-        ...
 
     def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
         """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails."""
-        ...
 
     def stamp(self) -> object:
         """Equal values mean that no other process has written anything between the two moments.
 
         So what was read then is still so. A store that cannot tell without waiting gives a new value each time.
         """
-        ...
 
 
 class Liveness(Protocol):
@@ -636,15 +586,12 @@ class Liveness(Protocol):
     @property
     def holds(self) -> bool:
         """This node's own claims hold. Once they do not, they never do again: it writes and sends nothing more."""
-        ...
 
     async def beat(self, facts: bytes) -> None:
         """Show that this node is alive, and what it has to tell of itself."""
-        ...
 
     async def dead(self) -> Sequence[NodeId]:
         """Nodes that are dead for certain and not buried yet (11)."""
-        ...
 
     def hold(self, holding: bool) -> None:
         """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.
@@ -652,34 +599,27 @@ class Liveness(Protocol):
         A store that machines share says it by its own means, as long as this node's claims hold: a word to its
         neighbours, or a flag in a service beside the log.
         """
-        ...
 
     async def holders(self) -> Sequence[NodeId]:
         """The other nodes that have said so and live (15). Asked before something is denied that the store lacks."""
-        ...
 
     def ages(self) -> dict[NodeId, float]:
         """Seconds since each node was last known to be alive, as far as this one has seen; itself included."""
-        ...
 
 
 class NodeStore(Protocol):
     async def join(self, node: NodeId) -> Fence:
         """Enter as a node: gives the fence under which it opens streams. No two nodes ever get the same."""
-        ...
 
     async def leave(self, node: NodeId) -> None:
         """The node stops: dead from now on, to be buried by another (at once, if it left nothing behind)."""
-        ...
 
     def clock(self) -> float:
         """The store's time (18), for a node that has joined: seconds since 1970, by the wall clock of the node that
         joined when no other one was there."""
-        ...
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
         """The view of a node that has joined: by locks for stores of one machine, else by leases."""
-        ...
 
     async def nodes(self) -> Sequence[NodeRecord]: ...
 
@@ -688,11 +628,9 @@ class NodeStore(Protocol):
 
         Whatever it wrote (`written_by`) has been claimed, or let go of, before.
         """
-        ...
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         """A node's messages that it has not dealt with yet, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
-        ...
 
 
 class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderStore, Wakeups, NodeStore, Protocol):
@@ -710,7 +648,6 @@ class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderSto
 
     async def probe(self, size: int) -> None:
         """Write so many bytes and take them away again: whether the store takes writes."""
-        ...
 
     async def aclose(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Passes every payload through one codec on its way into a store and out of it.
+"""Passes every payload through one codec on its way into a store and out of it, and weighs steps by their payloads.
 
 A payload is what a client or a server said: events, requests, `initialize` params and results, sticky requests, asks,
 forwarded messages, mail. Ids, names, states and numbers are not, because a store looks things up by them. `_changed`
@@ -12,23 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from perdure._core import sticky
-from perdure.store.base import (
-    Append,
-    AskRecord,
-    CallRecord,
-    ChangeSession,
-    Event,
-    Forward,
-    Forwarded,
-    Mail,
-    OpenAsk,
-    OpenStream,
-    PutSession,
-    SendMail,
-    SessionRecord,
-    Step,
-    Stick,
-)
+from perdure.store import base
 
 R = TypeVar("R")
 
@@ -39,7 +23,6 @@ class Codec(Protocol):
     @property
     def overhead(self) -> int:
         """Bytes that `encode` adds, the same for every payload, so that its size is known without decoding it."""
-        ...
 
     def encode(self, payload: bytes) -> bytes: ...
 
@@ -71,7 +54,7 @@ class Payloads:
         self._is_plain = codec is PLAIN
         self.overhead = codec.overhead
 
-    def encode_steps(self, steps: Sequence[Step]) -> Sequence[Step]:
+    def encode_steps(self, steps: Sequence[base.Step]) -> Sequence[base.Step]:
         return steps if self._is_plain else [_changed(step, self._encode) for step in steps]
 
     def decode(self, record: R) -> R:
@@ -102,25 +85,54 @@ class Payloads:
 def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:
     """Give a step or a record with each of its payloads changed. What has none is given as it is."""
     match value:
-        case Event() | Forwarded():
+        case base.Event() | base.Forwarded():
             return value._replace(payload=change(value.payload))
-        case Mail():
+        case base.Mail():
             return value._replace(message=change(value.message))
-        case SendMail():
+        case base.SendMail():
             return replace(value, message=change(value.message))
-        case CallRecord() | AskRecord() | Stick():
+        case base.CallRecord() | base.AskRecord() | base.Stick():
             return replace(value, request=change(value.request))
-        case SessionRecord():
+        case base.SessionRecord():
             params, result = change(value.client_params), change(value.result)
             return replace(value, client_params=params, result=result, sticky=tuple(map(change, value.sticky)))
-        case ChangeSession(result=bytes(result)):
+        case base.ChangeSession(result=bytes(result)):
             return replace(value, result=change(result))
-        case Forward():
+        case base.Forward():
             return replace(value, payloads=tuple(map(change, value.payloads)))
-        case Append():
+        case base.Append():
             return replace(value, events=tuple(_changed(event, change) for event in value.events))
-        case OpenStream():
+        case base.OpenStream():
             return replace(value, calls=tuple(_changed(call, change) for call in value.calls))
-        case PutSession() | OpenAsk():
+        case base.PutSession() | base.OpenAsk():
             return replace(value, record=_changed(value.record, change))
     return value
+
+
+def weigh(steps: Sequence[base.Step]) -> tuple[int, int, bool]:
+    """Give how many rows and bytes the steps write, nearly; and whether they forget anything."""
+    count = size = 0
+    forget = False
+
+    def weighed(payload: bytes) -> bytes:
+        nonlocal size
+        size += len(payload)
+        return payload
+
+    for step in steps:
+        count += 1
+        # The steps of every call, without copies of them.
+        if type(step) is base.Append:
+            count += len(step.events)
+            for event in step.events:
+                size += len(event.payload)
+        elif type(step) is base.OpenStream:
+            count += len(step.calls)
+            for call in step.calls:
+                size += len(call.request)
+        elif isinstance(step, base.Trim | base.DropStream | base.EndSession):
+            forget = True
+        else:
+            count += len(step.payloads) if type(step) is base.Forward else 0
+            _changed(step, weighed)
+    return count, size, forget

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from types import ModuleType
-from typing import Any
 
 from perdure.testing import _keeping_checks, _node_checks, _session_checks, _stream_checks
 from perdure.testing._case import Case
 from perdure.testing._values import NODE, Make
 
-Check = Callable[[Case], Coroutine[Any, Any, None]]
 Hang = Callable[[str], AbstractContextManager[object]]
 
 PATIENCE = 10.0
 """Seconds: long enough for a busy machine. A hint may also be lost for good, but then a broken one is not noticed."""
 
-
-def _checks(module: ModuleType) -> list[Check]:
-    """A module's own public coroutines, in their order."""
-    found = inspect.getmembers(module, inspect.iscoroutinefunction)
-    own = [check for name, check in found if check.__module__ == module.__name__ and not name.startswith("_")]
-    return sorted(own, key=lambda check: check.__code__.co_firstlineno)
-
-
-_MODULES = (_stream_checks, _keeping_checks, _node_checks, _session_checks)
-CHECKS: tuple[Check, ...] = tuple(check for module in _MODULES for check in _checks(module))
+CHECKS: tuple[tuple[type[Case], str], ...] = tuple(
+    (kind, name)
+    for module in (_stream_checks, _keeping_checks, _node_checks, _session_checks)
+    for kind in vars(module).values()
+    if inspect.isclass(kind) and issubclass(kind, Case) and kind.__module__ == module.__name__
+    for name, check in vars(kind).items()
+    if inspect.iscoroutinefunction(check) and not name.startswith("_")
+)
+"""Each check, by its class and its name, in the order in which they are written."""
 
 
 async def check_store(
@@ -41,11 +37,10 @@ async def check_store(
     which that store's backend takes no writes and does not say so: a store that `keeps_time` is checked with it (20).
     `patience`: seconds that a hint, or such a store, may take.
     """
-    for check in CHECKS:
-        name = check.__name__
+    for kind, name in CHECKS:
         store = make(name)
         await store.open()
-        case = Case(
+        case = kind(
             store=store,
             fence=await store.join(NODE),
             again=partial(make, name) if durable else None,
@@ -53,7 +48,8 @@ async def check_store(
             patience=patience,
         )
         try:
-            await check(case)
+            await case.set_up()
+            await getattr(case, name)()
         except AssertionError as error:
             raise AssertionError(f"{name.replace('_', ' ')}: {error}") from error
         finally:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from perdure._core import sticky
 from perdure._core.ids import SessionId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, TooManyCalls, TooManySessions
-from perdure.store.base import (
-    ChangeSession,
-    EndSession,
-    OpenStream,
-    PutSession,
-    SessionLimits,
-    SessionRecord,
-    Stick,
-)
-from perdure.testing._case import Case, accepted, refused, same
+from perdure.store import base
+from perdure.testing._case import Case, SessionCase, accepted, refused, same
 from perdure.testing._values import (
     SESSION,
     STREAM,
@@ -29,369 +22,326 @@ from perdure.testing._values import (
     a_session,
     a_sticky,
     a_stream,
-    all_sessions,
-    an_append,
     an_end,
     an_ended_session,
     count_open,
-    picture,
-    put,
-    some_events,
 )
 
 
-def _opening(case: Case, name: str, *ids: int | str, incarnation: int = 1, session: str = SESSION) -> OpenStream:
-    calls = tuple(a_call(id_, stream=name, session=session, incarnation=incarnation) for id_ in ids)
-    return OpenStream(record=a_stream(case.fence, name, session=session), calls=calls)
-
-
-async def promise_12_no_two_calls_run_under_one_id(case: Case) -> None:
-    """8 and "8" are one id, as for the SDK."""
-    await case.put(PutSession(record=a_session()))
-    await case.accept(_opening(case, "first", 8, "x"))
-    before = await picture(case.store)
-    async with case.elsewhere() as elsewhere:
-        for ids in ((8,), ("8",), ("x",), (9, "x"), (10, "10")):
-            refused(await put(elsewhere, _opening(case, "second", *ids)), 0, why=IdTaken)
-    same("all that is there", await picture(case.store), before)
-    refused(
-        await case.put(_opening(case, "second", "8"), _opening(case, "third", 9)),
-        0,
-        why=IdTaken,
-    )
-    same("streams", [stream.id for stream in await case.store.streams(SESSION)], ["first", "third"])
-    await case.accept(_opening(case, "first", 8, "x"))
-
-
-async def promise_12_another_session_or_incarnation_has_ids_of_its_own(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
-    await case.accept(_opening(case, "first", 8))
-    await case.accept(_opening(case, "second", 8, incarnation=2))
-    await case.accept(_opening(case, "third", "8", session="neighbour"))
-
-
-async def promise_12_an_id_is_free_again_once_its_call_has_ended_and_not_while_it_waits(case: Case) -> None:
-    await case.open_stream()
-    waits = a_put_call(case.fence)
-    await case.accept(waits)
-    refused(await case.put(_opening(case, "second", "1")), 0, why=IdTaken)
-    found = await case.store.open_call(SESSION, incarnation=1, request_id="1")
-    same("the call that waits", found, replace(a_call(1), state=CallState.WAITING))
-    end = an_end()
-    await case.accept(an_append(case.fence, some_events(1, 1, final=True), ends=(end,)))
-    same("a call that has ended", await case.store.open_call(SESSION, incarnation=1, request_id=1), None)
-    await case.accept(_opening(case, "second", "1"))
-    found = await case.store.open_call(SESSION, incarnation=1, request_id=1)
-    same("the call that runs", found, a_call("1", stream="second"))
-    same("a call of another incarnation", await case.store.open_call(SESSION, incarnation=2, request_id=1), None)
-    rows = [(call.request_id, call.request) for call in await case.store.calls_on(STREAM)]
-    same("an ended call's request", rows, [(1, b""), ("one", a_call().request)])
-
-
-async def promise_12_a_session_that_has_ended_opens_no_stream(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
-    await case.put(EndSession(session=SESSION, time=1.0, reason="why"))
-    late, unknown = _opening(case, "late", 1), _opening(case, "unknown", 1, session="unknown")
-    refused(await case.put(late, _opening(case, "fine", 1, session="neighbour")), 0, why=SessionEnded)
-    refused(await case.put(unknown), 0, why=SessionEnded)
-    same("streams", list(await case.store.streams(SESSION)), [])
-    same("calls", list(await case.store.calls(SESSION)), [])
-    same("its neighbour's", [stream.id for stream in await case.store.streams(SessionId("neighbour"))], ["fine"])
-
-
-async def a_session_is_changed_where_something_is_said_and_nowhere_else(case: Case) -> None:
-    record = replace(a_session(state=SessionState.OPENING), version="", result=b"", initialized=False, active=5.0)
-    await case.put(PutSession(record=record), PutSession(record=a_session()))
-    same("a session that was put twice", await case.store.session(SESSION), record)
-    for change, changed in (
-        (ChangeSession(session=SESSION), {}),
-        (ChangeSession(session=SESSION, state=SessionState.ACTIVE), {"state": SessionState.ACTIVE}),
-        (ChangeSession(session=SESSION, version="2025-06-18"), {"version": "2025-06-18"}),
-        (ChangeSession(session=SESSION, result=b"{}"), {"result": b"{}"}),
-        (ChangeSession(session=SESSION, initialized=True), {"initialized": True}),
-        (ChangeSession(session=SESSION, active=7.5), {"active": 7.5}),
-        (ChangeSession(session=SESSION, active=6.0), {}),
-        (ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
-    ):
-        await case.accept(change, ChangeSession(session=SessionId("unknown"), active=9.0))
-        record = replace(record, **changed)
-        same("the session", await case.store.session(SESSION), record)
-    same("sessions", [session.id for session in await all_sessions(case.store)], [SESSION])
-
-
-async def nothing_changes_after_the_end_of_a_session(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
-    await case.put(EndSession(session=SESSION, time=4.0, reason="first"))
-    ended = an_ended_session(active=4.0, ended="first")
-    for step in (
-        EndSession(session=SESSION, time=9.0, reason="second"),
-        ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),
-        Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="late://1")),
-        PutSession(record=a_session()),
-    ):
-        await case.accept(step)
-        same("the session", await case.store.session(SESSION), ended)
-    same("reattaching", await case.store.reattach(SESSION), None)
-    same("the session", await case.store.session(SESSION), ended)
-
-
-async def reattaching_counts_up(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
-    for incarnation in (2, 3):
-        wanted = replace(a_session(), incarnation=incarnation)
-        same("the session", await case.store.reattach(SESSION), wanted)
-        await case.reopen()
-        same("the session in the store", await case.store.session(SESSION), wanted)
-    same("reattaching what is not there", await case.store.reattach(SessionId("unknown")), None)
-
-
-async def sticky_requests_are_kept_as_they_follow_each_other(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
-    wanted = a_session().sticky
-    for request in (
-        a_sticky("resources/subscribe", uri="a://1"),
-        a_sticky("logging/setLevel", level="debug"),
-        a_sticky("resources/subscribe", uri="a://2"),
-        a_sticky("resources/unsubscribe", uri="a://1"),
-        a_sticky("resources/unsubscribe", uri="never://subscribed"),
-        a_sticky("resources/subscribe", uri="a://2"),
-    ):
-        await case.accept(Stick(session=SESSION, request=request))
-        wanted = sticky.after(wanted, request)
-        found = await case.store.session(SESSION)
-        same("sticky requests", found and found.sticky, wanted)
-    await case.accept(Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
-
-
-async def sessions_are_listed_by_id_a_page_at_a_time(case: Case) -> None:
-    ids = [f"s{number:02d}" for number in range(25)]
-    await case.put(*(PutSession(record=a_session(id_)) for id_ in reversed(ids)))
-    same("a page", [session.id for session in await case.store.sessions(after=None, limit=3)], ids[:3])
-    same("all pages", [session.id for session in await all_sessions(case.store, page=4)], ids)
-    odd = replace(a_session("odd"), incarnation=5, sticky=(), owner="\ud83d another owner", active=3.5)
-    await case.put(PutSession(record=odd))
-    same("a record", await case.store.session(odd.id), odd)
-
-
-async def sessions_are_counted_by_their_states(case: Case) -> None:
-    for name, owner, state in (
-        ("a", "alice", SessionState.ACTIVE),
-        ("b", "alice", SessionState.DORMANT),
-        ("c", "", SessionState.OPENING),
-        ("d", "alice", SessionState.ACTIVE),
-    ):
-        await case.put(PutSession(record=a_session(name, owner=owner, state=state)))
-    await case.put(EndSession(session=SessionId("d"), time=1.0, reason="why"))
-    states = {state: count for state, count in (await case.store.count_states()).items() if count}
-    same("sessions by state", states, dict.fromkeys(SessionState, 1))
-
-
-async def the_longest_dormant_session_is_the_one_without_activity_for_longest(case: Case) -> None:
-    same("of none", await case.store.longest_dormant(), None)
-    for name, state, active in (
-        ("young", SessionState.DORMANT, 9.0),
-        ("old", SessionState.DORMANT, 5.0),
-        ("older, and active", SessionState.ACTIVE, 1.0),
-    ):
-        await case.put(PutSession(record=a_session(name, state=state, active=active)))
-    same("the first", await case.store.longest_dormant(), a_session("old", state=SessionState.DORMANT, active=5.0))
-    await case.put(EndSession(session=SessionId("old"), time=0.0, reason="why"))
-    same("the next", await case.store.longest_dormant(), a_session("young", state=SessionState.DORMANT, active=9.0))
-
-
-async def promise_13_a_chain_is_found_by_its_name_and_by_its_session(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
-    chain, other = a_chain(), a_chain("other name", session="neighbour", next_="waiting")
-    same("a chain put", [await case.store.put_chain(each) for each in (chain, other)], [True, True])
-    async with case.elsewhere() as elsewhere:
-        same("by name", [await elsewhere.chain(each.name) for each in (chain, other)], [chain, other])
-        same("by session", [await elsewhere.chain_of(each.session) for each in (chain, other)], [chain, other])
-        same("an unknown name", await elsewhere.chain("unknown"), None)
-        same("an unknown session", await elsewhere.chain_of(SessionId("unknown")), None)
-
-
-async def promise_13_a_session_has_one_chain(case: Case) -> None:
-    """The new chain takes the place of the earlier one."""
-    await case.put(PutSession(record=a_session()))
-    before, after = a_chain("before"), a_chain("after")
-    await case.store.put_chain(before)
-    await case.store.put_chain(after)
-    same("the earlier chain", await case.store.chain(before.name), None)
-    same("the session's chain", await case.store.chain_of(SESSION), after)
-    same("a change of the earlier chain", await case.store.change_chain(before, None), False)
-    same("the session's chain", await case.store.chain(after.name), after)
-
-
-async def promise_13_a_chain_changes_only_from_what_was_seen(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
-    chain = a_chain()
-    await case.store.put_chain(chain)
-    issued = replace(chain, next="next")
-    moved = replace(chain, current="next")
-    async with case.elsewhere() as elsewhere:
-        same("the first change", await elsewhere.change_chain(chain, issued), True)
-        same("a change from before that", await case.store.change_chain(chain, moved), False)
-        same("an end from before that", await case.store.change_chain(chain, None), False)
-        same("a change from a guess", await case.store.change_chain(replace(issued, current="?"), moved), False)
-        same("the chain", await case.store.chain(chain.name), issued)
-        same("the second change", await case.store.change_chain(issued, moved), True)
-        same("an end", await elsewhere.change_chain(moved, None), True)
-    same("an end again", await case.store.change_chain(moved, None), False)
-    same("a change of what is gone", await case.store.change_chain(moved, chain), False)
-    same("the chain", [await case.store.chain(chain.name), await case.store.chain_of(SESSION)], [None, None])
-
-
-async def promise_13_of_several_changes_at_once_one_succeeds(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
-    chain = a_chain()
-    await case.store.put_chain(chain)
-    wanted = [replace(chain, next=f"next {number}") for number in range(10)]
-    async with case.elsewhere() as elsewhere:
-        stores = [case.store, elsewhere] * 5
-        changes = [store.change_chain(chain, new) for store, new in zip(stores, wanted, strict=True)]
-        done = await asyncio.gather(*changes)
-    same("changes that succeeded", sum(done), 1)
-    same("the chain", await case.store.chain(chain.name), wanted[done.index(True)])
-
-
-async def promise_13_a_chain_ends_with_its_session(case: Case) -> None:
-    """However it ends; and one that has ended, or never was, gets none."""
-    names = ("ended", "swept", "kept")
-    await case.put(*(PutSession(record=a_session(name, active=5.0)) for name in names))
-    await case.put(ChangeSession(session=SessionId("kept"), active=20.0, state=SessionState.DORMANT))
-    for name in names:
-        await case.store.put_chain(a_chain(name, session=name))
-    await case.put(EndSession(session=SessionId("ended"), time=30.0, reason="why"))
-    same("the chain of one that ended", await case.store.chain("ended"), None)
-    same("a late change", await case.store.change_chain(a_chain("ended", session="ended"), None), False)
-    same("a late chain", await case.store.put_chain(a_chain("late", session="ended")), False)
-    same("a chain of no session", await case.store.put_chain(a_chain("late", session="unknown")), False)
-    same("a late chain", await case.store.chain("late"), None)
-    await case.store.sweep(Cutoffs(events=10.0, answers=10.0))
-    same("the chain of one that was swept", await case.store.chain("swept"), None)
-    same("the chain of one that goes on", await case.store.chain("kept"), a_chain("kept", session="kept"))
-
-
-async def promise_13_a_change_survives_a_reopening(case: Case) -> None:
-    await case.put(PutSession(record=a_session()))
-    chain = a_chain()
-    await case.store.put_chain(chain)
-    await case.store.change_chain(chain, replace(chain, next="next"))
-    if await case.reopen():
-        same("the chain", await case.store.chain(chain.name), replace(chain, next="next"))
-
-
-_EXPIRED = SessionStep.WINDOW_PASSED.value
-
-
-def _unowned(name: str, address: str) -> SessionRecord:
+def _unowned(name: str, address: str) -> base.SessionRecord:
     return replace(a_session(name, owner=""), address=address)
 
 
-async def promise_14_a_session_beyond_the_limit_for_all_is_refused(case: Case) -> None:
-    limits = SessionLimits(total=2, caller=9)
-    first, second = (PutSession(record=a_session(name, owner=name), limits=limits) for name in ("a", "b"))
-    third = PutSession(record=a_session("c", owner="c"), limits=limits)
-    await case.accept(first, second)
-    opened = OpenStream(record=a_stream(case.fence, "stream of c", session="c"))
-    [full, gone] = await case.put(third, opened)
-    same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
-    same("why its stream is refused", type(gone), SessionEnded)
-    same("sessions", [session.id for session in await all_sessions(case.store)], ["a", "b"])
-    await case.accept(first)  # it is there already (5)
-    await case.accept(EndSession(session=SessionId("a"), time=1.0, reason="why"), third)
-    same("open sessions", await count_open(case.store), 2)
+class CallChecks(SessionCase):
+    """Promise 12, and what 14 says of calls."""
+
+    def _opening(
+        self, name: str, *ids: int | str, incarnation: int = 1, session: str = SESSION, most_calls: int | None = None
+    ) -> base.OpenStream:
+        calls = tuple(a_call(id_, stream=name, session=session, incarnation=incarnation) for id_ in ids)
+        return base.OpenStream(record=a_stream(self.fence, name, session=session), calls=calls, most_calls=most_calls)
+
+    async def promise_12_no_two_calls_run_under_one_id(self) -> None:
+        """8 and "8" are one id, as for the SDK."""
+        await self.accept(self._opening("first", 8, "x"))
+        before = await self.picture()
+        async with self.elsewhere() as elsewhere:
+            for ids in ((8,), ("8",), ("x",), (9, "x"), (10, "10")):
+                refused(await elsewhere.commit([self._opening("second", *ids)]), 0, why=IdTaken)
+        same("all that is there", await self.picture(), before)
+        refused(await self.put(self._opening("second", "8"), self._opening("third", 9)), 0, why=IdTaken)
+        same("streams", [stream.id for stream in await self.store.streams(SESSION)], ["first", "third"])
+        await self.accept(self._opening("first", 8, "x"))
+
+    async def promise_12_another_session_or_incarnation_has_ids_of_its_own(self) -> None:
+        await self.accept(self._opening("first", 8))
+        await self.accept(self._opening("second", 8, incarnation=2))
+        await self.accept(self._opening("third", "8", session="neighbour"))
+
+    async def promise_12_an_id_is_free_again_once_its_call_has_ended_and_not_while_it_waits(self) -> None:
+        await self.open_stream()
+        await self.accept(a_put_call(self.fence))
+        refused(await self.put(self._opening("second", "1")), 0, why=IdTaken)
+        found = await self.store.open_call(SESSION, incarnation=1, request_id="1")
+        same("the call that waits", found, replace(a_call(1), state=CallState.WAITING))
+        await self.accept(self.append(1, final=True, ends=(an_end(),)))
+        same("a call that has ended", await self.store.open_call(SESSION, incarnation=1, request_id=1), None)
+        await self.accept(self._opening("second", "1"))
+        found = await self.store.open_call(SESSION, incarnation=1, request_id=1)
+        same("the call that runs", found, a_call("1", stream="second"))
+        same("a call of another incarnation", await self.store.open_call(SESSION, incarnation=2, request_id=1), None)
+        rows = [(call.request_id, call.request) for call in await self.store.calls_on(STREAM)]
+        same("an ended call's request", rows, [(1, b""), ("one", a_call().request)])
+
+    async def promise_12_a_session_that_has_ended_opens_no_stream(self) -> None:
+        await self.put(base.EndSession(session=SESSION, time=1.0, reason="why"))
+        late, unknown = self._opening("late", 1), self._opening("unknown", 1, session="unknown")
+        refused(await self.put(late, self._opening("fine", 1, session="neighbour")), 0, why=SessionEnded)
+        refused(await self.put(unknown), 0, why=SessionEnded)
+        same("streams", list(await self.store.streams(SESSION)), [])
+        same("calls", list(await self.store.calls(SESSION)), [])
+        same("its neighbour's", [stream.id for stream in await self.store.streams(SessionId("neighbour"))], ["fine"])
+
+    async def promise_14_calls_beyond_the_limit_of_their_session_are_refused(self) -> None:
+        opening = partial(self._opening, most_calls=2)
+        await self.accept(opening("a", 1))
+        refused(await self.put(opening("b", 2, 3)), 0, why=TooManyCalls)
+        refused(await self.put(opening("b", 1, 2)), 0, why=IdTaken)
+        await self.accept(opening("c", 2), opening("of another", 1, 2, session="neighbour"))
+        refused(await self.put(opening("b", 3)), 0, why=TooManyCalls)
+        same("its calls", [call.request_id for call in await self.store.calls(SESSION)], [1, 2])
+        await self.put(self.append(1, final=True, stream="a", ends=(an_end(),), seal=True))
+        await self.accept(opening("b", 3))
 
 
-async def promise_14_a_caller_beyond_its_own_limit_is_refused_first(case: Case) -> None:
-    """By its name or, where it has none, by its address; callers with neither share the limit for all."""
-    limits = SessionLimits(total=3, caller=1)
-    for mine, more, other in (
-        (a_session("a", owner="alice"), a_session("b", owner="alice"), a_session("c", owner="bob")),
-        (_unowned("d", "192.0.2.1"), _unowned("e", "192.0.2.1"), _unowned("f", "192.0.2.2")),
-    ):
-        await case.accept(PutSession(record=mine, limits=limits))
-        [full] = await case.put(PutSession(record=more, limits=limits))
-        same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, True))
-        await case.accept(PutSession(record=other, limits=limits))
-        for record in (mine, other):
-            await case.put(EndSession(session=record.id, time=1.0, reason="why"))
-    unknown = [PutSession(record=_unowned(name, ""), limits=limits) for name in "ghij"]
-    [*within, full] = await case.put(*unknown)
-    accepted(within)
-    same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
+class SessionChecks(Case):
+    """What is promised of the records of sessions."""
 
+    async def a_session_is_changed_where_something_is_said_and_nowhere_else(self) -> None:
+        record = replace(a_session(state=SessionState.OPENING), version="", result=b"", initialized=False, active=5.0)
+        await self.put(base.PutSession(record=record), base.PutSession(record=a_session()))
+        same("a session that was put twice", await self.store.session(SESSION), record)
+        for change, changed in (
+            (base.ChangeSession(session=SESSION), {}),
+            (base.ChangeSession(session=SESSION, state=SessionState.ACTIVE), {"state": SessionState.ACTIVE}),
+            (base.ChangeSession(session=SESSION, version="2025-06-18"), {"version": "2025-06-18"}),
+            (base.ChangeSession(session=SESSION, result=b"{}"), {"result": b"{}"}),
+            (base.ChangeSession(session=SESSION, initialized=True), {"initialized": True}),
+            (base.ChangeSession(session=SESSION, active=7.5), {"active": 7.5}),
+            (base.ChangeSession(session=SESSION, active=6.0), {}),
+            (base.ChangeSession(session=SESSION, result=b"", initialized=False), {"result": b"", "initialized": False}),
+        ):
+            await self.accept(change, base.ChangeSession(session=SessionId("unknown"), active=9.0))
+            record = replace(record, **changed)
+            same("the session", await self.store.session(SESSION), record)
+        same("sessions", [session.id for session in await self.sessions()], [SESSION])
 
-async def promise_14_of_many_that_come_at_once_so_many_get_in(case: Case) -> None:
-    limits = SessionLimits(total=3, caller=3)
-    async with case.elsewhere() as other:
-        records = [a_session(f"s{number:02d}") for number in range(20)]
-        stores = (case.store, other)
-        commits = [
-            stores[place % 2].commit([PutSession(record=record, limits=limits)]) for place, record in enumerate(records)
+    async def sessions_are_listed_by_id_a_page_at_a_time(self) -> None:
+        ids = [f"s{number:02d}" for number in range(25)]
+        await self.put(*(base.PutSession(record=a_session(id_)) for id_ in reversed(ids)))
+        same("a page", [session.id for session in await self.store.sessions(after=None, limit=3)], ids[:3])
+        same("all pages", [session.id for session in await self.sessions(page=4)], ids)
+        odd = replace(a_session("odd"), incarnation=5, sticky=(), owner="\ud83d another owner", active=3.5)
+        await self.put(base.PutSession(record=odd))
+        same("a record", await self.store.session(odd.id), odd)
+
+    async def sessions_are_counted_by_their_states(self) -> None:
+        for name, owner, state in (
+            ("a", "alice", SessionState.ACTIVE),
+            ("b", "alice", SessionState.DORMANT),
+            ("c", "", SessionState.OPENING),
+            ("d", "alice", SessionState.ACTIVE),
+        ):
+            await self.put(base.PutSession(record=a_session(name, owner=owner, state=state)))
+        await self.put(base.EndSession(session=SessionId("d"), time=1.0, reason="why"))
+        states = {state: count for state, count in (await self.store.count_states()).items() if count}
+        same("sessions by state", states, dict.fromkeys(SessionState, 1))
+
+    async def the_longest_dormant_session_is_the_one_without_activity_for_longest(self) -> None:
+        same("of none", await self.store.longest_dormant(), None)
+        for name, state, active in (
+            ("young", SessionState.DORMANT, 9.0),
+            ("old", SessionState.DORMANT, 5.0),
+            ("older, and active", SessionState.ACTIVE, 1.0),
+        ):
+            await self.put(base.PutSession(record=a_session(name, state=state, active=active)))
+        same("the first", await self.store.longest_dormant(), a_session("old", state=SessionState.DORMANT, active=5.0))
+        await self.put(base.EndSession(session=SessionId("old"), time=0.0, reason="why"))
+        same("the next", await self.store.longest_dormant(), a_session("young", state=SessionState.DORMANT, active=9.0))
+
+    async def the_longest_dormant_session_of_one_caller_is_its_own(self) -> None:
+        dormant = SessionState.DORMANT
+        records = [
+            a_session("of alice", owner="alice", state=dormant, active=2.0),
+            a_session("of bob", owner="bob", state=dormant, active=1.0),
+            replace(_unowned("of here", "192.0.2.1"), state=dormant, active=3.0),
+            replace(_unowned("of there", "192.0.2.2"), state=dormant, active=4.0),
         ]
-        refusals = [refusal for [refusal] in await asyncio.gather(*commits)]
-    same("refused", sum(isinstance(refusal, TooManySessions) for refusal in refusals), 17)
-    same("open sessions", await count_open(case.store), 3)
-    same("of their owner", [session.owner for session in await all_sessions(case.store)], ["owner"] * 3)
+        await self.put(*(base.PutSession(record=record) for record in records))
+        callers = (("alice", ""), ("bob", ""), ("", "192.0.2.1"), ("", "192.0.2.2"))
+        same("each caller's", [await self.store.longest_dormant(*caller) for caller in callers], records)
+        same("of all", await self.store.longest_dormant(), records[1])
+        same("of a stranger", await self.store.longest_dormant("carol"), None)
 
 
-async def promise_14_calls_beyond_the_limit_of_their_session_are_refused(case: Case) -> None:
-    await case.put(PutSession(record=a_session()), PutSession(record=a_session("neighbour")))
+class ChainChecks(SessionCase):
+    """Promise 13, and what becomes of one session."""
 
-    def opening(name: str, *ids: int, session: str = SESSION) -> OpenStream:
-        calls = tuple(a_call(id_, stream=name, session=session) for id_ in ids)
-        return OpenStream(record=a_stream(case.fence, name, session=session), calls=calls, most_calls=2)
+    async def promise_13_a_chain_is_found_by_its_name_and_by_its_session(self) -> None:
+        chain, other = a_chain(), a_chain("other name", session="neighbour", next_="waiting")
+        same("a chain put", [await self.store.put_chain(each) for each in (chain, other)], [True, True])
+        async with self.elsewhere() as elsewhere:
+            same("by name", [await elsewhere.chain(each.name) for each in (chain, other)], [chain, other])
+            same("by session", [await elsewhere.chain_of(each.session) for each in (chain, other)], [chain, other])
+            same("an unknown name", await elsewhere.chain("unknown"), None)
+            same("an unknown session", await elsewhere.chain_of(SessionId("unknown")), None)
 
-    await case.accept(opening("a", 1))
-    refused(await case.put(opening("b", 2, 3)), 0, why=TooManyCalls)
-    refused(await case.put(opening("b", 1, 2)), 0, why=IdTaken)
-    await case.accept(opening("c", 2), opening("of another", 1, 2, session="neighbour"))
-    refused(await case.put(opening("b", 3)), 0, why=TooManyCalls)
-    same("its calls", [call.request_id for call in await case.store.calls(SESSION)], [1, 2])
-    end = an_end()
-    await case.put(an_append(case.fence, some_events(1, 1, final=True), stream="a", ends=(end,), seal=True))
-    await case.accept(opening("b", 3))
+    async def promise_13_a_session_has_one_chain(self) -> None:
+        """The new chain takes the place of the earlier one."""
+        before, after = a_chain("before"), a_chain("after")
+        await self.store.put_chain(before)
+        await self.store.put_chain(after)
+        same("the earlier chain", await self.store.chain(before.name), None)
+        same("the session's chain", await self.store.chain_of(SESSION), after)
+        same("a change of the earlier chain", await self.store.change_chain(before, None), False)
+        same("the session's chain", await self.store.chain(after.name), after)
+
+    async def promise_13_a_chain_changes_only_from_what_was_seen(self) -> None:
+        chain = a_chain()
+        await self.store.put_chain(chain)
+        issued, moved = replace(chain, next="next"), replace(chain, current="next")
+        async with self.elsewhere() as elsewhere:
+            same("the first change", await elsewhere.change_chain(chain, issued), True)
+            same("a change from before that", await self.store.change_chain(chain, moved), False)
+            same("an end from before that", await self.store.change_chain(chain, None), False)
+            same("a change from a guess", await self.store.change_chain(replace(issued, current="?"), moved), False)
+            same("the chain", await self.store.chain(chain.name), issued)
+            same("the second change", await self.store.change_chain(issued, moved), True)
+            same("an end", await elsewhere.change_chain(moved, None), True)
+        same("an end again", await self.store.change_chain(moved, None), False)
+        same("a change of what is gone", await self.store.change_chain(moved, chain), False)
+        same("the chain", [await self.store.chain(chain.name), await self.store.chain_of(SESSION)], [None, None])
+
+    async def promise_13_of_several_changes_at_once_one_succeeds(self) -> None:
+        chain = a_chain()
+        await self.store.put_chain(chain)
+        wanted = [replace(chain, next=f"next {number}") for number in range(10)]
+        async with self.elsewhere() as elsewhere:
+            stores = [self.store, elsewhere] * 5
+            changes = [store.change_chain(chain, new) for store, new in zip(stores, wanted, strict=True)]
+            done = await asyncio.gather(*changes)
+        same("changes that succeeded", sum(done), 1)
+        same("the chain", await self.store.chain(chain.name), wanted[done.index(True)])
+
+    async def promise_13_a_change_survives_a_reopening(self) -> None:
+        chain = a_chain()
+        await self.store.put_chain(chain)
+        await self.store.change_chain(chain, replace(chain, next="next"))
+        if await self.reopen():
+            same("the chain", await self.store.chain(chain.name), replace(chain, next="next"))
+
+    async def promise_13_a_chain_ends_with_its_session(self) -> None:
+        """However it ends; and one that has ended, or never was, gets none."""
+        names = ("ended", "swept", "kept")
+        await self.put(*(base.PutSession(record=a_session(name, active=5.0)) for name in names))
+        await self.put(base.ChangeSession(session=SessionId("kept"), active=20.0, state=SessionState.DORMANT))
+        for name in names:
+            await self.store.put_chain(a_chain(name, session=name))
+        await self.put(base.EndSession(session=SessionId("ended"), time=30.0, reason="why"))
+        same("the chain of one that ended", await self.store.chain("ended"), None)
+        same("a late change", await self.store.change_chain(a_chain("ended", session="ended"), None), False)
+        same("a late chain", await self.store.put_chain(a_chain("late", session="ended")), False)
+        same("a chain of no session", await self.store.put_chain(a_chain("late", session="unknown")), False)
+        same("a late chain", await self.store.chain("late"), None)
+        await self.store.sweep(Cutoffs(events=10.0, answers=10.0))
+        same("the chain of one that was swept", await self.store.chain("swept"), None)
+        same("the chain of one that goes on", await self.store.chain("kept"), a_chain("kept", session="kept"))
+
+    async def nothing_changes_after_the_end_of_a_session(self) -> None:
+        await self.put(base.EndSession(session=SESSION, time=4.0, reason="first"))
+        ended = an_ended_session(active=4.0, ended="first")
+        for step in (
+            base.EndSession(session=SESSION, time=9.0, reason="second"),
+            base.ChangeSession(session=SESSION, active=9.0, state=SessionState.ACTIVE, initialized=False),
+            base.Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="late://1")),
+            base.PutSession(record=a_session()),
+        ):
+            await self.accept(step)
+            same("the session", await self.store.session(SESSION), ended)
+        same("reattaching", await self.store.reattach(SESSION), None)
+        same("the session", await self.store.session(SESSION), ended)
+
+    async def reattaching_counts_up(self) -> None:
+        for incarnation in (2, 3):
+            wanted = replace(a_session(), incarnation=incarnation)
+            same("the session", await self.store.reattach(SESSION), wanted)
+            await self.reopen()
+            same("the session in the store", await self.store.session(SESSION), wanted)
+        same("reattaching what is not there", await self.store.reattach(SessionId("unknown")), None)
+
+    async def sticky_requests_are_kept_as_they_follow_each_other(self) -> None:
+        wanted = a_session().sticky
+        for request in (
+            a_sticky("resources/subscribe", uri="a://1"),
+            a_sticky("logging/setLevel", level="debug"),
+            a_sticky("resources/subscribe", uri="a://2"),
+            a_sticky("resources/unsubscribe", uri="a://1"),
+            a_sticky("resources/unsubscribe", uri="never://subscribed"),
+            a_sticky("resources/subscribe", uri="a://2"),
+        ):
+            await self.accept(base.Stick(session=SESSION, request=request))
+            wanted = sticky.after(wanted, request)
+            found = await self.store.session(SESSION)
+            same("sticky requests", found and found.sticky, wanted)
+        await self.accept(base.Stick(session=SessionId("unknown"), request=a_sticky("logging/setLevel")))
 
 
-async def promise_14_an_ended_session_keeps_little_more_than_why(case: Case) -> None:
-    long = b'{"x":"%b"}' % (b"x" * MAX_ENDED_PARAMS)
-    for name, params, reason, kept in (
-        ("deleted", b"{}", SessionStep.CLIENT_DELETED.value, b""),
-        ("expired", b"{}", _EXPIRED, b"{}"),
-        ("expired, and large", long, _EXPIRED, b""),
-    ):
-        record = replace(a_session(name), client_params=params)
-        await case.put(PutSession(record=record), EndSession(session=record.id, time=4.0, reason=reason))
-        wanted = replace(
-            record, state=SessionState.ENDED, active=4.0, ended=reason, client_params=kept, result=b"", sticky=()
+class LimitChecks(Case):
+    """Promise 14."""
+
+    async def promise_14_a_session_beyond_the_limit_for_all_is_refused(self) -> None:
+        limits = base.SessionLimits(total=2, caller=9)
+        first, second = (base.PutSession(record=a_session(name, owner=name), limits=limits) for name in ("a", "b"))
+        third = base.PutSession(record=a_session("c", owner="c"), limits=limits)
+        await self.accept(first, second)
+        opened = base.OpenStream(record=a_stream(self.fence, "stream of c", session="c"))
+        [full, gone] = await self.put(third, opened)
+        same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
+        same("why its stream is refused", type(gone), SessionEnded)
+        same("sessions", [session.id for session in await self.sessions()], ["a", "b"])
+        await self.accept(first)  # it is there already (5)
+        await self.accept(base.EndSession(session=SessionId("a"), time=1.0, reason="why"), third)
+        same("open sessions", await count_open(self.store), 2)
+
+    async def promise_14_a_caller_beyond_its_own_limit_is_refused_first(self) -> None:
+        """By its name or, where it has none, by its address; callers with neither share the limit for all."""
+        limits = base.SessionLimits(total=3, caller=1)
+        for mine, more, other in (
+            (a_session("a", owner="alice"), a_session("b", owner="alice"), a_session("c", owner="bob")),
+            (_unowned("d", "192.0.2.1"), _unowned("e", "192.0.2.1"), _unowned("f", "192.0.2.2")),
+        ):
+            await self.accept(base.PutSession(record=mine, limits=limits))
+            [full] = await self.put(base.PutSession(record=more, limits=limits))
+            same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, True))
+            await self.accept(base.PutSession(record=other, limits=limits))
+            for record in (mine, other):
+                await self.put(base.EndSession(session=record.id, time=1.0, reason="why"))
+        [*within, full] = await self.put(
+            *(base.PutSession(record=_unowned(name, ""), limits=limits) for name in "ghij")
         )
-        same("the record", await case.store.session(record.id), wanted)
+        accepted(within)
+        same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
 
+    async def promise_14_of_many_that_come_at_once_so_many_get_in(self) -> None:
+        limits = base.SessionLimits(total=3, caller=3)
+        async with self.elsewhere() as other:
+            puts = [base.PutSession(record=a_session(f"s{number:02d}"), limits=limits) for number in range(20)]
+            commits = [store.commit([put]) for store, put in zip([self.store, other] * 10, puts, strict=True)]
+            refusals = [refusal for [refusal] in await asyncio.gather(*commits)]
+        same("refused", sum(isinstance(refusal, TooManySessions) for refusal in refusals), 17)
+        same("open sessions", await count_open(self.store), 3)
+        same("of their owner", [session.owner for session in await self.sessions()], ["owner"] * 3)
 
-async def promise_14_of_a_callers_ended_sessions_the_newest_are_kept(case: Case) -> None:
-    await case.put(PutSession(record=a_session("another's", owner="another")))
-    await case.put(EndSession(session=SessionId("another's"), time=0.0, reason="why"))
-    names = [f"s{number:04d}" for number in range(MAX_ENDED_OF_CALLER + 1)]
-    for start in range(0, len(names), 100):
-        some = names[start : start + 100]
-        await case.put(*(PutSession(record=a_session(name)) for name in some))
-        ends = [EndSession(session=SessionId(name), time=float(names.index(name)), reason="why") for name in some]
-        await case.store.commit(ends)
-    kept = [session.id for session in await all_sessions(case.store, page=500)]
-    same("kept records", kept, sorted(["another's", *names[1:]]))
+    async def promise_14_an_ended_session_keeps_little_more_than_why(self) -> None:
+        long = b'{"x":"%b"}' % (b"x" * MAX_ENDED_PARAMS)
+        for name, params, reason, kept in (
+            ("deleted", b"{}", SessionStep.CLIENT_DELETED.value, b""),
+            ("expired", b"{}", SessionStep.WINDOW_PASSED.value, b"{}"),
+            ("expired, and large", long, SessionStep.WINDOW_PASSED.value, b""),
+        ):
+            record = replace(a_session(name), client_params=params)
+            await self.put(base.PutSession(record=record), base.EndSession(session=record.id, time=4.0, reason=reason))
+            wanted = replace(an_ended_session(name, active=4.0, ended=reason), client_params=kept)
+            same("the record", await self.store.session(record.id), wanted)
 
-
-async def the_longest_dormant_session_of_one_caller_is_its_own(case: Case) -> None:
-    dormant = SessionState.DORMANT
-    records = [
-        a_session("of alice", owner="alice", state=dormant, active=2.0),
-        a_session("of bob", owner="bob", state=dormant, active=1.0),
-        replace(_unowned("of here", "192.0.2.1"), state=dormant, active=3.0),
-        replace(_unowned("of there", "192.0.2.2"), state=dormant, active=4.0),
-    ]
-    await case.put(*(PutSession(record=record) for record in records))
-    callers = (("alice", ""), ("bob", ""), ("", "192.0.2.1"), ("", "192.0.2.2"))
-    same("each caller's", [await case.store.longest_dormant(*caller) for caller in callers], records)
-    same("of all", await case.store.longest_dormant(), records[1])
-    same("of a stranger", await case.store.longest_dormant("carol"), None)
+    async def promise_14_of_a_callers_ended_sessions_the_newest_are_kept(self) -> None:
+        await self.put(base.PutSession(record=a_session("another's", owner="another")))
+        await self.put(base.EndSession(session=SessionId("another's"), time=0.0, reason="why"))
+        names = [f"s{number:04d}" for number in range(MAX_ENDED_OF_CALLER + 1)]
+        for start in range(0, len(names), 100):
+            some = names[start : start + 100]
+            await self.put(*(base.PutSession(record=a_session(name)) for name in some))
+            times = enumerate(some, start)
+            await self.store.commit([base.EndSession(session=SessionId(i), time=n, reason="why") for n, i in times])
+        kept = [session.id for session in await self.sessions(page=500)]
+        same("kept records", kept, sorted(["another's", *names[1:]]))

@@ -11,33 +11,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
-from perdure.store.base import (
-    Append,
-    Event,
-    Forward,
-    Forwarded,
-    MailReceived,
-    NodeRecord,
-    OpenStream,
-    PutCall,
-    PutSession,
-    Release,
-    SendMail,
-    SessionRecord,
-    Step,
-    Store,
-    StreamRecord,
-    stream_by_id,
-)
+from perdure.store import base
 from perdure.store.memory import MemoryStore
 from perdure.testing._values import (
     NODE,
     Make,
     a_call,
-    a_chain,
     a_session,
     a_stream,
     count_open,
@@ -49,8 +30,8 @@ from perdure.testing._values import (
 
 T = TypeVar("T")
 
-SESSIONS = ("s1", "s2")
-STREAMS = ("a", "b", "c")
+SESSIONS = (SessionId("s1"), SessionId("s2"))
+STREAMS = tuple(map(StreamId, "abc"))
 REQUESTS: tuple[int | str, ...] = (1, "1", 2)
 """Few names, so that histories meet each other."""
 
@@ -63,9 +44,9 @@ class Twins:
         self._durable = durable
         self._name = f"machine-{next(_names)}"
         self._runner = asyncio.Runner()
-        self._history: list[tuple[Step, Step]] = []
+        self._history: list[tuple[base.Step, base.Step]] = []
         self.model = MemoryStore()
-        self.store: Store = make(self._name)
+        self.store: base.Store = make(self._name)
         self.run(self.store.open())
         self.fences: list[tuple[Fence, Fence]] = []
         """In the model and in the store; a writer is a place in this list."""
@@ -78,8 +59,16 @@ class Twins:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
-    def both(self, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> tuple[T, T]:
+    def both(self, ask: Callable[[base.Store], Coroutine[Any, Any, T]]) -> tuple[T, T]:
         return self.run(ask(self.model)), self.run(ask(self.store))
+
+    def agree(
+        self, ask: Callable[[base.Store], Coroutine[Any, Any, T]], key: Callable[[T], object] | None = None
+    ) -> tuple[T, T]:
+        """Ask both for the same; `key` gives what must be equal in the two answers, which is all of them otherwise."""
+        ours, theirs = self.both(ask)
+        assert (key(ours) == key(theirs)) if key else (ours == theirs), f"{theirs}, where the model has {ours}"
+        return ours, theirs
 
     def close(self) -> None:
         self.run(self.store.aclose())
@@ -93,10 +82,10 @@ class Twins:
 
     # Steps
 
-    def put(self, *steps: Step, patient: bool = False) -> bool:
+    def put(self, *steps: base.Step, patient: bool = False) -> bool:
         return self.put_pairs([(step, step) for step in steps], patient=patient)
 
-    def put_pairs(self, steps: Sequence[tuple[Step, Step]], *, patient: bool = False) -> bool:
+    def put_pairs(self, steps: Sequence[tuple[base.Step, base.Step]], *, patient: bool = False) -> bool:
         """Commit each store's own spelling of the same steps; whether none was refused."""
         wanted = [type(refusal) for refusal in self.model.commit_now([step for step, _ in steps])]
         theirs = [step for _, step in steps]
@@ -111,14 +100,23 @@ class Twins:
             self.put_pairs(steps)
             del self._history[-len(steps) :]
 
-    def write(self, writer: int, step: Append | PutCall | Release, *, patient: bool = False) -> None:
-        """What shows a fence, with that of a writer. A stream that was let go of has none, and is left alone."""
+    def write(
+        self, step: base.Append | base.PutCall | base.Release, writer: int | None = None, *, patient: bool = False
+    ) -> None:
+        """What shows a fence, with that of a writer, the right one if none is given.
+
+        A stream that was let go of has none, and is left alone.
+        """
         record = self.stream(step.stream)
         if record is None or record.node:
-            ours, theirs = self.fences[writer % len(self.fences)]
+            ours, theirs = self._fences_of(step.stream, writer)
             self.put_pairs([(replace(step, fence=ours), replace(step, fence=theirs))], patient=patient)
-        if isinstance(step, Release):
+        if isinstance(step, base.Release):
             self._history.clear()
+
+    def _fences_of(self, stream: str, writer: int | None) -> tuple[Fence, Fence]:
+        place = self.writer.get(stream, 0) if writer is None else writer
+        return self.fences[place % len(self.fences)]
 
     def open_stream(self, stream: str, session: str, calls: Sequence[int | str], now: float, node: int = 0) -> None:
         """In a session that is there."""
@@ -127,19 +125,15 @@ class Twins:
         record = a_stream(
             Fence(0), stream, session=session, kind=Kind.CALL if calls else Kind.STANDALONE, opened=now, node=name
         )
-        ours, theirs = (OpenStream(record=replace(record, fence=f), calls=rows) for f in self.fences[writer])
+        ours, theirs = (base.OpenStream(record=replace(record, fence=f), calls=rows) for f in self.fences[writer])
         known = self.stream(stream)
-        self.put(PutSession(record=a_session(session, active=now)))
+        self.put(base.PutSession(record=a_session(session, active=now)))
         if self.put_pairs([(ours, theirs)]) and known is None:
             self.writer[stream] = writer
 
     def post(self, node: NodeId, message: bytes) -> None:
-        self.put(SendMail(node=node, message=message))
+        self.put(base.SendMail(node=node, message=message))
         self._history.clear()  # a message that is posted twice is two
-
-    def forward(self, stream: str, node: NodeId, first: int, payloads: Sequence[bytes]) -> None:
-        step = Forward(stream=StreamId(stream), node=node, sender="s", first=first, payloads=tuple(payloads))
-        self.put(step)
 
     def take_forwarded(self, stream: str, count: int, now: float) -> None:
         """As its writer does: the messages become events."""
@@ -148,10 +142,10 @@ class Twins:
         if record is None or not record.node or record.sealed or not ours or len(ours) != len(theirs):
             return
         place = min(count, len(ours))
-        events = tuple(Event(record.last + n, now, ours[n - 1].payload) for n in range(1, place + 1))
+        events = tuple(base.Event(record.last + n, now, ours[n - 1].payload) for n in range(1, place + 1))
         fences = self.fences[self.writer[stream]]
         pair = [
-            Append(stream=record.id, fence=fence, events=events, taken=waiting[place - 1].key)
+            base.Append(stream=record.id, fence=fence, events=events, taken=waiting[place - 1].key)
             for fence, waiting in zip(fences, (ours, theirs), strict=True)
         ]
         self.put_pairs([(pair[0], pair[1])])
@@ -160,23 +154,22 @@ class Twins:
         ours, theirs = self.both(lambda store: store.mail(node))
         if ours and len(ours) == len(theirs):
             place = min(count, len(ours)) - 1
-            pair = (MailReceived(node=node, through=mail[place].key) for mail in (ours, theirs))
+            pair = (base.MailReceived(node=node, through=mail[place].key) for mail in (ours, theirs))
             self.put_pairs([(next(pair), next(pair))])
 
     # What is not a step
 
-    def stream(self, stream: str) -> StreamRecord | None:
-        return self.run(stream_by_id(self.model, StreamId(stream)))
+    def stream(self, stream: str) -> base.StreamRecord | None:
+        return self.run(base.stream_by_id(self.model, StreamId(stream)))
 
     def join(self, node: NodeId) -> None:
         self.nodes.append((node, len(self.fences)))
         self.fences.append(self.both(lambda store: store.join(node)))
 
-    def claim(self, stream: str, *, node: NodeId, held: int) -> None:
-        """Claim as a node that has seen the fence at that place."""
-        fences = dict(zip((self.model, self.store), self.fences[held % len(self.fences)], strict=True))
-        ours, theirs = self.both(lambda store: store.claim(StreamId(stream), node=node, held=fences[store]))
-        assert (ours is None) == (theirs is None), f"claimed: {theirs}, where the model has {ours}"
+    def claim(self, stream: StreamId, *, node: NodeId, held: int | None) -> None:
+        """Claim as a node that has seen the fence of a writer, of the right one if none is given."""
+        fences = dict(zip((self.model, self.store), self._fences_of(stream, held), strict=True))
+        ours, theirs = self.agree(lambda store: store.claim(stream, node=node, held=fences[store]), lambda r: r is None)
         if ours is not None and theirs is not None:
             self.writer[stream] = len(self.fences)
             self.fences.append((ours.fence, theirs.fence))
@@ -187,47 +180,25 @@ class Twins:
         node, _ = self.nodes.pop()
         self.both(lambda store: store.leave(node))
         for record in self.run(self.model.written_by(node)):
-            self.claim(record.id, node=NODE, held=self.writer[record.id])
-        ours, theirs = self.both(lambda store: store.bury(node, heir=NODE))
-        assert {s.id for s in ours} == {s.id for s in theirs}, f"it read {theirs}, where the model has {ours}"
+            self.claim(record.id, node=NODE, held=None)
+        self.agree(lambda store: store.bury(node, heir=NODE), lambda read: {stream.id for stream in read})
         self.join(NodeId(name))
         self._history.clear()
 
-    def reattach(self, session: str) -> None:
-        ours, theirs = self.both(lambda store: store.reattach(SessionId(session)))
-        assert ours == theirs, f"reattached: {theirs}, where the model has {ours}"
-
     def sweep(self, cutoffs: Cutoffs) -> None:
-        wanted, swept = self.both(lambda store: store.sweep(cutoffs))
-        assert bool(swept) == bool(wanted), f"{swept} rows swept, where the model has {wanted}"
+        self.agree(lambda store: store.sweep(cutoffs), bool)
         self._history.clear()
-
-    # Chains
-
-    def put_chain(self, chain: Chain) -> None:
-        wanted, done = self.both(lambda store: store.put_chain(chain))
-        assert done == wanted, f"a chain put: {done}, where the model says {wanted}"
-
-    def change_chain(self, session: str, *, stale: bool, current: str, next_: str, end: bool) -> None:
-        seen = self.run(self.model.chain_of(SessionId(session))) or a_chain(session=session)
-        seen = replace(seen, current=current) if stale else seen
-        after = None if end else replace(seen, current=current, next=next_)
-        wanted, done = self.both(lambda store: store.change_chain(seen, after))
-        assert done == wanted, f"a chain changed: {done}, where the model says {wanted}"
 
     # Comparing
 
     def compare(self) -> None:
-        wanted, seen = self.run(self._pictures())
+        wanted, seen = self.both(self._picture)
         assert seen == wanted, f"the store shows {seen}, where the model shows {wanted}"
 
-    async def _pictures(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return await self._picture(self.model), await self._picture(self.store)
-
-    async def _picture(self, store: Store) -> dict[str, Any]:
+    async def _picture(self, store: base.Store) -> dict[str, Any]:
         seen = await picture(store, sessions=SESSIONS)
         asked: dict[str, Awaitable[Any]] = {"going on": count_open(store), "dormant": store.longest_dormant()}
-        for session in map(SessionId, SESSIONS):
+        for session in SESSIONS:
             key = f"{session}: streams"
             seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
             for id_ in REQUESTS:
@@ -241,13 +212,13 @@ class Twins:
         asked["nodes"] = store.nodes()
         for name, answer in (await together(store, asked)).items():
             match answer:  # fences, keys and beats are each store's own
-                case [Forwarded(), *_]:
+                case [base.Forwarded(), *_]:
                     seen[name] = [message.payload for message in answer]
-                case [StreamRecord(), *_]:
+                case [base.StreamRecord(), *_]:
                     seen[name] = [stream.id for stream in answer]
-                case [NodeRecord(), *_]:
+                case [base.NodeRecord(), *_]:
                     seen[name] = sorted(node.id for node in answer)
-                case SessionRecord():
+                case base.SessionRecord():
                     seen[name] = answer.active
                 case _:
                     seen[name] = answer

@@ -9,19 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from perdure._core.ids import Fence, Generation, NodeId, StreamId
 from perdure._core.leases import Leases
-from perdure.store.base import (
-    FORWARDED_AT_ONCE,
-    MAIL_AT_ONCE,
-    RECORD_VERSION,
-    CallRecord,
-    Event,
-    Forwarded,
-    HintListener,
-    Mail,
-    NodeRecord,
-    ReaderRecord,
-    StreamRecord,
-)
+from perdure.store import base
 from perdure.store.codec import Codec, Payloads
 
 
@@ -29,22 +17,22 @@ from perdure.store.codec import Codec, Payloads
 class StreamRow:
     """A stream with all that goes when it goes."""
 
-    record: StreamRecord
-    events: list[Event] = field(default_factory=list)
+    record: base.StreamRecord
+    events: list[base.Event] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
-    calls: dict[tuple[int, int | str], CallRecord] = field(default_factory=dict)
-    reader: ReaderRecord | None = None
-    forwarded: list[Forwarded] = field(default_factory=list)
+    calls: dict[tuple[int, int | str], base.CallRecord] = field(default_factory=dict)
+    reader: base.ReaderRecord | None = None
+    forwarded: list[base.Forwarded] = field(default_factory=list)
     senders: dict[NodeId, tuple[str, int]] = field(default_factory=dict)
     """The sender of each node, and the number of its last message."""
 
 
 @dataclass(slots=True)
 class NodeRow:
-    record: NodeRecord
+    record: base.NodeRecord
     left: bool = False
     holding: bool = False
-    mail: list[Mail] = field(default_factory=list)
+    mail: list[base.Mail] = field(default_factory=list)
 
 
 class MemoryNodes:
@@ -55,7 +43,7 @@ class MemoryNodes:
         self._offset = wall() - time.monotonic()
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
-        self._subscriptions: dict[object, tuple[NodeId, HintListener, asyncio.AbstractEventLoop]] = {}
+        self._subscriptions: dict[object, tuple[NodeId, base.HintListener, asyncio.AbstractEventLoop]] = {}
         self._fence = 0
         self._mail_key = 0
         self._writes = 0
@@ -68,7 +56,7 @@ class MemoryNodes:
 
     async def join(self, node: NodeId) -> Fence:
         self._writes += 1
-        self._nodes[node] = NodeRow(NodeRecord(id=node, record=RECORD_VERSION, beat=0, facts=b"{}"))
+        self._nodes[node] = NodeRow(base.NodeRecord(id=node, record=base.RECORD_VERSION, beat=0, facts=b"{}"))
         return self._next_fence()
 
     async def leave(self, node: NodeId) -> None:
@@ -79,13 +67,13 @@ class MemoryNodes:
             if not (row.mail or self._read_by(node) or await self.written_by(node)):
                 del self._nodes[node]
 
-    async def nodes(self) -> Sequence[NodeRecord]:
+    async def nodes(self) -> Sequence[base.NodeRecord]:
         return [row.record for row in self._nodes.values()]
 
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+    async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
         return [row.record for row in self._streams.values() if row.record.node == node and not row.record.sealed]
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[base.StreamRecord]:
         self._writes += 1
         if (row := self._nodes.pop(node, None)) is not None:
             # Under new keys: a `MailReceived` of the heir may be on its way, and must not take what it has not seen.
@@ -102,25 +90,25 @@ class MemoryNodes:
 
     # Mail
 
-    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[base.Mail]:
         row = self._nodes.get(node)
         mail = [mail for mail in row.mail if mail.key > after] if row else []
-        return self._payloads.decode_all(mail[:MAIL_AT_ONCE])
+        return self._payloads.decode_all(mail[: base.MAIL_AT_ONCE])
 
     def _put_mail(self, node: NodeId, message: bytes) -> None:
         if (row := self._nodes.get(node)) is not None:
             self._mail_key += 1
-            row.mail.append(Mail(self._mail_key, message))
+            row.mail.append(base.Mail(self._mail_key, message))
             self.hint(node, ())
 
     # Forwarded messages
 
-    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[base.Forwarded]:
         row = self._streams.get(stream)
         messages = [message for message in row.forwarded if message.key > after] if row else []
-        return self._payloads.decode_all(messages[:FORWARDED_AT_ONCE])
+        return self._payloads.decode_all(messages[: base.FORWARDED_AT_ONCE])
 
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+    async def forwarded_to(self, node: NodeId) -> Sequence[base.StreamRecord]:
         waited_for = [row.record for row in self._streams.values() if row.forwarded]
         return [record for record in waited_for if record.node == node or record.node not in self._nodes]
 
@@ -130,7 +118,7 @@ class MemoryNodes:
 
     # Wake-ups
 
-    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
+    def subscribe(self, node: NodeId, listener: base.HintListener) -> Callable[[], None]:
         key = object()
         self._subscriptions[key] = (node, listener, asyncio.get_running_loop())
         return lambda: self._subscriptions.pop(key, None) and None

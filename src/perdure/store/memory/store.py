@@ -17,16 +17,7 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Generation, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import SessionState
-from perdure.store.base import (
-    READ_BYTES,
-    AskRecord,
-    CallRecord,
-    Event,
-    KeptRecord,
-    ReaderRecord,
-    SessionRecord,
-    StreamRecord,
-)
+from perdure.store import base
 from perdure.store.memory.writes import MemoryWrites, call_key, caller
 
 _seq = attrgetter("seq")
@@ -56,33 +47,33 @@ class MemoryStore(MemoryWrites):
 
     # Events
 
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[base.Event]:
         found = self._streams.get(stream)
         if found is None:
             return ()
         start = bisect.bisect_right(found.events, after, key=_seq)
         events = self._payloads.decode_all(found.events[start : start + limit])
         sizes = itertools.accumulate(len(event.payload) for event in events)
-        return events[: 1 + sum(1 for size in sizes if size < READ_BYTES)]
+        return events[: 1 + sum(1 for size in sizes if size < base.READ_BYTES)]
 
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
+    async def streams(self, session: SessionId) -> Sequence[base.StreamRecord]:
         return [stream.record for stream in self._of_session.get(session, {}).values()]
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, base.StreamRecord]:
         return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
 
-    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+    async def unread(self, session: SessionId) -> Sequence[base.StreamRecord]:
         return [stream for stream in await self.streams(session) if stream.unread]
 
-    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
-        found: list[KeptRecord] = []
+    async def kept(self, session: SessionId) -> Sequence[base.KeptRecord]:
+        found: list[base.KeptRecord] = []
         for stream in self._of_session.get(session, {}).values():
             if stream.record.sealed:
                 events, answers = (
                     [self._payloads.size(event.payload) for event in stream.events if event.final is final]
                     for final in (False, True)
                 )
-                kept = KeptRecord(
+                kept = base.KeptRecord(
                     stream=stream.record.id,
                     opened=stream.record.opened,
                     events=len(events),
@@ -99,17 +90,17 @@ class MemoryStore(MemoryWrites):
 
     # Sessions
 
-    async def session(self, session: SessionId) -> SessionRecord | None:
+    async def session(self, session: SessionId) -> base.SessionRecord | None:
         return self._payloads.decode(self._sessions.get(session))
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         ids = sorted(i for i in self._sessions if after is None or i > after)
         return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])
 
     async def count_states(self) -> Mapping[SessionState, int]:
         return Counter(session.state for session in self._sessions.values())
 
-    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
+    async def longest_dormant(self, owner: str | None = None, address: str = "") -> base.SessionRecord | None:
         unused = [s for s in self._sessions.values() if s.state is SessionState.DORMANT and not self._in_use(s)]
         wanted = [session for session in unused if owner is None or caller(session) == (owner, address)]
         return self._payloads.decode(min(wanted, key=attrgetter("active"), default=None))
@@ -125,23 +116,23 @@ class MemoryStore(MemoryWrites):
 
     # Ledger, asks, readers
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+    async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
         streams = self._of_session.get(session, {}).values()
         return self._payloads.decode_all([call for stream in streams for call in stream.calls.values()])
 
-    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
+    async def calls_on(self, stream: StreamId) -> Sequence[base.CallRecord]:
         found = self._streams.get(stream)
         return self._payloads.decode_all(list(found.calls.values())) if found else []
 
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> base.CallRecord | None:
         key = (session, incarnation, coerce_id(request_id))
         stream = self._open_calls.get(key)
         calls = stream.calls.values() if stream else ()
         return self._payloads.decode(next((call for call in calls if call_key(call) == key), None))
 
-    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
+    async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
         return self._payloads.decode_all(list(self._asks.get(session, {}).values()))
 
-    async def reader(self, stream: StreamId) -> ReaderRecord | None:
+    async def reader(self, stream: StreamId) -> base.ReaderRecord | None:
         found = self._streams.get(stream)
         return found.reader if found else None

@@ -14,39 +14,7 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
-from perdure.store.base import (
-    KEPT_GENERATIONS,
-    MAX_FORWARDED,
-    MAX_FORWARDED_BYTES,
-    MAX_MAIL,
-    Append,
-    AskRecord,
-    CallRecord,
-    ChangeSession,
-    CloseAsk,
-    DropStream,
-    EndSession,
-    Forward,
-    Forwarded,
-    LeaveReader,
-    MailReceived,
-    MoveReader,
-    OpenAsk,
-    OpenStream,
-    PutCall,
-    PutReader,
-    PutSession,
-    Reached,
-    Refusals,
-    Release,
-    SendMail,
-    SessionRecord,
-    Step,
-    StepRefusal,
-    Stick,
-    StreamRecord,
-    Trim,
-)
+from perdure.store import base
 from perdure.store.codec import PLAIN, Codec
 from perdure.store.memory.nodes import MemoryNodes, StreamRow
 
@@ -58,66 +26,66 @@ class MemoryWrites(MemoryNodes):
 
     def __init__(self, *, codec: Codec = PLAIN, wall: Callable[[], float] = time.time) -> None:
         super().__init__(codec, wall)
-        self._sessions: dict[SessionId, SessionRecord] = {}
+        self._sessions: dict[SessionId, base.SessionRecord] = {}
         self._of_session: dict[SessionId, dict[StreamId, StreamRow]] = {}
-        self._asks: dict[SessionId, dict[str, AskRecord]] = {}
+        self._asks: dict[SessionId, dict[str, base.AskRecord]] = {}
         self._chains: dict[SessionId, Chain] = {}
         self._chain_names: dict[str, SessionId] = {}
         self._open_calls: dict[tuple[SessionId, int, int | str], StreamRow] = {}
         """Where each call that has not ended is, by its id as ids are compared."""
 
-    async def commit(self, steps: Sequence[Step]) -> Refusals:
+    async def commit(self, steps: Sequence[base.Step]) -> base.Refusals:
         return self.commit_now(steps)
 
-    def commit_now(self, steps: Sequence[Step]) -> Refusals:
+    def commit_now(self, steps: Sequence[base.Step]) -> base.Refusals:
         self._writes += 1
         return [self._apply(step) for step in self._payloads.encode_steps(steps)]
 
-    def _apply(self, step: Step) -> StepRefusal | None:
+    def _apply(self, step: base.Step) -> base.StepRefusal | None:
         match step:
-            case Append():
+            case base.Append():
                 return self._append(step)
-            case OpenStream():
+            case base.OpenStream():
                 return self._open(step)
-            case Forward():
+            case base.Forward():
                 return self._forward(step)
-            case PutCall():
+            case base.PutCall():
                 return self._put_call(step)
-            case Release():
+            case base.Release():
                 return self._release(step)
-            case SendMail():
+            case base.SendMail():
                 return self._deliver(step)
-            case MailReceived() if node := self._nodes.get(step.node):
+            case base.MailReceived() if node := self._nodes.get(step.node):
                 node.mail = [mail for mail in node.mail if mail.key > step.through]
-            case PutSession():
+            case base.PutSession():
                 return self._put_session(step)
-            case ChangeSession() if session := self._going_on(step.session):
+            case base.ChangeSession() if session := self._going_on(step.session):
                 self._sessions[session.id] = _changed(session, step)
-            case Stick() if session := self._going_on(step.session):
+            case base.Stick() if session := self._going_on(step.session):
                 sticky = self._payloads.stick(session.sticky, step.request)
                 self._sessions[session.id] = replace(session, sticky=sticky)
-            case EndSession():
+            case base.EndSession():
                 self._end(step)
-            case Trim() if found := self._streams.get(step.stream):
+            case base.Trim() if found := self._streams.get(step.stream):
                 found.events = [e for e in found.events if e.final or e.seq > step.through]
-            case DropStream():
+            case base.DropStream():
                 self._drop(step.stream)
-            case OpenAsk(record=ask) if ask.stream in self._streams:
+            case base.OpenAsk(record=ask) if ask.stream in self._streams:
                 self._asks.setdefault(ask.session, {}).setdefault(ask.id, ask)
-            case CloseAsk():
+            case base.CloseAsk():
                 self._asks.get(step.session, {}).pop(step.id, None)
-            case PutReader(record=reader) if found := self._streams.get(reader.stream):
+            case base.PutReader(record=reader) if found := self._streams.get(reader.stream):
                 found.reader = reader
-            case MoveReader() | LeaveReader() if found := self._streams.get(step.stream):
+            case base.MoveReader() | base.LeaveReader() if found := self._streams.get(step.stream):
                 if found.reader is not None and found.reader.reader == step.reader:
-                    found.reader = replace(found.reader, seq=step.seq) if isinstance(step, MoveReader) else None
-            case Reached() if found := self._streams.get(step.stream):
+                    found.reader = replace(found.reader, seq=step.seq) if isinstance(step, base.MoveReader) else None
+            case base.Reached() if found := self._streams.get(step.stream):
                 found.record = _reached(found, step)
         return None
 
     # Steps of sessions
 
-    def _put_session(self, step: PutSession) -> TooManySessions | None:
+    def _put_session(self, step: base.PutSession) -> TooManySessions | None:
         record, limits = step.record, step.limits
         if record.id in self._sessions:
             return None
@@ -131,7 +99,7 @@ class MemoryWrites(MemoryNodes):
         self._sessions[record.id] = record
         return None
 
-    def _end(self, step: EndSession) -> None:
+    def _end(self, step: base.EndSession) -> None:
         if step.unused_since is not None:
             found = self._sessions.get(step.session)
             if found is None or found.active > step.unused_since or self._in_use(found):
@@ -163,11 +131,11 @@ class MemoryWrites(MemoryNodes):
                 del self._sessions[min(sessions, key=attrgetter("active")).id]
                 return  # one has ended, so one was too many
 
-    def _going_on(self, session: SessionId) -> SessionRecord | None:
+    def _going_on(self, session: SessionId) -> base.SessionRecord | None:
         record = self._sessions.get(session)
         return None if record is None or record.state is SessionState.ENDED else record
 
-    def _in_use(self, session: SessionRecord) -> bool:
+    def _in_use(self, session: base.SessionRecord) -> bool:
         return any(
             (not stream.record.sealed and stream.record.node in self._nodes)
             or (stream.reader is not None and stream.reader.node in self._nodes)
@@ -176,7 +144,7 @@ class MemoryWrites(MemoryNodes):
 
     # Steps of streams
 
-    def _open(self, step: OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+    def _open(self, step: base.OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
         record = step.record
         if record.id in self._streams:
             return None
@@ -195,7 +163,7 @@ class MemoryWrites(MemoryNodes):
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
 
-    def _append(self, step: Append) -> StaleFence | None:
+    def _append(self, step: base.Append) -> StaleFence | None:
         stream = self._written(step.stream, step.fence)
         if stream is None:
             return _stale(step)
@@ -213,7 +181,7 @@ class MemoryWrites(MemoryNodes):
                 self._open_calls.pop(call_key(call), None)
         return None
 
-    def _put_call(self, step: PutCall) -> StaleFence | None:
+    def _put_call(self, step: base.PutCall) -> StaleFence | None:
         stream = self._written(step.stream, step.fence)
         if stream is None or stream.record.sealed or not stream.record.node:
             return _stale(step)
@@ -223,7 +191,7 @@ class MemoryWrites(MemoryNodes):
             stream.calls[call.incarnation, call.request_id] = changed
         return None
 
-    def _release(self, step: Release) -> StaleFence | None:
+    def _release(self, step: base.Release) -> StaleFence | None:
         stream = self._written(step.stream, step.fence)
         if stream is None or stream.record.sealed:
             return _stale(step)
@@ -250,15 +218,15 @@ class MemoryWrites(MemoryNodes):
 
     # Mail and forwarded messages
 
-    def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
+    def _deliver(self, step: base.SendMail) -> NodeGone | MailFull | None:
         if (row := self._nodes.get(step.node)) is None:
             return NodeGone(f"there is no node {step.node}")
-        if len(row.mail) >= MAX_MAIL:
-            return MailFull(f"{MAX_MAIL} messages wait for node {step.node}")
+        if len(row.mail) >= base.MAX_MAIL:
+            return MailFull(f"{base.MAX_MAIL} messages wait for node {step.node}")
         self._put_mail(step.node, step.message)
         return None
 
-    def _forward(self, step: Forward) -> SessionEnded | NodeGone | MailFull | None:
+    def _forward(self, step: base.Forward) -> SessionEnded | NodeGone | MailFull | None:
         if (row := self._streams.get(step.stream)) is None:
             return SessionEnded(f"stream {step.stream} is not there")
         sender, last = row.senders.get(step.node, ("", 0))
@@ -269,29 +237,29 @@ class MemoryWrites(MemoryNodes):
         if row.record.node not in self._nodes:
             return NodeGone(f"no node writes stream {step.stream}")
         size = sum(map(self._payloads.size, [*new, *(payload for _, payload in row.forwarded)]))
-        full = len(row.forwarded) + len(new) > MAX_FORWARDED or size > MAX_FORWARDED_BYTES
+        full = len(row.forwarded) + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
         if step.first > last + 1 or (row.forwarded and full):
             return MailFull(f"{len(row.forwarded)} messages wait for stream {step.stream}")
         for payload in new:
             self._mail_key += 1
-            row.forwarded.append(Forwarded(self._mail_key, payload))
+            row.forwarded.append(base.Forwarded(self._mail_key, payload))
         row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
         return None
 
     # Changes that are not steps
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> base.StreamRecord | None:
         found = self._written(stream, held)
         if found is None or found.record.sealed:
             return None
         self._writes += 1
         before = found.record
         found.generations.append(Generation(generation=before.generation, end=before.last))
-        del found.generations[:-KEPT_GENERATIONS]
+        del found.generations[: -base.KEPT_GENERATIONS]
         found.record = replace(before, node=node, fence=self._next_fence(), generation=before.generation + 1)
         return found.record
 
-    async def reattach(self, session: SessionId) -> SessionRecord | None:
+    async def reattach(self, session: SessionId) -> base.SessionRecord | None:
         if (record := self._going_on(session)) is None:
             return None
         self._writes += 1
@@ -332,24 +300,24 @@ class MemoryWrites(MemoryNodes):
                 self._drop(stream.record.id)
                 rows += 1
         for session in [s for s in self._sessions.values() if s.active < cutoffs.answers and not self._in_use(s)]:
-            self._end(EndSession(session=session.id, time=session.active, reason=""))
+            self._end(base.EndSession(session=session.id, time=session.active, reason=""))
             del self._sessions[session.id]
             rows += 1
         self._writes += 1
         return rows
 
 
-def caller(session: SessionRecord) -> tuple[str, str]:
+def caller(session: base.SessionRecord) -> tuple[str, str]:
     """Give the name that opened a session, or the address."""
     return session.owner, session.address
 
 
-def call_key(call: CallRecord) -> tuple[SessionId, int, int | str]:
+def call_key(call: base.CallRecord) -> tuple[SessionId, int, int | str]:
     """Give what no two running calls share (12)."""
     return call.session, call.incarnation, coerce_id(call.request_id)
 
 
-def _changed(session: SessionRecord, step: ChangeSession) -> SessionRecord:
+def _changed(session: base.SessionRecord, step: base.ChangeSession) -> base.SessionRecord:
     return replace(
         session,
         active=session.active if step.active is None else max(session.active, step.active),
@@ -360,12 +328,12 @@ def _changed(session: SessionRecord, step: ChangeSession) -> SessionRecord:
     )
 
 
-def _reached(stream: StreamRow, step: Reached) -> StreamRecord:
+def _reached(stream: StreamRow, step: base.Reached) -> base.StreamRecord:
     record = stream.record
     ends = {ended.generation: ended.end for ended in stream.generations} | {record.generation: record.last}
     through = min(step.through, ends.get(step.generation, 0))
     return replace(record, delivered=max(record.delivered, through), unread=step.unread)
 
 
-def _stale(step: Append | PutCall | Release) -> StaleFence:
+def _stale(step: base.Append | base.PutCall | base.Release) -> StaleFence:
     return StaleFence(f"stream {step.stream} is not written under fence {step.fence}")

@@ -11,23 +11,7 @@ from typing import Any, TypeVar
 from perdure._core.chains import Chain
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.states import SessionState
-from perdure.store import rows
-from perdure.store.base import (
-    FORWARDED_AT_ONCE,
-    MAIL_AT_ONCE,
-    READ_BYTES,
-    AskRecord,
-    CallRecord,
-    Event,
-    Forwarded,
-    Generation,
-    KeptRecord,
-    Mail,
-    NodeRecord,
-    ReaderRecord,
-    SessionRecord,
-    StreamRecord,
-)
+from perdure.store import base, rows
 from perdure.store.codec import Payloads
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.read_pool import ReaderPool
@@ -48,9 +32,9 @@ class Reads:
     _readers: ReaderPool
     _payloads: Payloads
 
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        found: list[Event] = []
-        room = READ_BYTES
+    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[base.Event]:
+        found: list[base.Event] = []
+        room = base.READ_BYTES
         while True:
             page = min(limit - len(found), MAX_READ)
             last = found[-1].seq if found else after
@@ -63,39 +47,39 @@ class Reads:
 
     # Streams
 
-    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
+    async def streams(self, session: SessionId) -> Sequence[base.StreamRecord]:
         return await self._all("streams_of_session", rows.stream_record, session)
 
-    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
-        found: dict[StreamId, StreamRecord] = {}
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, base.StreamRecord]:
+        found: dict[StreamId, base.StreamRecord] = {}
         for start in range(0, len(streams), MAX_READ):
             found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
         return found
 
-    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+    async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
         return await self._all("streams_of_node", rows.stream_record, node)
 
-    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+    async def unread(self, session: SessionId) -> Sequence[base.StreamRecord]:
         return await self._all("unread_streams", rows.stream_record, session)
 
-    async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
+    async def kept(self, session: SessionId) -> Sequence[base.KeptRecord]:
         return await self._all("kept_of_session", rows.kept_record, session=session, overhead=self._payloads.overhead)
 
-    async def generations(self, stream: StreamId) -> Sequence[Generation]:
+    async def generations(self, stream: StreamId) -> Sequence[base.Generation]:
         return await self._all("generations_of_stream", rows.generation, stream)
 
     # Sessions
 
-    async def session(self, session: SessionId) -> SessionRecord | None:
+    async def session(self, session: SessionId) -> base.SessionRecord | None:
         return await self._one("session_by_id", rows.session_record, session)
 
-    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
+    async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         return await self._all("sessions_after", rows.session_record, after or "", limit)
 
     async def count_states(self) -> Mapping[SessionState, int]:
-        return dict(await self._all("count_states", rows.state_count))
+        return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1])))
 
-    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
+    async def longest_dormant(self, owner: str | None = None, address: str = "") -> base.SessionRecord | None:
         if owner is None:
             return await self._one("longest_dormant", rows.session_record)
         return await self._one("longest_dormant_of", rows.session_record, rows.loose(owner), address)
@@ -110,31 +94,31 @@ class Reads:
 
     # Ledger, asks, readers, nodes
 
-    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+    async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
         return await self._all("calls_of_session", rows.call_record, session)
 
-    async def calls_on(self, stream: StreamId) -> Sequence[CallRecord]:
+    async def calls_on(self, stream: StreamId) -> Sequence[base.CallRecord]:
         return await self._all("calls_of_stream", rows.call_record, stream)
 
-    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> CallRecord | None:
+    async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> base.CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))
 
-    async def asks(self, session: SessionId) -> Sequence[AskRecord]:
+    async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
         return await self._all("asks_of_session", rows.ask_record, session)
 
-    async def reader(self, stream: StreamId) -> ReaderRecord | None:
+    async def reader(self, stream: StreamId) -> base.ReaderRecord | None:
         return await self._one("reader_of_stream", rows.reader_record, stream)
 
-    async def nodes(self) -> Sequence[NodeRecord]:
+    async def nodes(self) -> Sequence[base.NodeRecord]:
         return await self._all("all_nodes", rows.node_record)
 
-    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
-        return await self._all("read_mail", rows.mail, node, after, MAIL_AT_ONCE)
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[base.Mail]:
+        return await self._all("read_mail", base.Mail._make, node, after, base.MAIL_AT_ONCE)
 
-    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[Forwarded]:
-        return await self._all("read_forwarded", rows.forwarded, stream, after, FORWARDED_AT_ONCE)
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[base.Forwarded]:
+        return await self._all("read_forwarded", base.Forwarded._make, stream, after, base.FORWARDED_AT_ONCE)
 
-    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+    async def forwarded_to(self, node: NodeId) -> Sequence[base.StreamRecord]:
         return await self._all("forwarded_to", rows.stream_record, node)
 
     async def _one(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> T | None:
@@ -150,20 +134,20 @@ class Reads:
 
 def _events(
     payloads: Payloads, connection: sqlite3.Connection, *, stream: StreamId, after: int, limit: int, room: int
-) -> tuple[Sequence[Event], int]:
+) -> tuple[Sequence[base.Event], int]:
     """Give events, and how many bytes there is room for behind them."""
-    events: list[Event] = []
+    events: list[base.Event] = []
     overhead = payloads.overhead
     # Closed at its end: a query that is left in the middle would keep the file's log from being reused.
     with contextlib.closing(connection.execute(_SQL["read_events"], (stream, after, limit))) as found:
         for seq, time, payload, final in found:
-            events.append(Event(seq, time, payload, final == 1))
+            events.append(base.Event(seq, time, payload, final == 1))
             room -= len(payload) - overhead if payload else 0
             if room <= 0:
                 break
     return payloads.decode_all(events), room
 
 
-def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, StreamRecord]:
+def _streams(connection: sqlite3.Connection, *, ids: Sequence[StreamId]) -> dict[StreamId, base.StreamRecord]:
     found = (connection.execute(_SQL["stream_by_id"], (id_,)).fetchone() for id_ in ids)
     return {record.id: record for record in (rows.stream_record(row) for row in found if row is not None)}

@@ -16,16 +16,7 @@ from perdure.errors import StoreError, StoreReplaced, StoreTooNew
 from perdure.store.base import Refusals, Step
 from perdure.store.codec import Codec, Payloads
 from perdure.store.sqlite.checkpoints import Checkpoints
-from perdure.store.sqlite.file import (
-    NAMED,
-    Sync,
-    failure,
-    is_busy,
-    open_writer,
-    patiently,
-    refuse_newer,
-    rollback,
-)
+from perdure.store.sqlite.file import NAMED, Sync, failure, is_busy, open_writer, patiently, refuse_newer, rollback
 from perdure.store.sqlite.identity import FileIdentity
 from perdure.store.sqlite.steps import StepWriter
 

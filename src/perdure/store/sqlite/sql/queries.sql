@@ -3,7 +3,8 @@
 -- put_session: a new session; nothing if it is there already
 INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
                      standalone, created, active, ended, address)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (:id, :record, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
+        :standalone, :created, :active, :ended, :address)
 ON CONFLICT (id) DO NOTHING;
 
 -- unput_session: a session was one too many
@@ -95,7 +96,7 @@ WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running',
 UPDATE stream SET node = '' WHERE key = ?;
 
 -- trim: forget events up to a number, final answers excepted
-DELETE FROM event WHERE stream = (SELECT key FROM stream WHERE id = ?) AND seq <= ? AND final = 0;
+DELETE FROM event WHERE stream = (SELECT key FROM stream WHERE id = :stream) AND seq <= :through AND final = 0;
 
 -- oldest_event: where a stream's retained events begin
 SELECT seq FROM event WHERE stream = ? ORDER BY seq LIMIT 1;
@@ -105,20 +106,21 @@ DELETE FROM stream WHERE id = ?;
 
 -- open_ask: an ask that waits; nothing if it is there already, or its stream is not
 INSERT INTO ask (session, id, record, stream, request, node)
-SELECT ?, ?, ?, key, ?, ? FROM stream WHERE id = ?
+SELECT :session, :id, :record, key, :request, :node FROM stream WHERE id = :stream
 ON CONFLICT (session, id) DO NOTHING;
 
 -- close_ask: an ask that was answered or given up
-DELETE FROM ask WHERE session = ? AND id = ?;
+DELETE FROM ask WHERE session = :session AND id = :id;
 
 -- put_reader: the reader of a stream, and how far it has got
-INSERT OR REPLACE INTO reader (stream, record, reader, node, seq) SELECT key, ?, ?, ?, ? FROM stream WHERE id = ?;
+INSERT OR REPLACE INTO reader (stream, record, reader, node, seq)
+SELECT key, :record, :reader, :node, :seq FROM stream WHERE id = :stream;
 
 -- move_reader: a reader has got further, unless another one has taken its place
-UPDATE reader SET seq = ? WHERE stream = (SELECT key FROM stream WHERE id = ?) AND reader = ?;
+UPDATE reader SET seq = :seq WHERE stream = (SELECT key FROM stream WHERE id = :stream) AND reader = :reader;
 
 -- leave_reader: a reader left, unless another one has taken its place
-DELETE FROM reader WHERE stream = (SELECT key FROM stream WHERE id = ?) AND reader = ?;
+DELETE FROM reader WHERE stream = (SELECT key FROM stream WHERE id = :stream) AND reader = :reader;
 
 -- reach: readers of a stream have got this far, in this generation
 UPDATE stream SET
@@ -234,7 +236,8 @@ WHERE s.id = ?;
 
 -- put_chain: a session's chain in place of the one that it may have; nothing if the session has ended
 INSERT INTO chain (session, name, record, holder, current, next)
-SELECT ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended')
+SELECT :session, :name, :record, :holder, :current, :next
+WHERE EXISTS (SELECT 1 FROM session WHERE id = :session AND state <> 'ended')
 ON CONFLICT (session) DO UPDATE SET
     name = excluded.name, record = excluded.record, holder = excluded.holder, current = excluded.current,
     next = excluded.next;
@@ -350,7 +353,7 @@ SELECT 1 FROM mail WHERE node = ? ORDER BY key LIMIT 1 OFFSET ?;
 INSERT INTO mail (node, message) SELECT ?, message FROM mail WHERE node = ? ORDER BY key;
 
 -- take_mail: a node has dealt with its messages up to a key
-DELETE FROM mail WHERE node = ? AND key <= ?;
+DELETE FROM mail WHERE node = :node AND key <= :through;
 
 -- empty_mail: forget a node's messages
 DELETE FROM mail WHERE node = ?;

@@ -1,4 +1,4 @@
-"""Counts the memory that messages take while they are handled, for one process.
+"""Limits on what callers may make a process do: the memory of the messages that it handles, and how often each may ask.
 
 The memory of a message is estimated from its bytes before it is parsed: what JSON holds in two bytes (`{}`) is an
 object of 64 bytes afterwards. An estimate that is too high costs a refusal near the limit; one that is too low would
@@ -7,6 +7,12 @@ cost the process.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+MOST_CALLERS = 10_000
+"""Callers that are counted, the last used ones; a caller beyond them begins with a full bucket."""
+
 _VALUE = 72
 """Bytes of one value in memory: an empty dict has 64 and a pointer of 8; a list and a short string have less."""
 
@@ -14,6 +20,9 @@ _MESSAGE = 8 << 10
 """Bytes of one message that is being handled, whatever is in it: its task, its context, its HTTP request."""
 
 _BEGINS_VALUE = (b",", b":", b"{", b"[")
+
+
+K = TypeVar("K", bound=Hashable)
 
 
 def weigh(body: bytes) -> int:
@@ -39,3 +48,23 @@ class Work:
 
     def give(self, size: int) -> None:
         self.held -= size
+
+
+class RateLimit(Generic[K]):
+    """A bucket for each caller: full (`size`) at first, one piece less with each use, filled again by `per_second`."""
+
+    def __init__(self, size: int, *, per_second: float) -> None:
+        self._size = float(size)
+        self._per_second = per_second
+        self._left: dict[K, tuple[float, float]] = {}
+        """What was left in a bucket, and when that was; the bucket used last is the last one."""
+
+    def take(self, caller: K, *, now: float) -> bool:
+        """Take a piece out of the caller's bucket; false, and nothing is taken, if there is none."""
+        left, then = self._left.pop(caller, (self._size, now))
+        left = min(self._size, left + (now - then) * self._per_second)
+        has_piece = left >= 1
+        self._left[caller] = (left - 1 if has_piece else left, now)
+        if len(self._left) > MOST_CALLERS:
+            del self._left[next(iter(self._left))]
+        return has_piece

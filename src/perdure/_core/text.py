@@ -1,4 +1,4 @@
-"""Formats and parses durations and sizes as people write them: `1h`, `500ms`, `4 MiB`.
+"""Formats text for people: durations and sizes as they write them (`1h`, `500ms`, `4 MiB`); a peer's text, harmless.
 
 What `format_…` writes, `parse_…` reads back to the same value.
 """
@@ -16,6 +16,8 @@ _BYTES = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|d)?")
 _SIZE = re.compile(r"([0-9]{1,18}) ?(GiB|MiB|KiB|B)?")
 _COUNT = re.compile(r"[0-9]{1,18}")
+
+_MARK = "\N{REPLACEMENT CHARACTER}"
 
 
 def parse_duration(text: str) -> float:
@@ -51,3 +53,11 @@ def format_size(size: int) -> str:
         if size >= worth and size % worth == 0:
             return f"{size // worth} {unit}"
     return f"{size} B"
+
+
+def printable(text: str, most: int | None = None) -> str:
+    """A peer's text for logs and terminals: on one line, without what could move the cursor, change colours or turn the
+    direction of writing; cut, with a mark, where it is longer than `most` characters."""
+    if most is not None and len(text) > most:
+        text = text[:most] + "…"
+    return text if text.isprintable() else "".join(c if c.isprintable() else _MARK for c in text)

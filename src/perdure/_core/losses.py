@@ -1,13 +1,18 @@
-"""An orphan is a call whose client came back without its position; this module writes the notification about it."""
+"""Losses and the notifications about them: a gap is a run of events that are gone, an orphan is a call whose client
+came back without its position."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perdure._core.ids import Position
 
-METHOD = "notifications/perdure/orphan"
+GAP = "notifications/perdure/gap"
+ORPHAN = "notifications/perdure/orphan"
 
 MAX_NAME = 200
 """Characters of a name that are sent: enough for a tool's name; a resource's URI may be as long as a request."""
@@ -17,8 +22,38 @@ _CALL = re.compile(r"([0-9]{1,9}):(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """Events that the server no longer has."""
+
+    stream: str
+    first: int | None
+    last: int | None
+    reason: str
+    tool: str | None = None
+    """The tool whose call missed the events; None for the standalone stream."""
+
+
+def gap_notification(stream: str, first: int, last: int, *, reason: str) -> bytes:
+    params = {"stream": stream, "from": first, "to": last, "reason": reason}
+    return json.dumps({"jsonrpc": "2.0", "method": GAP, "params": params}).encode()
+
+
+def read_gap(params: Mapping[str, Any] | None, *, tool: str | None = None) -> Gap:
+    """The gap in a notification's params; values of a wrong type are left out."""
+    params = params or {}
+    first, last = params.get("from"), params.get("to")
+    return Gap(
+        stream=str(params.get("stream", "")),
+        first=first if isinstance(first, int) else None,
+        last=last if isinstance(last, int) else None,
+        reason=str(params.get("reason", "")),
+        tool=tool,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Orphan:
-    """What the server reports about such a call."""
+    """What the server reports about a call whose client came back without its position."""
 
     incarnation: int
     request_id: int | str
