@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -50,12 +50,16 @@ class SessionAccess:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
-        with ExitStack() as stack:
+        try:
+            session = await self.sessions.find(text.decode("latin-1"), owner)
+            if session is None or session.state is SessionState.OPENING:
+                raise await self._recovery.gone(headers, owner, scope)
+        except SessionEnded:
+            raise self.gone() from None
+        except StoreError as failure:
+            raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
+        with session.in_use():
             try:
-                session = await self.sessions.find(text.decode("latin-1"), owner)
-                if session is None or session.state is SessionState.OPENING:
-                    raise await self._recovery.gone(headers, owner, scope)
-                stack.enter_context(session.in_use())
                 spans.tell(session=session.name)
                 self.credentials.bring(session.id, scope)
                 await session.come_back()
