@@ -82,12 +82,9 @@ async def connect(
         memory = stack.enter_context(closing(Memory(state, address(url))))
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
         ends = state is None if terminate_on_close is None else terminate_on_close
-        limits = _limits(patience or Patience())
-        lasting = partial(Transport, endpoint, limits, memory, on_gap=on_gap, ends_session=ends)
+        lasting = partial(Transport, endpoint, _limits(patience), memory, on_gap=on_gap, ends_session=ends)
         plain = partial(streamable_http_client, url, http_client=http)
-        found = await _enter(stack, client(None, lasting, mode="legacy"), lambda: client(plain(), None, mode="auto"))
-        stack.push_async_exit(_raised_as_it_was(stack.pop_all()))
-        yield found
+        yield await _enter(stack, client(None, lasting, mode="legacy"), lambda: client(plain(), None, mode="auto"))
 
 
 def address(url: str) -> str:
@@ -98,7 +95,8 @@ def address(url: str) -> str:
     return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
 
 
-def _limits(patience: Patience) -> Limits:
+def _limits(given: Patience | None) -> Limits:
+    patience = given or Patience()
     return Limits(
         patience=patience,
         listening=patience,
@@ -150,6 +148,7 @@ async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
         if isinstance(found := _innermost(error), MCPError):
             return found
         raise
+    stack.push_async_exit(_raised_as_it_was(stack.pop_all()))
     return None
 
 

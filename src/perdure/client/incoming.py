@@ -128,8 +128,13 @@ class Incoming:
         await self.deliver(error)
 
     async def gap(self, gap: Gap) -> None:
-        sentence = f"the server says that events {gap.first} to {gap.last} are gone: {gap.reason}"
-        log_event(logging.WARNING, "client.gap", sentence, stream=gap.stream, tool=gap.tool)
+        log_event(
+            logging.WARNING,
+            "client.gap",
+            f"the server says that events {gap.first} to {gap.last} are gone: {gap.reason}",
+            stream=gap.stream,
+            tool=gap.tool,
+        )
         if self._on_gap is None:
             await self.complain(EventsLost(gap))
             return
