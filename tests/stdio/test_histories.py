@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure.remote.endpoint import Endpoint
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import ProcessInfo
+from perdure.stdio.identity import Identity, ProcessInfo
 from perdure.stdio.resume_broker import ONCE, ResumeBroker
-from perdure.stdio.slots import KeptSlot, Target, open_slot
+from perdure.stdio.slot import KeptSlot, Slot, open_slot
+from perdure.stdio.slot_choice import Target
 from tests.support.workshop import Workshop
 
 HOSTS = 2
@@ -46,7 +46,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class Deadly:
+class Deadly(Slot):
     """A slot whose process dies at a point."""
 
     def __init__(self, slot: KeptSlot, dies: str | None) -> None:

@@ -139,10 +139,11 @@ class Folder:
         """Replace a file, whole or not at all; a power cut cannot undo it. Raises `OSError`."""
         replace(name, data, dir_fd=self._fd)
 
-    def remove(self, name: str) -> None:
+    def remove(self, *names: str) -> None:
         """A file that is not there, or that cannot be removed, is left."""
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=self._fd)
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
 
     def is_plain(self, name: str) -> bool:
         """Whether it is this user's own file, and not a link."""

@@ -78,28 +78,10 @@ class _Duration(_ParamType):
     help=f"least level that is logged on stderr: {', '.join(_LEVELS)}  [default: info]",
 )
 @click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="also append the log to FILE")
-def stdio(
-    url: str,
-    token_env: str | None,
-    token_file: Path | None,
-    token_dir: Path | None,
-    no_resume: bool,
-    patience: float,
-    log_level: str,
-    log_file: Path | None,
-) -> int:
+def stdio(token_env: str | None, token_file: Path | None, no_resume: bool, **others: Any) -> int:
     if token_env is not None and token_file is not None:
         raise click.UsageError("--token-env and --token-file cannot be given together")
     from perdure.stdio.program import Options, run
 
-    options = Options(
-        url=url,
-        token_env=token_env,
-        token_file=token_file,
-        token_dir=token_dir,
-        resume=not no_resume,
-        patience=patience,
-        log_level=log_level,
-        log_file=log_file,
-    )
+    options = Options(token_env=token_env, token_file=token_file, resume=not no_resume, **others)
     return run(options, arguments=sys.argv[1:], environ=os.environ)

@@ -22,7 +22,7 @@ from perdure.remote.attempts import Attempts
 from perdure.remote.endpoint import Endpoint, Response
 from perdure.remote.failures import Refused, RequestFailed, Unavailable
 from perdure.remote.state import Handshake
-from perdure.stdio.slots import Slot
+from perdure.stdio.slot import Slot
 from perdure.telemetry.events import log_event
 
 #: Seconds for one request to the broker. It does little, and a handshake waits for it.

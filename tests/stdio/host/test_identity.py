@@ -14,9 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from perdure.stdio.host import identity as parent
-from perdure.stdio.host.identity import Identity, identify
-from perdure.stdio.host.processes import MAX_COMMAND, Processes, ProcessInfo, ProcFs, Psutil, here
+from perdure.stdio import identity as parent
+from perdure.stdio.identity import MAX_COMMAND, Identity, Processes, ProcessInfo, ProcFs, Psutil, here, identify
 from tests.support.process_trees import Workshop, make_workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

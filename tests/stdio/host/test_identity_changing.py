@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perdure.stdio.host import identity as parent
-from perdure.stdio.host.identity import Identity, identify
-from perdure.stdio.host.processes import ProcessInfo, ProcFs, Psutil
+from perdure.stdio import identity as parent
+from perdure.stdio.identity import Identity, ProcessInfo, ProcFs, Psutil, identify
 
 
 @dataclass(kw_only=True)

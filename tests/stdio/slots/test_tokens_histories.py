@@ -16,8 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.slots import Slot
+from perdure.stdio.identity import Identity
+from perdure.stdio.slot import Slot
 from tests.support.hosts import Living, killed, opened, target, token
 
 Owner = tuple[Identity, str]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import ProcFs
-from perdure.stdio.slots.choice import FORGOTTEN
-from perdure.stdio.slots.files import parse_name
+from perdure.stdio.identity import Identity, ProcFs
+from perdure.stdio.slot_choice import FORGOTTEN, parse_name
 from tests.support.hosts import Living, host, opened, target, token
 
 
