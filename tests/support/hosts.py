@@ -26,7 +26,7 @@ def token(number: int = 0) -> str:
 
 
 @dataclass(frozen=True)
-class Living:
+class Living(Processes):
     """Processes by pid and start."""
 
     alive: set[tuple[int, int]]

@@ -39,7 +39,17 @@ def read(
         is_link = error.errno in {errno.ELOOP, errno.EMLINK}
         raise Untrusted("it is a link" if is_link else f"it cannot be opened: {error.strerror}") from error
     try:
-        _check_file(os.fstat(file), may_be_shared=may_be_shared)
+        about = os.fstat(file)
+        mode = stat.S_IMODE(about.st_mode)
+        if not stat.S_ISREG(about.st_mode):
+            raise Untrusted("it is not a plain file")
+        if hasattr(os, "geteuid"):  # not on Windows, whose folders say who may read
+            if about.st_uid != os.geteuid():
+                raise Untrusted("it belongs to another user")
+            if mode & (0o022 if may_be_shared else 0o077):
+                raise Untrusted(f"others may {'write' if may_be_shared else 'use'} it (mode {mode:04o})")
+            if about.st_nlink != 1 and not may_be_shared:
+                raise Untrusted("it has a second name")
         data = bytearray()
         while chunk := os.read(file, 1 << 20 if limit is None else limit + 1 - len(data)):
             data += chunk
@@ -91,20 +101,6 @@ def check_folder(about: os.stat_result, path: str | os.PathLike[str]) -> None:
         raise PermissionError(errno.EACCES, f"others may use it (mode {mode:04o}; chmod 700 it)", str(path))
 
 
-def _check_file(about: os.stat_result, *, may_be_shared: bool) -> None:
-    if not stat.S_ISREG(about.st_mode):
-        raise Untrusted("it is not a plain file")
-    if not hasattr(os, "geteuid"):  # Windows, whose folders say who may read
-        return
-    if about.st_uid != os.geteuid():
-        raise Untrusted("it belongs to another user")
-    mode = stat.S_IMODE(about.st_mode)
-    if mode & (0o022 if may_be_shared else 0o077):
-        raise Untrusted(f"others may {'write' if may_be_shared else 'use'} it (mode {mode:04o})")
-    if about.st_nlink != 1 and not may_be_shared:
-        raise Untrusted("it has a second name")
-
-
 class Folder:
     """A folder of mode 0700. Raises `OSError` if it cannot be made, opened or trusted."""
 
@@ -132,11 +128,9 @@ class Folder:
         return os.listdir(self._fd)
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """What a file holds, or None if there is none. Raises `Untrusted`."""
         return read(name, limit=limit, dir_fd=self._fd)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file, whole or not at all; a power cut cannot undo it. Raises `OSError`."""
         replace(name, data, dir_fd=self._fd)
 
     def remove(self, *names: str) -> None:
@@ -182,7 +176,6 @@ class Folder:
                 release(file)
 
     def is_still(self, name: str, file: int) -> bool:
-        """Whether an open file is the one of this name."""
         return is_still(name, file, dir_fd=self._fd)
 
     def _about(self, name: str) -> os.stat_result | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,22 +22,11 @@ command again.
 """
 
 
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType  # generic since click 8.4 only
-
-
-class _Duration(_ParamType):
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @click.command("stdio", help=_ABOUT, short_help="Connect a desktop host to an MCP server.")
@@ -65,8 +54,8 @@ class _Duration(_ParamType):
 )
 @click.option(
     "--patience",
-    type=_Duration(),
-    default=_PATIENCE,
+    callback=_seconds,
+    default=format_duration(_PATIENCE),
     metavar="TIME",
     help=f"how long to wait for a server that is away  [default: {format_duration(_PATIENCE)}]",
 )

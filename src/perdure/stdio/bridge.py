@@ -102,8 +102,7 @@ class Bridge:
             take=self.take,
             write=output.write,
         )
-        self._text = ""
-        """The host's own `initialize`."""
+        self._text = ""  #: the host's own `initialize`
         self._is_resumed = False
         self._earlier: dict[str, NotedCall] = {}
         """Calls of an earlier process, until the host has finished its handshake."""

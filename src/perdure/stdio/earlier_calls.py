@@ -13,17 +13,15 @@ from __future__ import annotations
 import json
 
 from perdure._core import splice
+from perdure._core.codes import INVALID_PARAMS
 from perdure.remote.message import Message, encode, error
 from perdure.remote.state import Handshake
 from perdure.stdio.notes import NotedCall
 
-INVALID_PARAMS = -32602
-"""JSON-RPC: the request's params are not as they should be."""
-
 SET_LEVEL = "logging/setLevel"
 
+#: Of the specification, the least important first.
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-"""Of the specification, the least important first."""
 
 
 def is_own(handshake: Handshake | None) -> bool:

@@ -16,18 +16,9 @@ from typing import Any
 import anyio
 
 from perdure._core import splice
-from perdure._core.codes import TOO_MANY_AT_ONCE
+from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE
 from perdure._core.delivery import Purpose
-from perdure._core.jsonrpc import (
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    Batch,
-    InvalidMessage,
-    Notification,
-    Request,
-    Response,
-    parse_body,
-)
+from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, Response, parse_body
 from perdure._core.revisions import REVISIONS, UNSUPPORTED_VERSION
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import encode as encode_sticky
@@ -62,10 +53,8 @@ class Dialogue:
     """Progress tokens of the host's calls, and the server's asks that wait for the host."""
 
     def __init__(self) -> None:
-        self.tokens: dict[str, str] = {}
-        """Progress tokens on the wire, and those of the host behind them, as JSON."""
-        self._asks: dict[str, None] = {}
-        """The ids of open asks, as JSON."""
+        self.tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
+        self._asks: dict[str, None] = {}  #: the ids of open asks, as JSON
 
     def to_host(self, message: Message) -> str | None:
         """The server's message as the host gets it; None if it is not for this host."""
@@ -145,8 +134,7 @@ class _HostRequest:
 
     call: Call
     noted: NotedCall
-    sticky: str
-    """The request as it is repeated in a new session; "" where its method is not sticky."""
+    sticky: str  #: the request as it is repeated in a new session; "" where its method is not sticky
 
 
 class HostSide:
@@ -176,10 +164,8 @@ class HostSide:
         self._notes = notes
         self._take = take
         self._write = write
-        self._requests: dict[str, _HostRequest] = {}
-        """Those that run, by the id that the host gave, as JSON."""
-        self._has_begun = False
-        """The host has sent `initialize`, and it has not failed."""
+        self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
+        self._has_begun = False  #: the host has sent `initialize`, and it has not failed
 
     async def take(self, line: Line) -> None:
         if isinstance(line, TooLong):

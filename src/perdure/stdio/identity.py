@@ -19,24 +19,22 @@ import logging
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from perdure.stdio.launchers import ProcessKind, classify
 from perdure.telemetry.events import log_event
 
+#: Bytes of a command line that are read. A launcher's is short; one that is cut is taken for a host's.
 MAX_COMMAND = 65_536
-"""Bytes of a command line that are read. A launcher's is short; one that is cut is taken for a host's."""
-
+#: Launchers in a row. `npx` through a Python wheel makes five; a chain of more than this is not understood.
 MAX_LAUNCHERS = 16
-"""Launchers in a row. `npx` through a Python wheel makes five; a chain of more than this is not understood."""
-
+#: How often the chain of parents is read again because it changed meanwhile. It can change once for each launcher.
 TRIES = 5
-"""How often the chain of parents is read again because it changed meanwhile. It can change once for each launcher."""
-
+#: Seconds before a process is looked at again that was ending or becoming another program.
 PAUSE = 0.01
-"""Seconds before a process is looked at again that was ending or becoming another program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class ProcessInfo:
     """Its command line. Empty while it ends or becomes another program: its memory goes first, its children later."""
 
 
-class Processes(Protocol):
+class Processes(ABC):
     """The processes of this machine.
 
     1. `look` returns what is known of a process, or None: there is none, or it cannot be read.
@@ -59,20 +57,27 @@ class Processes(Protocol):
     3. `is_gone` is true only if the process with this pid and start does not live any more; never for "cannot tell".
     """
 
-    @property
-    def boot(self) -> str:
-        """Which start of the machine this is; empty where a start time says it all."""
+    boot = ""
+    """Which start of the machine this is; empty where a start time says it all."""
+    space = ""
+    """Which of several sets of pids these are: containers have their own, and share the machine's ticks."""
 
-    @property
-    def space(self) -> str:
-        """Which of several sets of pids these are: containers have their own, and share the machine's ticks."""
-
+    @abstractmethod
     def look(self, pid: int, /) -> ProcessInfo | None: ...
 
-    def is_gone(self, pid: int, start: int, /) -> bool: ...
+    def is_gone(self, pid: int, start: int, /) -> bool:
+        if (found := self.look(pid)) is not None:
+            return found.start != start
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return False
 
 
-class ProcFs:
+class ProcFs(Processes):
     """Linux."""
 
     def __init__(self, root: str | os.PathLike[str] = "/proc") -> None:
@@ -97,15 +102,9 @@ class ProcFs:
         except (OSError, ValueError, IndexError):
             return None
 
-    def is_gone(self, pid: int, start: int, /) -> bool:
-        return _is_gone(self.look(pid), pid, start)
 
-
-class Psutil:
+class Psutil(Processes):
     """macOS. Works elsewhere as well, where start times move with the clock."""
-
-    boot = ""
-    space = ""
 
     def __init__(self) -> None:
         self._psutil: Any = importlib.import_module("psutil")  # a dependency on macOS alone
@@ -126,9 +125,6 @@ class Psutil:
             return None
         return ProcessInfo(pid=pid, parent=parent, start=start, name=name, words=words)
 
-    def is_gone(self, pid: int, start: int, /) -> bool:
-        return _is_gone(self.look(pid), pid, start)
-
 
 def here(platform: str = sys.platform) -> Processes | None:
     """The processes of this machine, or None where no way is known to tell them apart for sure."""
@@ -140,18 +136,6 @@ def here(platform: str = sys.platform) -> Processes | None:
         return None
 
 
-def _is_gone(found: ProcessInfo | None, pid: int, start: int) -> bool:
-    if found is not None:
-        return found.start != start
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
-
-
 class _Changing(Exception):
     """A parent has no command line at this moment, so a launcher cannot be told from a host."""
 
@@ -161,46 +145,37 @@ class Identity:
     """One host process. No two processes have the same."""
 
     pid: int
-    start: int
-    """Linux: clock ticks from the machine's start. macOS: microseconds since 1970."""
+    start: int  #: Linux: clock ticks from the machine's start. macOS: microseconds since 1970.
     boot: str
     space: str
 
-    @property
-    def name(self) -> str:
-        """As it stands in the names of files (T1)."""
-        return f"{self.pid}-{self.start}"
-
 
 def identify(processes: Processes | None = None, *, pid: int | None = None) -> Identity | None:
-    """The host that started this process (or `pid`); None, and a sentence in the log, if it is not known."""
-    table = processes or here()
-    host = None if table is None else _find_host(table, pid or os.getpid())
-    if table is None or host is None:
-        log_event(
-            logging.WARNING,
-            "token.no_parent",
-            "Could not verify parent process start time, session resume disabled for this instance",
-        )
-        return None
-    return Identity(pid=host.pid, start=host.start, boot=table.boot, space=table.space)
+    """The host that started this process (or `pid`); None, and a sentence in the log, if it is not known.
 
-
-def _find_host(processes: Processes, pid: int) -> ProcessInfo | None:
-    """The end of the chain of parents, read twice the same: then each was the other's parent all the time in between.
-
-    A parent that dies while we look leaves its children to another; its pid may be any process's in the next moment.
-    What a process calls itself may change meanwhile.
+    It is the end of the chain of parents, read twice the same: then each was the other's parent all the time in
+    between. A parent that dies while we look leaves its children to another; its pid may be any process's in the next
+    moment. What a process calls itself may change meanwhile.
     """
+    table = processes or here()
     for _ in range(TRIES):
+        if table is None:
+            break
         try:
-            first, second = _parents(processes, pid), _parents(processes, pid)
+            first, second = (_parents(table, pid or os.getpid()) for _ in range(2))
         except _Changing:
             time.sleep(PAUSE)
             continue
         first_ids, second_ids = ([(one.pid, one.parent, one.start) for one in chain] for chain in (first, second))
+        if first_ids == second_ids and first:
+            return Identity(pid=first[-1].pid, start=first[-1].start, boot=table.boot, space=table.space)
         if first_ids == second_ids:
-            return first[-1] if first else None
+            break
+    log_event(
+        logging.WARNING,
+        "token.no_parent",
+        "Could not verify parent process start time, session resume disabled for this instance",
+    )
     return None
 
 

@@ -19,7 +19,7 @@ from perdure._core.delivery import Failure
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import EventTooLarge
 from perdure.remote.attempts import Attempts
-from perdure.remote.endpoint import Endpoint, Response
+from perdure.remote.endpoint import Endpoint
 from perdure.remote.failures import Refused, RequestFailed, Unavailable
 from perdure.remote.state import Handshake
 from perdure.stdio.slot import Slot
@@ -31,7 +31,6 @@ TIMEOUT = 5.0
 ONCE = Patience(max_time=0.0, max_tries=1)
 #: Of an answer. It holds a session's id and a token.
 MAX_ANSWER_BYTES = 64 << 10
-_ABSENT = frozenset({404, 405, 501})
 _FOR_GOOD = (Failure.UNTRUSTED, Failure.NO_CREDENTIALS)
 
 
@@ -137,7 +136,7 @@ class ResumeBroker:
                     async with broker.post(said, named) as response:
                         content = await response.whole(MAX_ANSWER_BYTES)
                 if response.status < 500 and response.status != 429:
-                    return self._answer(response, content)
+                    break
                 attempts.failed(f"HTTP {response.status}", at_least=response.retry_after)
             except EventTooLarge:
                 raise _NoBroker from None
@@ -149,10 +148,6 @@ class ResumeBroker:
                 attempts.failed(str(failed))
             if not await attempts.wait():
                 raise Unavailable(attempts.trouble)
-
-    def _answer(self, response: Response, content: bytes) -> dict[str, Any]:
-        if response.status in _ABSENT:
-            raise _NoBroker
         try:
             found = json.loads(content) if content else None
         except ValueError:

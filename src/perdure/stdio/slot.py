@@ -17,29 +17,19 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from perdure._files.locks import let_go_in_child, release
 from perdure._files.private import Folder, Untrusted
 from perdure.stdio.identity import Identity, Processes, here
-from perdure.stdio.slot_choice import (
-    MAX_SLOTS,
-    Label,
-    SlotChooser,
-    SlotName,
-    TakenSlot,
-    Target,
-    remove_leftovers,
-    this_machine,
-)
+from perdure.stdio.slot_choice import MAX_SLOTS, Label, SlotChooser, SlotName, TakenSlot, Target, this_machine
 from perdure.telemetry.events import log_event
 
+#: Seconds for which a bridge waits for a slot of its target: hosts start the new one before the old one has ended.
 PATIENCE = 1.0
-"""Seconds for which a bridge waits for a slot of its target: hosts start the new one before the old one has ended."""
-
+#: Seconds between two looks at locked slots.
 POLL = 0.02
-"""Seconds between two looks at locked slots."""
-
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{64}")
 
 
@@ -92,7 +82,7 @@ class KeptSlot(Slot):
         self._name, self._lock = taken.name, taken.lock
         self._is_labelled, self._is_borrowed = taken.is_labelled, taken.is_borrowed
         self.holder = hashlib.sha256(json.dumps([*self._owner, str(taken.name)]).encode()).hexdigest()
-        self.notes = self._folder.path / taken.name.notes
+        self.notes = self._folder.path / taken.name.file("notes")
         # So that other bridges see whose it is; if it fails now, `keep` tries again.
         if not self._is_borrowed:
             with contextlib.suppress(OSError):
@@ -102,7 +92,7 @@ class KeptSlot(Slot):
         if self._lock is None:
             return None
         try:
-            data = self._folder.read(self._name.token, limit=64)
+            data = self._folder.read(self._name.file("token"), limit=64)
             if data is None:
                 log_event(logging.INFO, "token.not_found", "Token file not found (first run or clean slate)")
                 return None
@@ -117,11 +107,11 @@ class KeptSlot(Slot):
             return False
         try:
             _checked(token.encode())
-            if not self._folder.is_still(self._name.lock, self._lock):
-                raise FileNotFoundError(f"{self._name.lock} was removed, so the slot may be another bridge's")
+            if not self._folder.is_still(self._name.file("lock"), self._lock):
+                raise FileNotFoundError(f"lock-{self._name} was removed, so the slot may be another bridge's")
             self._write_label()
             self._is_borrowed = False
-            self._folder.write(self._name.token, token.encode())
+            self._folder.write(self._name.file("token"), token.encode())
         except (OSError, Untrusted) as error:
             log_event(logging.WARNING, "token.write_failed", f"Failed to write token file: {error}")
             return False
@@ -154,7 +144,7 @@ class KeptSlot(Slot):
         if self._lock is None:
             return
         if not self._is_borrowed:
-            self._folder.remove(self._name.token, self._name.notes)
+            self._folder.remove(self._name.file("token"), self._name.file("notes"))
             return
         # Leave a slot of another credential as it was found, and take one of our own; without one, resume is off.
         taken = self._chooser.take_new()
@@ -168,7 +158,7 @@ class KeptSlot(Slot):
 
     def _write_label(self) -> None:
         if not self._is_labelled:
-            self._folder.write(self._name.target, self._chooser.mine.encoded())
+            self._folder.write(self._name.file("target"), json.dumps(asdict(self._chooser.mine)).encode())
             self._is_labelled = True
 
 
@@ -194,9 +184,9 @@ async def open_slot(
         first = SlotName(pid=identity.pid, start=identity.start)
         digest, hint = target.digest, target.hint
         mine = Label(machine=this_machine(), boot=identity.boot, space=identity.space, target=digest, hint=hint)
-        if (table := processes or here()) is not None:
-            remove_leftovers(folder, mine, table, keep=first, now=time.time() if now is None else now)
         chooser = SlotChooser(folder, first, mine)
+        if (table := processes or here()) is not None:
+            chooser.remove_leftovers(table, now=time.time() if now is None else now)
         deadline = time.monotonic() + patience
         while True:
             is_late = time.monotonic() >= deadline

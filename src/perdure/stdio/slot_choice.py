@@ -35,21 +35,21 @@ import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from perdure._files.private import Folder, Untrusted
 from perdure.stdio.identity import Processes
 from perdure.telemetry.events import log_event
 
+#: Slots of one host: more servers than a host has in its configuration. Beyond, the one unused for longest goes.
 MAX_SLOTS = 64
-"""Slots of one host: more servers than a host has in its configuration. Beyond, the one unused for longest goes."""
-
+#: Seconds after which the files of a host that cannot be seen from here (another container, another machine with the
+#: same home) are removed. No session is kept for so long after its last use, unless an operator says so.
 FORGOTTEN = 30 * 24 * 3600
-"""Seconds after which the files of a host that cannot be seen from here (another container, another machine with the
-same home) are removed. No session is kept for so long after its last use, unless an operator says so."""
-
+#: Bytes of a label: five short fields.
 MAX_LABEL = 1_024
-"""Bytes of a label: five short fields."""
-
+Kind = Literal["token", "target", "notes", "lock"]
+"""What a file of a slot is, which its name begins with."""
 _NAME = re.compile(
     r"(?:token|target|notes|lock)-(?P<pid>[1-9]\d{0,9})-(?P<start>\d{1,19})(?:\.(?P<number>[1-9]\d{0,5}))?(?:\.new)?"
 )
@@ -60,8 +60,7 @@ class Target:
     """The server of a bridge and how the bridge was called, as spelled: another spelling may mean another server."""
 
     url: str
-    credential: str = ""
-    """The name of the credential (`--token-env`, `--token-file`), never the credential."""
+    credential: str = ""  #: the name of the credential (`--token-env`, `--token-file`), never the credential
     arguments: Sequence[str] = ()
     directory: str | os.PathLike[str] = ""
     secret: str = ""
@@ -91,9 +90,6 @@ class Label:
     hint: str = ""
     """Of the credential (`Target.hint`): which of several slots of one target is meant. Nothing depends on it."""
 
-    def encoded(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
     def is_same_place(self, other: Label) -> bool:
         """Whether pids and starts mean the same here and there."""
         return (self.boot, self.space) == (other.boot, other.space)
@@ -115,26 +111,13 @@ class SlotName:
         """The first slot has exactly the name of T1."""
         return f"{self.pid}-{self.start}" + (f".{self.number}" if self.number > 1 else "")
 
-    @property
-    def token(self) -> str:
-        return f"token-{self}"
-
-    @property
-    def target(self) -> str:
-        return f"target-{self}"
-
-    @property
-    def notes(self) -> str:
-        return f"notes-{self}"
-
-    @property
-    def lock(self) -> str:
-        return f"lock-{self}"
+    def file(self, kind: Kind) -> str:
+        return f"{kind}-{self}"
 
     @property
     def contents(self) -> list[str]:
         """Everything but the lock. The label goes last: it says whose the others are."""
-        files = [self.token, self.notes, self.target]
+        files = [self.file("token"), self.file("notes"), self.file("target")]
         return [*(f"{file}.new" for file in files), *files]
 
 
@@ -150,7 +133,7 @@ def decode_label(data: bytes | None) -> Label | None:
 def read_label(folder: Folder, name: SlotName) -> Label | None:
     """None if there is none that can be trusted."""
     try:
-        return decode_label(folder.read(name.target, limit=MAX_LABEL))
+        return decode_label(folder.read(name.file("target"), limit=MAX_LABEL))
     except Untrusted:
         return None
 
@@ -170,7 +153,7 @@ def parse_name(file: str) -> SlotName | None:
 def last_use(folder: Folder, name: SlotName) -> int:
     """When a slot was last used, in nanoseconds: a bridge writes the token when it starts, notes while it runs, and
     touches the lock when it ends in peace."""
-    return max(folder.changed(file) for file in (name.token, name.notes, name.lock, name.target))
+    return max(folder.changed(name.file(kind)) for kind in get_args(Kind))
 
 
 def this_machine(path: Path = Path("/etc/machine-id")) -> str:
@@ -199,8 +182,7 @@ class TakenSlot:
     name: SlotName
     lock: int
     is_labelled: bool
-    is_borrowed: bool
-    """It is of another credential, and stays so unless the server accepts its token."""
+    is_borrowed: bool  #: it is of another credential, and stays so unless the server accepts its token
 
 
 class SlotChooser:
@@ -213,6 +195,30 @@ class SlotChooser:
         self._held: int | None = None
         """Slots that this bridge may follow and that were in use at its first look, if none was free."""
 
+    def remove_leftovers(self, processes: Processes, *, now: float) -> None:
+        """Remove the files of dead hosts. A slot that a bridge holds stays, and so does every file that is not ours."""
+        for name in sorted(slot_names(self.folder), key=str):
+            if (name.pid, name.start) == (self._first.pid, self._first.start):
+                continue
+            label = read_label(self.folder, name)
+            if label is not None and label.is_same_place(self.mine):
+                is_left = processes.is_gone(name.pid, name.start)
+            elif label is not None and label.is_earlier_start(self.mine):
+                is_left = True
+            else:
+                is_left = last_use(self.folder, name) < (now - FORGOTTEN) * 1e9
+            try:
+                lock = self.folder.lock(name.file("lock")) if is_left else None
+            except OSError:
+                continue
+            if lock is None:
+                continue
+            self.folder.remove(*(file for file in [*name.contents, name.file("lock")] if self.folder.is_plain(file)))
+            os.close(lock)
+            log_event(
+                logging.DEBUG, "token.removed", f"Removed the files of host {name.pid}, which is gone", slot=str(name)
+            )
+
     def take(self, *, is_late: bool) -> TakenSlot | None:
         """The slot of this bridge; None to look again, which `is_late` excludes, or if all are in use.
 
@@ -222,7 +228,7 @@ class SlotChooser:
         alike = [name for name, use in uses.items() if use is Use.ALIKE]
         looked_at = alike or [name for name, use in uses.items() if use is Use.OURS]
         free = [taken for name in looked_at if (taken := self._take(name, {Use.ALIKE, Use.OURS})) is not None]
-        known = [taken for taken in free if self.folder.changed(taken.name.token)]
+        known = [taken for taken in free if self.folder.changed(taken.name.file("token"))]
         if self._held is None:
             self._held = 0 if known else len(looked_at) - len(free)
         may_wait = self._held > 1 if known else self._held > 0 and not free
@@ -238,7 +244,7 @@ class SlotChooser:
             if alike:  # others are not removed: their credentials may come back
                 chosen = known[0]
                 for taken in known:
-                    self.folder.remove(taken.name.token, taken.name.notes)
+                    self.folder.remove(taken.name.file("token"), taken.name.file("notes"))
         elif is_late or not may_wait:
             chosen = next(iter(known or free), None)
         for taken in free:
@@ -259,7 +265,7 @@ class SlotChooser:
 
     def _take(self, name: SlotName, wanted: set[Use]) -> TakenSlot | None:
         """Lock it, and look again: another bridge may have taken it in between."""
-        if (lock := self.folder.lock(name.lock)) is None:
+        if (lock := self.folder.lock(name.file("lock"))) is None:
             return None
         use = self._use(name)
         if use not in wanted:
@@ -267,7 +273,7 @@ class SlotChooser:
             return None
         if use not in {Use.ALIKE, Use.OURS}:
             self.folder.remove(*name.contents)
-        is_borrowed = use is Use.OURS and self.folder.changed(name.token) > 0
+        is_borrowed = use is Use.OURS and self.folder.changed(name.file("token")) > 0
         return TakenSlot(name=name, lock=lock, is_labelled=use is Use.ALIKE, is_borrowed=is_borrowed)
 
     def _use(self, name: SlotName) -> Use:
@@ -279,28 +285,3 @@ class SlotChooser:
         if label.target != self.mine.target:
             return Use.OTHER
         return Use.ALIKE if label.hint == self.mine.hint else Use.OURS
-
-
-def remove_leftovers(folder: Folder, mine: Label, processes: Processes, *, keep: SlotName, now: float) -> None:
-    """Remove the files of dead hosts. A slot that a bridge holds stays, and so does every file that is not ours."""
-    for name in sorted(slot_names(folder), key=str):
-        if (name.pid, name.start) == (keep.pid, keep.start):
-            continue
-        label = read_label(folder, name)
-        if label is not None and label.is_same_place(mine):
-            is_left = processes.is_gone(name.pid, name.start)
-        elif label is not None and label.is_earlier_start(mine):
-            is_left = True
-        else:
-            is_left = last_use(folder, name) < (now - FORGOTTEN) * 1e9
-        try:
-            lock = folder.lock(name.lock) if is_left else None
-        except OSError:
-            continue
-        if lock is None:
-            continue
-        folder.remove(*(file for file in [*name.contents, name.lock] if folder.is_plain(file)))
-        os.close(lock)
-        log_event(
-            logging.DEBUG, "token.removed", f"Removed the files of host {name.pid}, which is gone", slot=str(name)
-        )

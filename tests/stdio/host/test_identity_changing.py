@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from perdure.stdio import identity as parent
-from perdure.stdio.identity import Identity, ProcessInfo, ProcFs, Psutil, identify
+from perdure.stdio.identity import Identity, Processes, ProcessInfo, ProcFs, Psutil, identify
 
 
 @dataclass(kw_only=True)
-class Changing:
+class Changing(Processes):
     """Processes of which each look may show others."""
 
     looks: Iterator[dict[int, ProcessInfo]]

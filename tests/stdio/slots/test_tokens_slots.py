@@ -124,7 +124,7 @@ def test_a_bridge_that_finds_several_running_waits_whether_one_of_them_ends_or_m
         slot.release()
     taken = coming.take(is_late=True)
     assert taken is not None
-    assert (folder / taken.name.token).exists() is goes_on
+    assert (folder / taken.name.file("token")).exists() is goes_on
 
 
 def test_a_bridge_that_cannot_look_at_the_others_begins_a_fresh_session(folder: Path) -> None:
