@@ -11,6 +11,7 @@ if _typing.TYPE_CHECKING:
     from perdure._core.reconnect import Patience
     from perdure.client.client import Client
     from perdure.client.connect import connect
+    from perdure.client.memory import StateStore
     from perdure.client.pending import PendingCall
     from perdure.errors import (
         BadSetting,
@@ -31,7 +32,6 @@ if _typing.TYPE_CHECKING:
         Unreachable,
     )
     from perdure.http.app import App
-    from perdure.remote.state_file import StateStore
     from perdure.settings import Settings
     from perdure.store import open_store
     from perdure.store.base import Store
@@ -96,7 +96,7 @@ _HOMES = {
     "Patience": "perdure._core.reconnect",
     "PendingCall": "perdure.client.pending",
     "Settings": "perdure.settings",
-    "StateStore": "perdure.remote.state_file",
+    "StateStore": "perdure.client.memory",
     "Store": "perdure.store.base",
     "connect": "perdure.client.connect",
     "open_store": "perdure.store",

@@ -24,14 +24,12 @@ from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import keep_going
-from perdure.log.hub import Hub
+from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
-from perdure.log.read_marks import ReadMarks
 from perdure.runtime.base import Runtimes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.registry import SessionRegistry
-from perdure.sessions.shutdown import end_calls, learn_tools
 from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
@@ -76,13 +74,13 @@ class ServerProcess:
     async def _learn_tools(self) -> None:
         try:
             async with asyncio.timeout(_LEARN_SECONDS):
-                await learn_tools(self.sessions, self.tools)
+                await self.tools.learn_running()
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
     def end(self) -> None:
         """End what runs: calls that may run again are left to the next process, the others get their answer."""
-        end_calls(self.sessions, self.tools, "the server is stopping", outlived=self.context.store.shared)
+        self.tools.end_calls("the server is stopping", outlived=self.context.store.shared)
         self.context.hub.end_all()
 
 

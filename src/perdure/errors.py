@@ -34,12 +34,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perdure._core.losses import Gap
-    from perdure.errors_sdk import UNREACHABLE as UNREACHABLE
     from perdure.errors_sdk import OutcomeUnknown as OutcomeUnknown
     from perdure.errors_sdk import Unreachable as Unreachable
 
 #: They need the SDK, which takes most of a second to import, so it is imported when one of them is used.
-_WITH_SDK = ("UNREACHABLE", "OutcomeUnknown", "Unreachable")
+_WITH_SDK = ("OutcomeUnknown", "Unreachable")
 
 
 class PerdureError(Exception):

@@ -7,8 +7,7 @@ from typing import Any
 
 from mcp.shared.exceptions import MCPError
 
-from perdure._core.codes import OUTCOME_UNKNOWN
-from perdure._core.codes import UNREACHABLE as UNREACHABLE
+from perdure._core.codes import OUTCOME_UNKNOWN, UNREACHABLE
 from perdure.errors import ClientError
 
 

@@ -7,6 +7,7 @@ Durations are seconds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,11 +21,6 @@ Recover = Literal["strict", "reissue"]
 _DAY = 86_400.0
 _YEAR = 366 * _DAY
 
-# The chapters of the table, in the order in which help and documentation show them.
-KEPT = "How long things are kept"
-CONNECTIONS = "How connections behave"
-LIMITS = "How much is kept and done at once"
-FAILURE = "What happens when the store fails"
 SECURITY = "Who may connect"
 
 
@@ -38,11 +34,6 @@ class Rule:
     low: float = 0
     high: float = 0
     choices: tuple[str, ...] = ()
-
-    def refuse(self, name: str, value: object) -> None:
-        """Raise `BadSetting` unless the value is allowed."""
-        if not self.fits(value):
-            raise BadSetting(f"{name} is {value!r}; allowed: {self.allowed}")
 
     @property
     def allowed(self) -> str:
@@ -63,7 +54,6 @@ class Rule:
                 return "a list of names"
 
     def fits(self, value: object) -> bool:
-        """Whether the value is allowed."""
         match self.kind:
             case "duration":
                 return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -77,155 +67,132 @@ class Rule:
                 return isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
 
 
-def _setting(default: Any, rule: Rule) -> Any:
+_KINDS: dict[type, Any] = {float: "duration", int: "count", bool: "flag", str: "choice", tuple: "names"}
+"""What a default of this type is. Only sizes in bytes are named as such in the table."""
+
+_RANGES = {"duration": (0.001, _YEAR), "count": (1, 10_000_000), "bytes": (1_024, 1 << 30)}
+"""The range of a number whose row names none."""
+
+
+def _setting(
+    group: str, default: Any, why: str, *, kind: Any = "", low: Any = None, high: Any = None, choices: Any = ()
+) -> Any:
+    kind = kind or _KINDS[type(default)]
+    least, most = _RANGES.get(kind, (0, 0))
+    low, high = least if low is None else low, most if high is None else high
+    rule = Rule(kind=kind, group=group, why=why, low=low, high=high, choices=choices)
     return dataclasses.field(default=default, metadata={"rule": rule})
 
 
-def _duration(group: str, default: float, why: str, *, low: float = 0.001, high: float = _YEAR) -> Any:
-    return _setting(default, Rule(kind="duration", group=group, why=why, low=low, high=high))
-
-
-def _count(group: str, default: int, why: str, *, low: int = 1, high: int = 10_000_000) -> Any:
-    return _setting(default, Rule(kind="count", group=group, why=why, low=low, high=high))
-
-
-def _bytes(group: str, default: int, why: str, *, low: int = 1_024, high: int = 1 << 30) -> Any:
-    return _setting(default, Rule(kind="bytes", group=group, why=why, low=low, high=high))
-
-
-def _flag(group: str, default: bool, why: str) -> Any:
-    return _setting(default, Rule(kind="flag", group=group, why=why))
-
-
-def _choice(group: str, default: str, literal: Any, why: str) -> Any:
-    return _setting(default, Rule(kind="choice", group=group, why=why, choices=get_args(literal)))
-
-
-def _names(group: str, why: str) -> Any:
-    return _setting((), Rule(kind="names", group=group, why=why))
+# The chapters of the table, in the order in which help and documentation show them.
+_kept = functools.partial(_setting, "How long things are kept")
+_connection = functools.partial(_setting, "How connections behave")
+_limit = functools.partial(_setting, "How much is kept and done at once")
+_size = functools.partial(_limit, kind="bytes")
+_failure = functools.partial(_setting, "What happens when the store fails")
+_access = functools.partial(_setting, SECURITY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How Perdure serves. A value out of its range is refused with its name and the range (`BadSetting`)."""
 
-    event_ttl: float = _duration(KEPT, 3_600.0, "how long an event that is not a final answer is kept")
-    replay_window: float = _duration(
-        KEPT, _DAY, "how long final answers, and a session after its last activity, are kept"
-    )
-    session_grace: float = _duration(
-        KEPT, 1_800.0, "how long a session with no connection and no running call stays loaded"
-    )
-    runtime_idle: float = _duration(
-        KEPT, 300.0, "how long an unused runtime stays in memory; the next request loads it again"
-    )
-    cleanup_interval: float = _duration(KEPT, 300.0, "how often expired events, answers and sessions are removed")
-    enable_replay: bool = _flag(KEPT, True, "whether clients may resume; if off, every position is answered as lost")
+    event_ttl: float = _kept(3_600.0, "how long an event that is not a final answer is kept")
+    replay_window: float = _kept(_DAY, "how long final answers, and a session after its last activity, are kept")
+    session_grace: float = _kept(1_800.0, "how long a session with no connection and no running call stays loaded")
+    runtime_idle: float = _kept(300.0, "how long an unused runtime stays in memory; the next request loads it again")
+    cleanup_interval: float = _kept(300.0, "how often expired events, answers and sessions are removed")
+    enable_replay: bool = _kept(True, "whether clients may resume; if off, every position is answered as lost")
 
-    retry: float = _duration(CONNECTIONS, 5.0, "how long clients wait before they reconnect", high=3_600.0)
-    keepalive_interval: float = _duration(
-        CONNECTIONS, 30.0, "how often a comment is sent on an idle connection, so that load balancers keep it open"
+    retry: float = _connection(5.0, "how long clients wait before they reconnect", high=3_600.0)
+    keepalive_interval: float = _connection(
+        30.0, "how often a comment is sent on an idle connection, so that load balancers keep it open"
     )
-    stream_timeout: float = _duration(
-        CONNECTIONS, 300.0, "how long a client may leave sent bytes unread before its connection is ended"
+    stream_timeout: float = _connection(
+        300.0, "how long a client may leave sent bytes unread before its connection is ended"
     )
-    drain_timeout: float = _duration(
-        CONNECTIONS, 30.0, "how long running calls may take to finish when the server stops; 0 ends them at once", low=0
+    drain_timeout: float = _connection(
+        30.0, "how long running calls may take to finish when the server stops; 0 ends them at once", low=0
     )
-    json_response: bool = _flag(CONNECTIONS, False, "answer POSTs with one JSON body in place of an event stream")
-    recover: Recover = _choice(  # noqa: RUF009
-        CONNECTIONS,
-        "strict",
-        Recover,
-        "`reissue` answers a lost session with 404 and a new one, ready for use",
+    json_response: bool = _connection(False, "answer POSTs with one JSON body in place of an event stream")
+    recover: Recover = _connection(  # noqa: RUF009
+        "strict", "`reissue` answers a lost session with 404 and a new one, ready for use", choices=get_args(Recover)
     )
-    eras: Eras = _choice(  # noqa: RUF009
-        CONNECTIONS,
+    eras: Eras = _connection(  # noqa: RUF009
         "both",
-        Eras,
         "`session` refuses 2026-07-28, so that clients fall back to a resumable revision",
+        choices=get_args(Eras),
     )
 
-    max_stream_events: int = _count(
-        LIMITS, 500, "events kept for one stream; a call waits while its reader is so many events behind"
+    max_stream_events: int = _limit(
+        500, "events kept for one stream; a call waits while its reader is so many events behind"
     )
-    max_streams: int = _count(LIMITS, 100, "streams of one session that keep events beside their answers")
-    max_session_events: int = _count(LIMITS, 10_000, "events kept for one session, without final answers")
-    max_answers: int = _count(LIMITS, 10_000, "final answers kept for one session")
-    max_session_bytes: int = _bytes(
-        LIMITS,
+    max_streams: int = _limit(100, "streams of one session that keep events beside their answers")
+    max_session_events: int = _limit(10_000, "events kept for one session, without final answers")
+    max_answers: int = _limit(10_000, "final answers kept for one session")
+    max_session_bytes: int = _size(
         64 << 20,
         "bytes kept for one session, events and answers together; beyond, the oldest events are removed first, then the"
         " oldest answers, never the newest answer",
         high=1 << 40,
     )
-    max_sessions: int = _count(LIMITS, 10_000, "sessions open at once; 503 beyond")
-    max_principal_sessions: int = _count(LIMITS, 1_000, "sessions open at once for one principal; 429 beyond")
-    max_address_sessions: int = _count(
-        LIMITS,
+    max_sessions: int = _limit(10_000, "sessions open at once; 503 beyond")
+    max_principal_sessions: int = _limit(1_000, "sessions open at once for one principal; 429 beyond")
+    max_address_sessions: int = _limit(
         1_000,
         "sessions open at once from one address, of callers without a principal; 429 beyond. Behind a proxy all callers"
         " have its address: allow as many as it has clients",
     )
-    max_calls: int = _count(
-        LIMITS, 100, "requests running at once in one session, in all processes together; 429 beyond"
+    max_calls: int = _limit(100, "requests running at once in one session, in all processes together; 429 beyond")
+    max_readers: int = _limit(20_000, "event streams open at once; 503 beyond")
+    max_sessionless: int = _limit(1_000, "requests of 2026-07-28 running at once; 503 beyond")
+    max_notifications: int = _limit(
+        1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"
     )
-    max_readers: int = _count(LIMITS, 20_000, "event streams open at once; 503 beyond")
-    max_sessionless: int = _count(LIMITS, 1_000, "requests of 2026-07-28 running at once; 503 beyond")
-    max_notifications: int = _count(
-        LIMITS, 1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"
+    max_session_work: int = _size(
+        64 << 20, "estimated memory of one session's messages that are being handled; 429 beyond"
     )
-    max_session_work: int = _bytes(
-        LIMITS, 64 << 20, "estimated memory of one session's messages that are being handled; 429 beyond"
+    max_work: int = _size(
+        512 << 20, "estimated memory of all messages that are being handled; 503 beyond", high=1 << 40
     )
-    max_work: int = _bytes(
-        LIMITS,
-        512 << 20,
-        "estimated memory of all messages that are being handled; 503 beyond",
-        high=1 << 40,
+    max_bodies: int = _size(
+        64 << 20, "bytes of all POST bodies that are not complete yet; 503 beyond. Never less than `max_body`"
     )
-    max_bodies: int = _bytes(
-        LIMITS,
-        64 << 20,
-        "bytes of all POST bodies that are not complete yet; 503 beyond. Never less than `max_body`",
-    )
-    max_body: int = _bytes(LIMITS, 4 << 20, "size of a POST body; 413 beyond")
-    max_headers: int = _bytes(LIMITS, 32 << 10, "size of all headers; 431 beyond")
+    max_body: int = _size(4 << 20, "size of a POST body; 413 beyond")
+    max_headers: int = _size(32 << 10, "size of all headers; 431 beyond")
 
-    store_timeout: float = _duration(
-        FAILURE, 1.0, "how long one store operation may take before the store counts as failing", high=60.0
+    store_timeout: float = _failure(
+        1.0, "how long one store operation may take before the store counts as failing", high=60.0
     )
-    lease: float = _duration(
-        FAILURE,
+    lease: float = _failure(
         15.0,
         "how long another node may be silent before its calls are settled; a store on one machine uses a lock instead",
         low=1.0,
         high=3_600.0,
     )
-    on_store_failure: OnStoreFailure = _choice(  # noqa: RUF009
-        FAILURE, "hold", OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
+    on_store_failure: OnStoreFailure = _failure(  # noqa: RUF009
+        "hold", "`hold` goes on live from memory, `refuse` answers 503", choices=get_args(OnStoreFailure)
     )
-    max_held_events: int = _count(FAILURE, 10_000, "events held in memory while the store fails; calls wait beyond")
+    max_held_events: int = _failure(10_000, "events held in memory while the store fails; calls wait beyond")
 
-    allowed_hosts: tuple[str, ...] = _names(
-        SECURITY, "Host headers accepted beside those of this machine (`name` or `name:port`)"
+    allowed_hosts: tuple[str, ...] = _access(
+        (), "Host headers accepted beside those of this machine (`name` or `name:port`)"
     )
-    allowed_origins: tuple[str, ...] = _names(SECURITY, "Origin headers accepted beside those of this machine")
-    cors_origins: tuple[str, ...] = _names(SECURITY, "origins whose pages may read the answers; `*` for all")
+    allowed_origins: tuple[str, ...] = _access((), "Origin headers accepted beside those of this machine")
+    cors_origins: tuple[str, ...] = _access((), "origins whose pages may read the answers; `*` for all")
 
-    broker: bool = _flag(
-        SECURITY,
-        True,
-        "serve the resume broker, `resume/…` beside the endpoint, to callers that the endpoint accepts",
+    broker: bool = _access(
+        True, "serve the resume broker, `resume/…` beside the endpoint, to callers that the endpoint accepts"
     )
-    metrics: bool = _flag(SECURITY, True, "serve `GET /metrics` to callers that the endpoint accepts")
+    metrics: bool = _access(True, "serve `GET /metrics` to callers that the endpoint accepts")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            rule_of(field).refuse(field.name, getattr(self, field.name))
+            rule, value = rule_of(field), getattr(self, field.name)
+            if not rule.fits(value):
+                raise BadSetting(f"{field.name} is {value!r}; allowed: {rule.allowed}")
 
 
 def rule_of(field: dataclasses.Field[Any]) -> Rule:
-    """The rule of a setting."""
     rule: Rule = field.metadata["rule"]
     return rule

@@ -12,10 +12,9 @@ import pytest
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure._core.text import printable
-from perdure.admin import as_json
-from perdure.admin.as_json import list_object, message_of, show_object
-from perdure.admin.terminal import cut, span, width
-from perdure.admin.text import SEALED_SHOWN, list_lines, show_lines, summary, tail_line
+from perdure.admin import queries
+from perdure.admin.queries import list_object, message_of, show_object
+from perdure.admin.text import SEALED_SHOWN, cut, list_lines, show_lines, span, summary, tail_line, width
 from perdure.store.base import (
     AskRecord,
     CallRecord,
@@ -285,12 +284,12 @@ def test_each_thing_that_is_seen_is_a_line() -> None:
     stream = a_stream()
     event = Event(12, NOW + 0.25, b'{"id":3,"result":{}}', True)
     seen = [
-        as_json.opened(stream, [a_call({"params": {"name": "count"}})]),
-        as_json.trimmed(stream, 1, 10),
-        as_json.trimmed(stream, 11, 11),
-        as_json.appended(stream, event),
-        as_json.opened(a_stream(STANDALONE, kind=Kind.STANDALONE), ()),
-        as_json.ended(ID, "client deleted"),
+        queries.opened(stream, [a_call({"params": {"name": "count"}})]),
+        queries.trimmed(stream, 1, 10),
+        queries.trimmed(stream, 11, 11),
+        queries.appended(stream, event),
+        queries.opened(a_stream(STANDALONE, kind=Kind.STANDALONE), ()),
+        queries.ended(ID, "client deleted"),
     ]
     assert [tail_line(thing, columns=90) for thing in seen] == [
         "07:59:00.000  call        callxxxx          opened: tools/call count (request 3)",
@@ -307,11 +306,11 @@ def test_each_thing_that_is_seen_is_an_object() -> None:
     of_stream = {"stream": CALL, "kind": "call"}
     payload = b'{"id":3,"result":{"text":"\xc2\x9b31m"}}'
     assert [
-        as_json.opened(stream, [a_call({"params": {"name": "count"}})]),
-        as_json.trimmed(stream, 1, 10),
-        as_json.appended(stream, Event(12, NOW, payload, True)),
-        as_json.appended(stream, Event(13, NOW, b"odd", False)),
-        as_json.ended(ID, "client deleted"),
+        queries.opened(stream, [a_call({"params": {"name": "count"}})]),
+        queries.trimmed(stream, 1, 10),
+        queries.appended(stream, Event(12, NOW, payload, True)),
+        queries.appended(stream, Event(13, NOW, b"odd", False)),
+        queries.ended(ID, "client deleted"),
     ] == [
         {
             "what": "opened",
@@ -329,7 +328,7 @@ def test_each_thing_that_is_seen_is_an_object() -> None:
 @pytest.mark.parametrize("columns", [1, 20, 44, 80])
 def test_a_line_ends_at_the_edge_of_the_terminal(columns: int) -> None:
     payload = json.dumps({"id": 3, "result": {"text": "日本語" * 100}}, ensure_ascii=False).encode()
-    line = tail_line(as_json.appended(a_stream(), Event(1, NOW, payload)), columns=columns)
+    line = tail_line(queries.appended(a_stream(), Event(1, NOW, payload)), columns=columns)
     assert columns - 1 <= width(line) <= columns
     assert line.endswith("…")
 
@@ -353,7 +352,7 @@ NASTY = "\x1b[2J\x9b31m\r\n\N{RIGHT-TO-LEFT OVERRIDE}\ud800"
         ),
         lambda: [
             tail_line(
-                as_json.appended(a_stream(), Event(1, NOW, json.dumps({"id": 1, "method": NASTY}).encode())),
+                queries.appended(a_stream(), Event(1, NOW, json.dumps({"id": 1, "method": NASTY}).encode())),
                 columns=80,
             )
         ],

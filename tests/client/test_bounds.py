@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 import perdure
 from perdure._core.reconnect import FREE_POLLS, MOST_ASKED, Course, Patience, delay
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.client import callback_limit
+from perdure.client import incoming
 from perdure.client.incoming import MAX_ASK_BYTES, MAX_ASKS
 from perdure.remote.endpoint import Response as RemoteResponse
 from tests.client.conftest import text
@@ -134,7 +134,7 @@ async def test_questions_have_a_limit_and_its_answer_is_an_error(size: int, reme
 
 async def test_slow_callbacks_slow_the_server_down(shop: Workshop, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not pile up: the stream is not read, the call that feeds it waits, and nothing is lost."""
-    monkeypatch.setattr(callback_limit, "ROOM", 50)
+    monkeypatch.setattr(incoming, "MAX_CALLBACKS", 50)
     release, running, most, seen = asyncio.Event(), 0, 0, 0
 
     async def slow(progress: float, total: float | None, message: str | None) -> None:

@@ -10,8 +10,8 @@ import pytest
 from starlette.responses import Response
 
 import perdure
-from perdure.remote import heartbeat
-from perdure.remote.heartbeat import Heartbeat
+from perdure.remote import endpoint
+from perdure.remote.endpoint import Heartbeat
 from tests.client.conftest import Inbox, Progress, numbers, text
 from tests.client.odd import Odd, event, flow, good, odd_client
 from tests.support.cutting_proxy import cutting_proxy
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats of a twentieth of a second count, so that a test need not take minutes."""
-    monkeypatch.setattr(heartbeat, "LEAST_BEAT", 0.05)
+    monkeypatch.setattr(endpoint, "LEAST_BEAT", 0.05)
 
 
 def test_three_beats_may_be_missed_and_padding_is_no_beat() -> None:

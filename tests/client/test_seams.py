@@ -23,7 +23,7 @@ from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, meth
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 import perdure
-from perdure.sessions.ledger import OUTCOME_UNKNOWN
+from perdure._core.codes import OUTCOME_UNKNOWN
 
 pytestmark = pytest.mark.anyio
 

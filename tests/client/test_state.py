@@ -14,8 +14,9 @@ import pytest
 from mcp.client.session import ClientRequestContext
 
 import perdure
-from perdure.remote.state import Ask, BadState, Handshake, Running, State, decode
-from perdure.remote.state_file import StateFile
+from perdure.client.memory import StateFile
+from perdure.client.state import Ask, BadState, Running, State, decode
+from perdure.remote.endpoint import Handshake
 from tests.client.conftest import text
 from tests.support.client_process import client_process
 from tests.support.cutting_proxy import CuttingProxy

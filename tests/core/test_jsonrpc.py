@@ -11,14 +11,13 @@ from mcp.shared.dispatcher import coerce_request_id
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 from mcp_types.jsonrpc import jsonrpc_message_adapter
 
+from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR
 from perdure._core.jsonrpc import (
-    INVALID_REQUEST,
     MAX_BATCH,
     MAX_DEPTH,
     MAX_ID,
     MAX_ID_CHARS,
     MAX_METHOD_CHARS,
-    PARSE_ERROR,
     Batch,
     Envelope,
     InvalidMessage,

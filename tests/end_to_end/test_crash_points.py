@@ -206,7 +206,7 @@ async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_ye
             "--store",
             f"sqlite:{world.path}",
             folder=tmp_path,
-            point=at("perdure.sessions.outbox", f"Outbox.{where}", "enter"),
+            point=at("perdure.sessions.home", f"Outbox.{where}", "enter"),
         )
         peer, home = world.peer, server.port
         world.move_to(neighbour)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Untrusted, read, replace
-from perdure.remote.state_file import StateFile
+from perdure.client.memory import StateFile
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_link_that_waits_for_the_new_file_is_replaced(path: Path) -> None:
 
 _HOLDER = """
 import os, sys
-from perdure.remote.state_file import StateFile
+from perdure.client.memory import StateFile
 state = StateFile(sys.argv[1])
 state.open()
 if os.fork() == 0:

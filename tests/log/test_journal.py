@@ -16,8 +16,7 @@ import pytest
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import LogState
 from perdure.errors import StoreError, StoreUnavailable
-from perdure.log.backlog import GROUP_BYTES, GROUP_STEPS
-from perdure.log.journal import Journal, Steps
+from perdure.log.journal import GROUP_BYTES, GROUP_STEPS, Journal, Steps
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import (
@@ -87,7 +86,7 @@ HELD = 1 << 20
 @pytest.mark.parametrize(("size", "has_room"), [(HELD - 1, True), (HELD, False)])
 async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise 6, on both sides of the bound: one event is far from the most that may be held, and its bytes are not."""
-    monkeypatch.setattr("perdure.log.backlog.MOST_HELD_BYTES", HELD)
+    monkeypatch.setattr("perdure.log.journal.MOST_HELD_BYTES", HELD)
     inner = MemoryStore()
     store = FaultyStore(inner)
     journal = Journal(store, Settings(), Counters())
@@ -96,9 +95,9 @@ async def test_what_is_held_has_a_bound_in_bytes(size: int, has_room: bool, monk
     store.writes = Fault.RAISES
     event = Event(1, 1.0, b"x" * size)
     await journal.write(Append(stream=StreamId("a"), fence=fence, events=(event,)))
-    assert (journal.state, journal.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
+    assert (journal.state, journal.backlog.has_room, journal.refuses) == (LogState.DEGRADED, has_room, not has_room)
     store.works()
-    await journal.wait_for_room()
+    await journal.backlog.wait_for_room()
     await journal.aclose()
     assert list(await inner.read(StreamId("a"), after=0, limit=9)) == [event]
 
@@ -218,7 +217,7 @@ async def test_an_event_loop_that_stands_still_does_not_make_the_store_fail(
         await store.commit([PutSession(record=a_session("s")), opening("a", fence=fence)])
         for seq in range(1, 4):
             writing = asyncio.create_task(journal.write(message("a", fence=fence, seq=seq)))
-            reading = asyncio.create_task(journal.read(StreamId("a"), after=0, limit=9))
+            reading = asyncio.create_task(journal.store.read(StreamId("a"), after=0, limit=9))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             time.sleep(0.5)  # noqa: ASYNC251 - the loop is late, the store is not

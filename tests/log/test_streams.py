@@ -11,8 +11,7 @@ import pytest
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, ContentState, WritingState
 from perdure.log.journal import Journal
-from perdure.log.stream import Stream
-from perdure.log.streams import Streams
+from perdure.log.stream import Stream, Streams
 from perdure.settings import Settings
 from perdure.store import MemoryStore
 from perdure.store.base import CallEnd, Event, OpenStream, PutSession, Step, StreamRecord

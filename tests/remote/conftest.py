@@ -13,15 +13,11 @@ import httpx2
 
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.remote.auth import Bearer, TokenProvider
 from perdure.remote.call import Call
-from perdure.remote.endpoint import Endpoint
-from perdure.remote.failures import Refused
-from perdure.remote.limits import Limits
-from perdure.remote.link import Link
+from perdure.remote.endpoint import Bearer, Endpoint, Handshake, Refused, TokenProvider
+from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, encode
-from perdure.remote.notice import Notice
-from perdure.remote.state import Handshake
+from perdure.remote.stream import Limits
 from tests.client.odd import Odd
 from tests.support.site import under_uvicorn
 

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure._core.delivery import Purpose
-from perdure.remote.failures import Refusal, Refused, Unavailable
+from perdure.remote.call import Sender
+from perdure.remote.endpoint import Refusal, Refused, Unavailable
+from perdure.remote.link import Notice
 from perdure.remote.message import notification
-from perdure.remote.notice import Notice
-from perdure.remote.sender import Sender
 from tests.client.odd import Odd, event, events, flow, json_of, result, silent
 from tests.remote.conftest import BRIEF, LIMITS, linked
 from tests.support.site import until

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from perdure._core.delivery import Purpose
 from perdure._core.reconnect import Patience
-from perdure.remote.notice import Notice
-from perdure.remote.sender import Sender
+from perdure.remote.call import Sender
+from perdure.remote.link import Notice
 from tests.client.odd import Odd
 from tests.remote.conftest import LIMITS, linked
 from tests.support.site import until

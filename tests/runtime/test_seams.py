@@ -124,7 +124,7 @@ async def test_the_dispatcher_runs_handlers_in_the_context_of_the_inbox() -> Non
             inbox.feed(context, SessionMessage(mcp_types.JSONRPCRequest(jsonrpc="2.0", id=number, method="x")))
         while len(log.sent) < 2:
             await anyio.lowlevel.checkpoint()
-        inbox.close()
+        await inbox.aclose()
     assert sorted(seen) == ["request 1", "request 2"], moved("read stream's last_context", "ReadStream")
     assert sorted(log.sent) == [("answer", 1, {}, False), ("answer", 2, {}, False)]
 
@@ -155,7 +155,7 @@ async def test_what_a_handler_sends_names_the_request_that_it_belongs_to() -> No
         while len(log.sent) < 3:
             await anyio.lowlevel.checkpoint()
         assert log.sent[2] == ("answer", 5, {"so": "be it"}, False)
-        inbox.close()
+        await inbox.aclose()
 
 
 async def test_a_cancelled_request_is_not_answered_but_told_to_the_transport() -> None:
@@ -183,7 +183,7 @@ async def test_a_cancelled_request_is_not_answered_but_told_to_the_transport() -
         inbox.feed(context, SessionMessage(cancel))
         while not unanswered:
             await anyio.lowlevel.checkpoint()
-        inbox.close()
+        await inbox.aclose()
     assert log.sent == []
 
 
@@ -207,8 +207,8 @@ async def test_a_closed_way_out_ends_a_runtime_without_a_word() -> None:
         request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=1, method="x")
         inbox.feed(contextvars.copy_context(), SessionMessage(request))
         await started.wait()
-        outbox.close()
-        inbox.close()
+        await outbox.aclose()
+        await inbox.aclose()
     assert log.sent == []
 
 
@@ -229,7 +229,7 @@ async def test_the_sdk_says_connection_closed_in_a_handler_that_it_cancels() -> 
         request = mcp_types.JSONRPCRequest(jsonrpc="2.0", id=4, method="x")
         inbox.feed(contextvars.copy_context(), SessionMessage(request))
         await anyio.wait_all_tasks_blocked()
-        inbox.close()
+        await inbox.aclose()
     assert log.sent == [("interrupted", 4)], moved("the dispatcher's error for cancelled handlers", "WriteStream")
 
 

@@ -25,8 +25,7 @@ import pytest
 
 from perdure.errors import Misuse
 from perdure.serve.connection import listen
-from perdure.serve.worker_channel import VARIABLE
-from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, pause_after
+from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_after
 from tests.support.raw import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.serving import ROOT, START_SECONDS, Served, serving
 from tests.support.site import until

@@ -17,8 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from perdure._core.reconnect import Patience
-from perdure.remote.endpoint import Endpoint, Response
-from perdure.remote.heartbeat import Heartbeat
+from perdure.remote.endpoint import Endpoint, Heartbeat, Response
 from perdure.remote.message import Message
 from perdure.remote.stream import Listener, Stream
 from perdure.stdio.bridge import limits_of

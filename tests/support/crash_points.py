@@ -46,7 +46,7 @@ SECOND_POINTS = {
     "before the second stream is claimed": at(STEPS, "StreamSteps.claim", "enter", 2),
     "in the transaction of a claim": at(STEPS, "StreamSteps.claim", "leave"),
     "before a session is loaded": at("perdure.sessions.registry", "SessionRegistry._build", "enter"),
-    "before a session's runtime is loaded": at("perdure.sessions.runtime_slot", "RuntimeSlot._load", "enter"),
+    "before a session's runtime is loaded": at("perdure.sessions.exchange", "RuntimeSlot._load", "enter"),
     "before it is noted that a call runs again": at("perdure.cluster.settler", "Settler._run_again", "enter"),
     "between that note and the runtime": at("perdure.sessions.exchange", "Exchange.start", "enter"),
     "before an unknown outcome is told": at("perdure.cluster.settler", "Settler._answer_unknown", "enter"),

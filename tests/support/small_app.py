@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 from starlette.types import Receive, Scope, Send
 
 from perdure.errors import PerdureError, StoreLost, StoreTooNew
+from perdure.http.app import App
 from perdure.serve import uvicorn_server as serving
 from perdure.serve.connection import listen
-from perdure.serve.worker_channel import LEAVE, WorkerChannel
+from perdure.serve.worker_pool import LEAVE, WorkerChannel
 from perdure.settings import Settings
 
 
@@ -89,7 +91,7 @@ def main() -> int:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         channel = channel_of_worker(listener) if sys.argv[1] == "worker" else None
         return serving.serve(
-            SmallApp(sys.argv[1]),
+            cast(App, SmallApp(sys.argv[1])),
             listener=listener,
             settings=Settings(drain_timeout=0),
             on_ready=lambda: print(f"perdure: serving on {url}", flush=True),
@@ -101,7 +103,6 @@ def main() -> int:
 def channel_of_worker(listener: socket.socket) -> WorkerChannel:
     """The channel of a worker whose parent is this process: it tells the worker to leave at SIGUSR1."""
     ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
     signal.signal(signal.SIGUSR1, lambda *_: ours.send(LEAVE))
     return WorkerChannel(listener, theirs)
 

@@ -15,7 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
-from perdure.serve.worker_channel import WorkerChannel
+from perdure.serve import worker_pool
+from perdure.serve.worker_pool import WorkerChannel
 
 REASON = "the store fails"
 
@@ -37,7 +38,6 @@ def main() -> int:
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     if (channel := WorkerChannel.from_environment(os.environ)) is not None:
         return work(folder, channel)
-    from perdure.serve import worker_pool
     from perdure.serve.connection import listen
 
     logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.telemetry.events import MAX_SENTENCE, log_event
-from perdure.telemetry.log_lines import MAX_LINE, MAX_LINES, LogLines
+from perdure.telemetry.events import MAX_LINE, MAX_LINES, MAX_SENTENCE, LogLines, log_event
 from tests.support.raw import VERSION, Peer, message
 from tests.support.serving import serving
 

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
-from perdure._core.codes import INVALID_REQUEST as INVALID_REQUEST
-from perdure._core.codes import PARSE_ERROR as PARSE_ERROR
+from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR
 
 #: The parser recurses once per level, and so does most code behind us: far below Python's 1000 frames, and far above
 #: what people nest by hand. The SDK's own parser ends at about 200.

@@ -50,12 +50,11 @@ def read(
                 raise Untrusted(f"others may {'write' if may_be_shared else 'use'} it (mode {mode:04o})")
             if about.st_nlink != 1 and not may_be_shared:
                 raise Untrusted("it has a second name")
-        data = bytearray()
-        while chunk := os.read(file, 1 << 20 if limit is None else limit + 1 - len(data)):
-            data += chunk
-            if limit is not None and len(data) > limit:
-                raise Untrusted(f"it has more than {limit:,} bytes")
-        return bytes(data)
+        with open(file, "rb", closefd=False) as opened:
+            data = opened.read(-1 if limit is None else limit + 1)
+        if limit is not None and len(data) > limit:
+            raise Untrusted(f"it has more than {limit:,} bytes")
+        return data
     except OSError as error:
         raise Untrusted(f"it cannot be read: {error.strerror}") from error
     finally:
@@ -73,14 +72,11 @@ def replace(path: str | os.PathLike[str], data: bytes, *, dir_fd: int | None = N
         os.unlink(made, dir_fd=dir_fd)
     file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600, dir_fd=dir_fd)
     try:
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(file, left) :]
+        with open(file, "wb") as opened:
+            opened.write(data)
+            opened.flush()
             if dir_fd is not None:
                 os.fsync(file)
-        finally:
-            os.close(file)
         os.replace(made, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         with contextlib.suppress(OSError):

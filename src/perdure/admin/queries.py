@@ -1,18 +1,23 @@
-"""Reads sessions from a store for an operator, and ends one.
+"""Reads sessions from a store for an operator, as JSON objects whose keys stay, and ends one.
 
-The command that runs this is not a node: the servers may run in other processes, or not at all.
+The command that runs this is not a node: the servers may run in other processes, or not at all. Times are seconds since
+1970. A payload that is not JSON is shown as text, because the log may hold anything.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, SessionId
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
-from perdure.admin.as_json import list_object, show_object
 from perdure.errors import Misuse
-from perdure.store.base import EndSession, SendMail, SessionRecord, Store
+from perdure.store import base
+from perdure.store.base import SessionRecord, Store, StreamRecord
 
 PAGE = 100
 """Sessions read at a time: a record may carry a quarter of a mebibyte of sticky requests."""
@@ -21,6 +26,11 @@ MIN_PREFIX = 8
 """Characters of an id that name a session: as many as log records show of it."""
 
 UNENDED = frozenset({CallState.RUNNING, CallState.WAITING})
+
+_KINDS = {Kind.CALL: "call", Kind.STANDALONE: "standalone"}
+
+_SUBJECTS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+"""The member of `params` that names the tool, prompt or resource of a request."""
 
 
 async def list_sessions(store: Store, *, state: SessionState | None, owner: str | None) -> list[JsonObject]:
@@ -54,8 +64,9 @@ async def find(store: Store, text: str) -> SessionRecord:
     return found[0]
 
 
-async def show_session(store: Store, record: SessionRecord) -> tuple[JsonObject, frozenset[NodeId]]:
-    """The session, and the nodes that have joined the store."""
+async def show_session(store: Store, text: str) -> tuple[JsonObject, frozenset[NodeId]]:
+    """The session whose id is or begins with this text, and the nodes that have joined the store."""
+    record = await find(store, text)
     streams = await store.streams(record.id)
     readers = [await store.reader(stream.id) for stream in streams]
     session = show_object(
@@ -70,8 +81,10 @@ async def show_session(store: Store, record: SessionRecord) -> tuple[JsonObject,
     return session, frozenset(node.id for node in await store.nodes())
 
 
-async def end_session(store: Store, record: SessionRecord, *, now: float) -> SessionRecord:
-    """End a session and tell all nodes. Returns its record, which may say that it had ended by itself meanwhile."""
+async def end_session(store: Store, text: str, *, now: float) -> SessionRecord:
+    """End the session whose id is or begins with this text, and tell all nodes. Returns its record, which may say that
+    it had ended by itself meanwhile."""
+    record = await find(store, text)
     step = SessionStep.OPERATOR_ENDED
     try:
         advance(SESSION, record.state, step)
@@ -82,6 +95,139 @@ async def end_session(store: Store, record: SessionRecord, *, now: float) -> Ses
         raise Misuse(sentence) from None
     message = mail.encode(mail.Ended(session=record.id, reason=step.value))
     # Mail to a node that has left meanwhile is refused, and that node needs none.
-    posts = [SendMail(node=node.id, message=message) for node in await store.nodes()]
-    await store.commit([EndSession(session=record.id, time=now, reason=step.value), *posts])
+    posts = [base.SendMail(node=node.id, message=message) for node in await store.nodes()]
+    await store.commit([base.EndSession(session=record.id, time=now, reason=step.value), *posts])
     return await store.session(record.id) or record
+
+
+# The objects
+
+
+def message_of(payload: bytes) -> Any:
+    try:
+        return json.loads(payload)
+    except ValueError:
+        return payload.decode(errors="replace")
+
+
+def _members(payload: bytes) -> JsonObject:
+    message = message_of(payload)
+    return message if isinstance(message, dict) else {}
+
+
+def _home(record: SessionRecord, streams: Sequence[StreamRecord]) -> str | None:
+    """The node that writes the standalone stream."""
+    return next((stream.node for stream in streams if stream.id == record.standalone), "") or None
+
+
+def list_object(record: SessionRecord, *, streams: Sequence[StreamRecord], calls: int) -> JsonObject:
+    """A session in a list: `calls` that have not ended, `streams` that are not sealed."""
+    return {
+        "id": record.id,
+        "owner": record.owner,
+        "state": record.state.value,
+        "version": record.version,
+        "created": record.created,
+        "active": record.active,
+        "calls": calls,
+        "streams": len(streams),
+        "home": _home(record, streams),
+    }
+
+
+def show_object(
+    record: SessionRecord,
+    *,
+    streams: Sequence[StreamRecord],
+    calls: Sequence[base.CallRecord],
+    asks: Sequence[base.AskRecord],
+    readers: Mapping[StreamId, base.ReaderRecord],
+    kept: Mapping[StreamId, base.KeptRecord],
+    has_token: bool,
+) -> JsonObject:
+    """All that the store holds of a session (S6)."""
+    writers = {stream.id: stream.node for stream in streams}
+    return {
+        "id": record.id,
+        "owner": record.owner,
+        "state": record.state.value,
+        "ended": record.ended or None,
+        "version": record.version,
+        "incarnation": record.incarnation,
+        "initialized": record.initialized,
+        "client": _members(record.client_params),
+        "server": _members(record.result),
+        "created": record.created,
+        "active": record.active,
+        "home": _home(record, streams),
+        "resume_token": has_token,
+        "sticky": [_members(request) for request in record.sticky],
+        "calls": [
+            {
+                "request_id": call.request_id,
+                "incarnation": call.incarnation,
+                "method": call.method,
+                "name": _subject(call),
+                "state": call.state.value,
+                "attempt": call.attempt,
+                "progress": call.progress,
+                "principal": call.principal,
+                "node": writers.get(call.stream) or None,
+                "stream": call.stream,
+            }
+            for call in calls
+        ],
+        "asks": [
+            {"id": ask.id, "stream": ask.stream, "node": ask.node or None, "request": _members(ask.request)}
+            for ask in asks
+        ],
+        "streams": [_stream_object(stream, readers.get(stream.id), kept.get(stream.id)) for stream in streams],
+    }
+
+
+def _subject(call: base.CallRecord) -> str | None:
+    """The tool, prompt or resource that a call asks for. It is forgotten with the request once the call has ended."""
+    params = _members(call.request).get("params")
+    name = params.get(_SUBJECTS.get(call.method, "")) if isinstance(params, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _stream_object(stream: StreamRecord, reader: base.ReaderRecord | None, kept: base.KeptRecord | None) -> JsonObject:
+    return {
+        "id": stream.id,
+        "kind": _KINDS[stream.kind],
+        "last": stream.last,
+        "sealed": stream.sealed,
+        "generation": stream.generation,
+        "opened": stream.opened,
+        "node": stream.node or None,
+        "reader": {"node": reader.node, "seq": reader.seq} if reader else None,
+        "events": kept.events if kept else None,
+        "answers": kept.answers if kept else None,
+    }
+
+
+# What `tail` shows: one object for each thing that is seen, told apart by `what`.
+
+
+def opened(stream: StreamRecord, calls: Sequence[base.CallRecord]) -> JsonObject:
+    asked = [{"request_id": call.request_id, "method": call.method, "name": _subject(call)} for call in calls]
+    return {"what": "opened", "time": stream.opened, **_of(stream), "calls": asked}
+
+
+def appended(stream: StreamRecord, event: base.Event) -> JsonObject:
+    message = {"seq": event.seq, "final": event.final, "message": message_of(event.payload)}
+    return {"what": "event", "time": event.time, **_of(stream), **message}
+
+
+def trimmed(stream: StreamRecord, first: int, last: int) -> JsonObject:
+    """Events that were forgotten before they could be shown."""
+    return {"what": "gap", **_of(stream), "first": first, "last": last}
+
+
+def ended(session: str, reason: str) -> JsonObject:
+    return {"what": "ended", "session": session, "reason": reason}
+
+
+def _of(stream: StreamRecord) -> JsonObject:
+    return {"stream": stream.id, "kind": _KINDS[stream.kind]}

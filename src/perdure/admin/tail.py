@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import SessionState
-from perdure.admin.as_json import appended, ended, opened, trimmed
+from perdure.admin.queries import appended, ended, opened, trimmed
 from perdure.store.base import Event, Store, StreamRecord
 
 PAGE = 32

@@ -1,16 +1,20 @@
-"""Formats the objects of `as_json` as lines for people. What a peer wrote cannot act on the terminal."""
+"""Formats the objects of `queries` as lines for people: they end at the terminal's edge, and columns stand in line.
+
+What a peer wrote cannot act on the terminal.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import readable
 from perdure._core.text import printable
 from perdure.admin.queries import UNENDED
-from perdure.admin.terminal import clock, cut, moment, span, table, width
 
 SEALED_SHOWN = 20
 """Sealed streams that `show` lists, the newest: a session may keep ten thousand, and JSON has them all."""
@@ -23,14 +27,59 @@ NONE = "-"
 _SHORT = 8
 """Characters of a stream's or node's id that tell it from others on a screen."""
 
-_PROGRESS = "notifications/progress"
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
+
+# --- The terminal -----------------------------------------------------------------------------------------------------
+
+
+def width(text: str) -> int:
+    """The columns that a text takes: two for wide characters, none for those that join the one before."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, columns: int | None) -> str:
+    """The text, or as much of it as fits with a mark that there is more."""
+    if columns is None or width(text) <= columns:
+        return text
+    kept, room = "", columns - 1
+    for character in text[: max(columns, 0)]:
+        room -= _columns(character)
+        if room < 0:
+            break
+        kept += character
+    return f"{kept}…" if columns > 0 else ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> list[str]:
+    """Lines with columns as wide as their widest cell. Cells may hold what a peer wrote."""
+    lines = [head, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(width, column)) for column in zip(*lines, strict=True)]
+    return [
+        indent + "  ".join(cell + " " * (wide - width(cell)) for cell, wide in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def span(seconds: float) -> str:
+    """A span of time in one unit: 90s, 5m, 3h, 2d. A larger unit is used from two of it on."""
+    for worth, unit in _UNITS:
+        if seconds >= 2 * worth:
+            return f"{int(seconds // worth)}{unit}"
+    return f"{max(int(seconds), 0)}s"
 
 
 def _short(name: str | None) -> str:
     return (name or NONE)[:_SHORT]
 
 
-# --- The list ---------------------------------------------------------------------------------------------------------
+# --- The list, and one session ----------------------------------------------------------------------------------------
 
 
 def list_lines(sessions: Sequence[JsonObject], *, now: float, columns: int | None) -> list[str]:
@@ -58,9 +107,6 @@ def list_lines(sessions: Sequence[JsonObject], *, now: float, columns: int | Non
     head, *below = table(heads, facts, indent="  ")
     pairs = [("SESSION", head), *zip(ids, below, strict=True)]
     return [cut(line, columns) for pair in pairs for line in pair]
-
-
-# --- One session ------------------------------------------------------------------------------------------------------
 
 
 def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, columns: int | None) -> list[str]:
@@ -101,8 +147,8 @@ def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[
     yield "incarnation", str(session["incarnation"])
     yield "client", " ".join(named) or NONE
     yield "initialized", "yes" if session["initialized"] else "no"
-    yield "created", f"{moment(session['created'])} ({span(now - session['created'])} ago)"
-    yield "last active", f"{moment(session['active'])} ({span(now - session['active'])} ago)"
+    for name, time in (("created", session["created"]), ("last active", session["active"])):
+        yield name, f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}Z ({span(now - time)} ago)"
     yield "home", f"{home} (gone)" if home and home not in nodes else home or NONE
     yield "resume token", "yes" if session["resume_token"] else "no"
     yield from (("sticky", _request(request)) for request in session["sticky"])
@@ -157,7 +203,7 @@ def tail_line(seen: JsonObject, *, columns: int | None) -> str:
         case _:
             first, last = seen["first"], seen["last"]
             says = f"gap: {f'{first} is' if first == last else f'{first} to {last} are'} no longer there"
-    time = clock(seen["time"]) if "time" in seen else ""
+    time = datetime.fromtimestamp(seen["time"], UTC).isoformat(timespec="milliseconds")[11:23] if "time" in seen else ""
     line = f"{time:<12}  {seen['kind']:<10}  {_short(seen['stream'])}  {seen.get('seq', ''):<6}  {says}"
     return cut(printable(line), columns)
 
@@ -165,14 +211,14 @@ def tail_line(seen: JsonObject, *, columns: int | None) -> str:
 def summary(message: Any) -> str:
     """A message in few words: whether it asks, tells or answers, and then the rest as JSON."""
     match message:
-        case {"method": str(method), "id": id_}:
+        case {"method": str(), "id": id_}:
             return f"ask {_json(id_)} {_request(message)}"
-        case {"method": str(method)} if method == _PROGRESS:
+        case {"method": "notifications/progress" as method}:
             params = _params(message)
             of = f"/{_json(params['total'])}" if params.get("total") is not None else ""
             token = f"(token {_json(params.get('progressToken'))})"
             done = _json(params.get("progress")) + of
-            return " ".join(filter(None, (_PROGRESS, done, str(params.get("message") or ""), token)))
+            return " ".join(filter(None, (method, done, str(params.get("message") or ""), token)))
         case {"method": str()}:
             return _request(message)
         case {"error": {"code": code, "message": sentence}}:

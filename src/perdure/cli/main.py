@@ -18,15 +18,14 @@ import click
 import perdure
 from perdure._core.text import parse_count, printable
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
-from perdure.cli.options import ServeOption, Value, setting_options, settings_from, spelling
+from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.stdio import stdio
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
 from perdure.http.paths import BESIDE
-from perdure.serve.worker_channel import WorkerChannel
+from perdure.serve.worker_pool import WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule, Settings
-from perdure.telemetry.events import log_event
-from perdure.telemetry.log_lines import LogLines
+from perdure.telemetry.events import LogLines, log_event
 
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ REFUSED = 2
 #: The status that a shell reports for a command that Ctrl-C ended.
 INTERRUPTED = 130
 
-_LEVELS = ("debug", "info", "warning", "error")
 _WHERE = "Where to serve"
 _PATH = re.compile(r"/[A-Za-z0-9._~/-]*")
 _WORKERS = Rule(kind="count", group=_WHERE, why="processes that serve, all on the same port and store", low=1, high=64)
@@ -61,13 +59,12 @@ separated by commas. An option on the command line overrides its variable.
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and end the program. A mistake of the user is reported in one line on stderr, with status 2."""
+    # The command line that starts this program again, with the interpreter's options; workers are started with it.
+    again = [sys.executable, *(sys.orig_argv[1:] if arguments is None else ["-m", "perdure", *arguments])]
     try:
-        status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=_command(arguments))
-    except click.ClickException as error:
-        _complain(_sentence(error))
-        status = REFUSED
-    except PerdureError as error:
-        _complain(str(error))
+        status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=again)
+    except (click.ClickException, PerdureError) as error:
+        _complain(_sentence(error) if isinstance(error, click.ClickException) else str(error))
         status = REFUSED
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
@@ -98,17 +95,7 @@ class ServeCommand(click.Command):
                 formatter.write_dl(records, col_max=34)
 
 
-def serve_command(
-    target: str,
-    store: str,
-    host: str,
-    port: int,
-    path: str,
-    workers: int,
-    tokens: Path | None,
-    log_level: str,
-    **settings: Any,
-) -> int:
+def serve_command(target: str, store: str, path: str, tokens: Path | None, log_level: str, **given: Any) -> int:
     # Before the target is imported: the SDK would set up its own logging, with a record for each request.
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
@@ -118,12 +105,12 @@ def serve_command(
         from perdure.serve.token_file import FileTokens
 
         auth = FileTokens.read(tokens)
-    served = _Served(target=target, store=store, path=path, auth=auth, settings=settings_from(settings))
+    served = _Served(target=target, store=store, path=path, auth=auth, settings=settings_from(given))
     channel = WorkerChannel.from_environment(os.environ)
     if channel is None:
-        return _listen(served, host, port, workers)
+        return _listen(served, given["host"], given["port"], given["workers"])
     try:
-        return _serve(served, channel.listener, on_ready=channel.send_ready, channel=channel)
+        return served.serve(channel.listener, channel.send_ready, channel)
     except PerdureError as error:  # the parent reports it, once for all workers
         channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
         return REFUSED
@@ -138,6 +125,16 @@ class _Served:
     path: str
     auth: FileTokens | None
     settings: Settings
+
+    def serve(self, listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
+        from perdure.serve.target import load_target
+        from perdure.serve.uvicorn_server import serve
+
+        server, settings = load_target(self.target), self.settings
+        app = perdure.asgi(server, store=self.store, settings=settings, auth=self.auth, path=self.path)
+        return serve(
+            app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_complain, channel=channel
+        )
 
 
 def _listen(served: _Served, host: str, port: int, workers: int) -> int:
@@ -163,9 +160,7 @@ def _listen(served: _Served, host: str, port: int, workers: int) -> int:
             print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{served.path}", flush=True)
 
         if workers == 1:
-            return _serve(served, listener, on_ready=on_ready)
-        from perdure.serve.worker_pool import run_workers
-
+            return served.serve(listener, on_ready)
         return run_workers(
             click.get_current_context().find_root().obj,
             environment=os.environ,
@@ -176,26 +171,6 @@ def _listen(served: _Served, host: str, port: int, workers: int) -> int:
         )
 
 
-def _serve(
-    served: _Served, listener: socket.socket, *, on_ready: Callable[[], None], channel: WorkerChannel | None = None
-) -> int:
-    from perdure.serve.target import load_target
-    from perdure.serve.uvicorn_server import serve
-
-    server = load_target(served.target)
-    app = perdure.asgi(server, store=served.store, settings=served.settings, auth=served.auth, path=served.path)
-    return serve(
-        app, listener=listener, settings=served.settings, on_ready=on_ready, on_failure=_complain, channel=channel
-    )
-
-
-def _command(arguments: Sequence[str] | None) -> list[str]:
-    """The command line that starts this program again, with the interpreter's options."""
-    if arguments is None:
-        return [sys.executable, *sys.orig_argv[1:]]
-    return [sys.executable, "-m", "perdure", *arguments]
-
-
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if not _PATH.fullmatch(value):
         raise click.BadParameter(f"{value!r} is not a path such as /mcp", ctx, param)
@@ -204,10 +179,13 @@ def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
+def _option(name: str, metavar: str, says: str, *, group: str = _WHERE, **attributes: Any) -> ServeOption:
+    return ServeOption([name], group=group, metavar=metavar, help=says, **attributes)
+
+
 _STORE_HELP = "where the log is kept: memory:, sqlite:PATH, or sqlite:PATH?sync=full to survive power cuts as well"
 _TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
-_PORT_TYPE = Value("port", parse_count, _PORT)
-_WORKERS_TYPE = Value("count", parse_count, _WORKERS)
+_LEVEL_HELP = f"what is logged on stderr: {', '.join(LEVELS)}"
 
 perdure_command.add_command(
     ServeCommand(
@@ -215,35 +193,22 @@ perdure_command.add_command(
         callback=serve_command,
         params=[
             click.Argument(["target"], metavar="TARGET"),
-            ServeOption(["--store"], group=_WHERE, default="sqlite:perdure.db", metavar="STORE", help=_STORE_HELP),
-            ServeOption(["--host"], group=_WHERE, default="127.0.0.1", metavar="HOST", help="address to listen on"),
-            ServeOption(["--port"], group=_WHERE, default=8000, type=_PORT_TYPE, metavar="PORT", help=_PORT.why),
-            ServeOption(
-                ["--path"], group=_WHERE, default="/mcp", callback=_path, metavar="PATH", help="path of the endpoint"
-            ),
-            ServeOption(["--workers"], group=_WHERE, default=1, type=_WORKERS_TYPE, metavar="N", help=_WORKERS.why),
-            ServeOption(
-                ["--log-level"],
-                group=_WHERE,
-                default="warning",
-                type=click.Choice(_LEVELS),
-                metavar="LEVEL",
-                help=f"what is logged on stderr: {', '.join(_LEVELS)}",
-            ),
+            _option("--store", "STORE", _STORE_HELP, default=DEFAULT_STORE),
+            _option("--host", "HOST", "address to listen on", default="127.0.0.1"),
+            _option("--port", "PORT", _PORT.why, default=8000, type=parsed(parse_count, _PORT)),
+            _option("--path", "PATH", "path of the endpoint", default="/mcp", callback=_path),
+            _option("--workers", "N", _WORKERS.why, default=1, type=parsed(parse_count, _WORKERS)),
+            _option("--log-level", "LEVEL", _LEVEL_HELP, default="warning", type=click.Choice(LEVELS)),
             *setting_options(),
-            ServeOption(
-                ["--tokens"], group=SECURITY, type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS_HELP
-            ),
+            _option("--tokens", "FILE", _TOKENS_HELP, group=SECURITY, type=click.Path(path_type=Path)),
         ],
         help=_ABOUT,
         epilog=_VALUES,
         short_help="Serve an MCP server.",
     )
 )
-
-perdure_command.add_command(sessions)
-perdure_command.add_command(tail)
-perdure_command.add_command(stdio)
+for _command in (sessions, tail, stdio):
+    perdure_command.add_command(_command)
 
 
 def _sentence(error: click.ClickException) -> str:

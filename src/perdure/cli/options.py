@@ -1,4 +1,7 @@
-"""Makes command line options and environment variables from the table in `perdure.settings`."""
+"""Makes command line options and environment variables from the table in `perdure.settings`.
+
+That table is imported where it is used, because `perdure stdio` does not need it.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,33 @@ import click
 from click.core import ParameterSource
 
 from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
-from perdure.settings import Rule, Settings, rule_of
 
 if TYPE_CHECKING:
+    from perdure.settings import Rule, Settings
+
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType  # generic since click 8.4 only
 
+LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_STORE = "sqlite:perdure.db"
 
-class Value(_ParamType):
-    """Parses a setting's text and checks the value against its rule."""
 
-    def __init__(self, name: str, read: Callable[[str], object], rule: Rule) -> None:
-        self.name = name
-        self._read = read
-        self._rule = rule
+def parsed(read: Callable[[str], object], rule: Rule | None = None) -> Callable[[object], object]:
+    """A type of options: parses the text, and checks the value against its rule, if it has one."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+    def convert(value: object) -> object:
         if not isinstance(value, str):
             return value
         try:
-            read = self._read(value.strip())
+            found = read(value.strip())
         except ValueError as error:
-            self.fail(str(error), param, ctx)
-        if not self._rule.fits(read):
-            self.fail(f"{value!r} is out of range; allowed: {self._rule.allowed}", param, ctx)
-        return read
+            raise click.BadParameter(str(error)) from None
+        if rule is not None and not rule.fits(found):
+            raise click.BadParameter(f"{value!r} is out of range; allowed: {rule.allowed}")
+        return found
+
+    return convert
 
 
 class Name(_ParamType):
@@ -73,43 +77,40 @@ class ServeOption(click.Option):
         return spelled, f"{self.help}  [{self.shown}]" if self.shown else f"{self.help}"
 
 
+#: How numbers of a kind are parsed, how their default is shown, and what stands for them in the help.
+_NUMBERS: dict[str, tuple[Callable[[str], object], Callable[[Any], str], str]] = {
+    "duration": (parse_duration, format_duration, "TIME"),
+    "bytes": (parse_size, format_size, "SIZE"),
+    "count": (parse_count, "{:,}".format, "N"),
+}
+
+
 def setting_options() -> Iterator[ServeOption]:
-    """One option for each setting."""
+    from perdure.settings import Settings, rule_of
+
     for field in dataclasses.fields(Settings):
-        rule = rule_of(field)
-        flag, shown, attributes = _option(field.name, rule, field.default)
-        yield ServeOption(
-            [flag, field.name],
-            group=rule.group,
-            shown=shown,
-            default=field.default,
-            help=rule.why.replace("`", ""),
-            **attributes,
-        )
-
-
-def _option(name: str, rule: Rule, default: Any) -> tuple[str, str, dict[str, Any]]:
-    """How an option is spelled, its default as users write it, and what click needs to know."""
-    dashed = name.replace("_", "-")
-    match rule.kind:
-        case "flag":
-            return f"--{dashed}/--no-{dashed}", "on" if default else "off", {}
-        case "choice":
-            return f"--{dashed}", default, {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
-        case "names":
-            names = {"type": Name(), "multiple": True, "metavar": "NAME" if name == "allowed_hosts" else "ORIGIN"}
-            return f"--{dashed.removesuffix('s')}", "", names
-        case "duration":
-            duration = {"type": Value("duration", parse_duration, rule), "metavar": "TIME"}
-            return f"--{dashed}", format_duration(default), duration
-        case "bytes":
-            return f"--{dashed}", format_size(default), {"type": Value("size", parse_size, rule), "metavar": "SIZE"}
-        case "count":
-            return f"--{dashed}", f"{default:,}", {"type": Value("count", parse_count, rule), "metavar": "N"}
+        rule, shown = rule_of(field), ""
+        default: Any = field.default
+        flag = f"--{field.name.replace('_', '-')}"
+        more: dict[str, Any] = {}
+        match rule.kind:
+            case "flag":
+                flag, shown = f"{flag}/--no-{flag[2:]}", "on" if default else "off"
+            case "choice":
+                shown, more = default, {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
+            case "names":
+                flag, metavar = flag.removesuffix("s"), "NAME" if field.name == "allowed_hosts" else "ORIGIN"
+                more = {"type": Name(), "multiple": True, "metavar": metavar}
+            case number:
+                read, show, metavar = _NUMBERS[number]
+                shown, more = show(default), {"type": parsed(read, rule), "metavar": metavar}
+        says = rule.why.replace("`", "")
+        yield ServeOption([flag, field.name], group=rule.group, shown=shown, default=default, help=says, **more)
 
 
 def settings_from(values: Mapping[str, Any]) -> Settings:
-    """The settings among a command's values."""
+    from perdure.settings import Settings
+
     return Settings(**{field.name: values[field.name] for field in dataclasses.fields(Settings)})
 
 

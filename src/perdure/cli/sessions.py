@@ -16,17 +16,15 @@ from typing import Any, TypeVar
 
 import click
 
-from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import SessionState
 from perdure.admin.queries import end_session, find, list_sessions, show_session
 from perdure.admin.tail import Tail
 from perdure.admin.text import list_lines, show_lines, tail_line
+from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
 from perdure.store import Store, existing_store
 
 T = TypeVar("T")
-
-DEFAULT_STORE = "sqlite:perdure.db"
 
 LOOK = 0.1
 """Seconds between two looks at a store that `tail` follows. Where nothing was written, a look is one short question."""
@@ -120,11 +118,7 @@ def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, o
 @_until_closed
 def show(ctx: click.Context, id_: str, store: str | None, as_json: bool) -> None:
     """Show everything about the session with this ID, or whose id begins with it (8 characters at least)."""
-
-    async def work(opened: Store) -> tuple[JsonObject, frozenset[str]]:
-        return await show_session(opened, await find(opened, id_))
-
-    session, nodes = _with_store(work, _store(ctx, store))
+    session, nodes = _with_store(lambda opened: show_session(opened, id_), _store(ctx, store))
     if as_json:
         _print([json.dumps(session)])
     else:
@@ -139,12 +133,8 @@ def show(ctx: click.Context, id_: str, store: str | None, as_json: bool) -> None
 def end(ctx: click.Context, id_: str, store: str | None) -> None:
     """End the session with this ID (8 characters of it at least). Its log is deleted, and its client must begin a new
     session."""
-
-    async def work(opened: Store) -> str:
-        ended = await end_session(opened, await find(opened, id_), now=time.time())
-        return f"session {ended.id} has ended: {ended.ended}"
-
-    click.echo(_with_store(work, _store(ctx, store), writes=True))
+    ended = _with_store(lambda opened: end_session(opened, id_, now=time.time()), _store(ctx, store), writes=True)
+    click.echo(f"session {ended.id} has ended: {ended.ended}")
 
 
 def _store(ctx: click.Context, given: str | None) -> str:
@@ -165,9 +155,6 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
     Ends with the session, or with Ctrl-C. It only reads: servers do not notice it.
     """
 
-    def say(seen: JsonObject) -> None:
-        click.echo(json.dumps(seen) if as_json else tail_line(seen, columns=_columns()))
-
     async def work(opened: Store) -> None:
         record = await find(opened, id_)
         if stream is not None and not any(s.id.startswith(stream) for s in await opened.streams(record.id)):
@@ -175,21 +162,17 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
         following = Tail(opened, record.id, only=lambda name: name.startswith(stream or ""))
         if not from_start:
             await following.skip()
-        await _follow(opened, following, say)
+        stamp: object = None
+        while not _is_output_closed():
+            before, stamp, began = stamp, opened.stamp(), time.monotonic()
+            if stamp != before:
+                async for seen in following.look():
+                    click.echo(json.dumps(seen) if as_json else tail_line(seen, columns=_columns()))
+                    if seen["what"] == "ended":
+                        return
+            await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
 
     _with_store(work, store)
-
-
-async def _follow(store: Store, tail: Tail, say: Callable[[JsonObject], None]) -> None:
-    stamp: object = None
-    while not _is_output_closed():
-        before, stamp, began = stamp, store.stamp(), time.monotonic()
-        if stamp != before:
-            async for seen in tail.look():
-                say(seen)
-                if seen["what"] == "ended":
-                    return
-        await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
 
 
 def _is_output_closed() -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from perdure._core.text import format_duration, parse_duration
+from perdure.cli.options import LEVELS, parsed
 
-_LEVELS = ("debug", "info", "warning", "error")
 #: Seconds to wait for a server that is away; `perdure.Patience` has the same.
 _PATIENCE = 300.0
+_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 
 _ABOUT = """\
 Connect an MCP host that starts its servers as programs to the MCP server at URL. Messages on stdin go to the server,
@@ -22,22 +23,10 @@ command again.
 """
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command("stdio", help=_ABOUT, short_help="Connect a desktop host to an MCP server.")
 @click.argument("url", metavar="URL")
 @click.option("--token-env", metavar="NAME", help="environment variable that holds the bearer token")
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="file that holds the bearer token; read again when the server refuses it",
-)
+@click.option("--token-file", **_FILE, help="file that holds the bearer token; read again when the server refuses it")
 @click.option(
     "--token-dir",
     type=click.Path(path_type=Path),
@@ -54,23 +43,22 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
 )
 @click.option(
     "--patience",
-    callback=_seconds,
-    default=format_duration(_PATIENCE),
+    type=parsed(parse_duration),
+    default=_PATIENCE,
     metavar="TIME",
     help=f"how long to wait for a server that is away  [default: {format_duration(_PATIENCE)}]",
 )
 @click.option(
     "--log-level",
-    type=click.Choice(_LEVELS),
+    type=click.Choice(LEVELS),
     default="info",
     metavar="LEVEL",
-    help=f"least level that is logged on stderr: {', '.join(_LEVELS)}  [default: info]",
+    help=f"least level that is logged on stderr: {', '.join(LEVELS)}  [default: info]",
 )
-@click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="also append the log to FILE")
-def stdio(token_env: str | None, token_file: Path | None, no_resume: bool, **others: Any) -> int:
-    if token_env is not None and token_file is not None:
+@click.option("--log-file", **_FILE, help="also append the log to FILE")
+def stdio(no_resume: bool, **given: Any) -> int:
+    if given["token_env"] is not None and given["token_file"] is not None:
         raise click.UsageError("--token-env and --token-file cannot be given together")
     from perdure.stdio.program import Options, run
 
-    options = Options(token_env=token_env, token_file=token_file, resume=not no_resume, **others)
-    return run(options, arguments=sys.argv[1:], environ=os.environ)
+    return run(Options(resume=not no_resume, **given), arguments=sys.argv[1:], environ=os.environ)

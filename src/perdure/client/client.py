@@ -14,14 +14,11 @@ from mcp.client import Transport as SDKTransport
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
-from perdure.client.callback_limit import CallbackLimit
-from perdure.client.outcomes import naming
+from perdure.client.incoming import CallbackLimit, naming
 from perdure.client.pending import PendingCall
 from perdure.client.transport import Transport
 from perdure.errors import OutcomeUnknown, Unreachable
 from perdure.telemetry.events import log_event
-
-OnRenewed = Callable[[types.InitializeResult], None]
 
 #: Pages of `tools/list` that are read to find out what a tool says of itself.
 TOOL_PAGES = 100
@@ -33,20 +30,24 @@ class Client(mcp.Client):
     def __init__(
         self,
         plain: SDKTransport | None,
-        lasting: Callable[[OnRenewed], Transport] | None,
+        lasting: Callable[..., Transport] | None,
         *,
-        callback_limit: CallbackLimit,
         rerun_safe_tools: bool,
         **options: Any,
     ) -> None:
         """`plain` is a transport of the SDK, `lasting` makes ours; one of them is given."""
-        # Another session may be another server's: what was negotiated is that of the new one.
-        self._transport = None if lasting is None else lasting(lambda result: self.session.adopt(result))
-        below = plain if self._transport is None else self._transport.streams()
-        assert below is not None
-        super().__init__(below, **options)
-        self._callback_limit = callback_limit
+        limit = self._callback_limit = CallbackLimit()
         self._rerun_safe_tools = rerun_safe_tools
+        self._transport: Transport | None = None
+        if lasting is not None:
+            # Another session may be another server's: what was negotiated is that of the new one.
+            self._transport = lasting(callback_limit=limit, on_renewed=lambda result: self.session.adopt(result))
+            plain = self._transport.streams()
+            for name in ("logging_callback", "message_handler"):
+                if options[name] is not None:
+                    options[name] = limit.counted(options[name])
+        assert plain is not None
+        super().__init__(plain, **options)
 
     @property
     def session_id(self) -> str | None:

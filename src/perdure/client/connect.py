@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import httpx2
 import mcp_types as types
 from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, MessageHandlerFnT, SamplingFnT
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR
 
+from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.client.callback_limit import CallbackLimit
 from perdure.client.client import Client
-from perdure.client.incoming import OnGap
-from perdure.client.memory import Memory
-from perdure.client.task_groups import enter, raised_as_it_was
+from perdure.client.incoming import OnGap, named
+from perdure.client.memory import Memory, StateStore
 from perdure.client.transport import Transport
 from perdure.errors import Misuse
-from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import Endpoint, http_client
-from perdure.remote.limits import Limits
-from perdure.remote.state_file import StateStore, state_store
+from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
+from perdure.remote.stream import Limits
 
 #: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
 HANDSHAKE_SECONDS = 300.0
@@ -65,27 +65,29 @@ async def connect(
     once, if the server marks the tool as read-only or idempotent. `terminate_on_close` ends the session with the
     block: the default without `state`, and not with it. The rest is handed to `mcp.Client`.
     """
-    callbacks = {
-        "read_timeout_seconds": read_timeout_seconds,
-        "sampling_callback": sampling_callback,
-        "elicitation_callback": elicitation_callback,
-        "list_roots_callback": list_roots_callback,
-        "logging_callback": logging_callback,
-        "message_handler": message_handler,
-        "client_info": client_info,
+    client: Callable[..., Client] = partial(
+        Client,
+        rerun_safe_tools=rerun_safe_tools,
+        read_timeout_seconds=read_timeout_seconds,
+        sampling_callback=sampling_callback,
+        elicitation_callback=elicitation_callback,
+        list_roots_callback=list_roots_callback,
+        logging_callback=logging_callback,
+        message_handler=message_handler,
+        client_info=client_info,
         **options,
-    }
+    )
     async with AsyncExitStack() as stack:
         http = await _http_client(stack, url, http_client, headers, auth)
-        memory = stack.enter_context(closing(Memory(state_store(state), address(url))))
+        memory = stack.enter_context(closing(Memory(state, address(url))))
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
         ends = state is None if terminate_on_close is None else terminate_on_close
         limits = _limits(patience or Patience())
         lasting = partial(Transport, endpoint, limits, memory, on_gap=on_gap, ends_session=ends)
-        plain = partial(_plain, url, http, rerun_safe_tools, callbacks)
-        client = await enter(stack, _lasting(lasting, rerun_safe_tools, callbacks), plain)
-        stack.push_async_exit(raised_as_it_was(stack.pop_all()))
-        yield client
+        plain = partial(streamable_http_client, url, http_client=http)
+        found = await _enter(stack, client(None, lasting, mode="legacy"), lambda: client(plain(), None, mode="auto"))
+        stack.push_async_exit(_raised_as_it_was(stack.pop_all()))
+        yield found
 
 
 def address(url: str) -> str:
@@ -107,29 +109,6 @@ def _limits(patience: Patience) -> Limits:
     )
 
 
-def _lasting(transport: Callable[..., Transport], rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
-    limit = CallbackLimit()
-    counted = {
-        name: limit.counted(callbacks[name])
-        for name in ("logging_callback", "message_handler")
-        if callbacks[name] is not None
-    }
-    return Client(
-        None,
-        lambda on_renewed: transport(callback_limit=limit, on_renewed=on_renewed),
-        callback_limit=limit,
-        rerun_safe_tools=rerun_safe_tools,
-        mode="legacy",
-        **{**callbacks, **counted},
-    )
-
-
-def _plain(url: str, http: httpx2.AsyncClient, rerun_safe_tools: bool, callbacks: dict[str, Any]) -> Client:
-    transport = streamable_http_client(url, http_client=http)
-    limit = CallbackLimit()
-    return Client(transport, None, callback_limit=limit, rerun_safe_tools=rerun_safe_tools, mode="auto", **callbacks)
-
-
 async def _http_client(
     stack: AsyncExitStack,
     url: str,
@@ -144,3 +123,55 @@ async def _http_client(
         return own
     given = auth if auth is None or isinstance(auth, httpx2.Auth) else Bearer(auth)
     return await stack.enter_async_context(http_client(url, headers=headers, auth=given))
+
+
+async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
+    """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
+    refusal = await _try(stack, lasting)
+    if refusal is None:
+        return lasting
+    reason = refusal.data.get("reason") if isinstance(refusal.data, dict) else None
+    # Another way to begin does not help where the user must act, or where the server fails.
+    is_final = refusal.code == NO_SERVER and reason not in ("not_found", "not_mcp", "moved", "refused")
+    if is_final or refusal.code in (UNREACHABLE, INTERNAL_ERROR):
+        raise named(refusal) from None
+    without = plain()
+    if await _try(stack, without) is not None:
+        raise refusal from None
+    return without
+
+
+async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
+    """Enter a client; the error by which the server refused it, if it did."""
+    try:
+        await stack.enter_async_context(client)
+    except MCPError as error:
+        return error
+    except BaseExceptionGroup as group:
+        # The task groups of the SDK's session and of our link stand around the one error.
+        found = _innermost(group)
+        if isinstance(found, MCPError):
+            return found
+        raise
+    return None
+
+
+def _innermost(error: BaseException, *, until: BaseException | None = None) -> BaseException:
+    """The one error in groups of one; a group that is looked for counts as one."""
+    while error is not until and isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _raised_as_it_was(stack: AsyncExitStack) -> Callable[..., Awaitable[bool]]:
+    """Leave through the task groups, and let what the block raised come out as the block raised it."""
+
+    async def leave(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        try:
+            return bool(await stack.__aexit__(kind, error, trace))
+        except BaseExceptionGroup as group:
+            if error is not None and _innermost(group, until=error) is error:
+                return False  # the caller raises it again
+            raise
+
+    return leave

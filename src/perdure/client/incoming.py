@@ -1,4 +1,4 @@
-"""Hands messages of the server to the SDK's client, before the positions of their streams move.
+"""Turns what the server sends into values of the SDK, and hands it to the SDK's client before positions move.
 
 **Questions.** The position moves when a request of the server (sampling, elicitation, roots) is handed to the client's
 callback. If the process dies before it has answered, the server would not ask again: so open questions are remembered,
@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import anyio
+from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     INTERNAL_ERROR,
+    ErrorData,
+    JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
     JSONRPCRequest,
+    JSONRPCResponse,
     RequestId,
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
 
+from perdure._core.codes import OUTCOME_UNKNOWN, POSITION_LOST, UNREACHABLE
 from perdure._core.losses import GAP, Gap, read_gap
-from perdure.client.callback_limit import CallbackLimit
 from perdure.client.memory import Memory
-from perdure.errors import EventsLost
+from perdure.client.state import Ask
+from perdure.errors import EventsLost, OutcomeUnknown, Unreachable
 from perdure.remote.message import Message
-from perdure.remote.state import Ask
 from perdure.telemetry.events import log_event
 
 OnGap = Callable[[Gap], Awaitable[None] | None]
@@ -39,6 +45,44 @@ OnGap = Callable[[Gap], Awaitable[None] | None]
 MAX_ASKS = 100
 #: Of a question, to be remembered: the state is written as a whole, often. A larger one is asked, and not again.
 MAX_ASK_BYTES = 65_536
+#: Callbacks that may run at once: far more than a program waits for, and a few megabytes.
+MAX_CALLBACKS = 1_000
+
+Callback = TypeVar("Callback", bound=Callable[..., Awaitable[None]])
+
+
+class CallbackLimit:
+    """Limits the callbacks that run at once, so that slow ones slow their server down.
+
+    The SDK's client runs the callbacks for each notification in a task of their own and reads on. Where they are slower
+    than the server, the tasks would pile up without end; so no further notification is handed over while
+    `MAX_CALLBACKS` of them run. Then the stream is not read, and the server, if it is Perdure, lets the call wait that
+    feeds it (promise 6).
+    """
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._ended = anyio.Event()
+
+    async def room(self) -> None:
+        """Wait until there is room for one more."""
+        while self._running >= MAX_CALLBACKS:
+            await self._ended.wait()
+
+    def counted(self, callback: Callback) -> Callback:
+        """The callback, counted while it runs."""
+
+        @wraps(callback)
+        async def run(*args: Any, **kwargs: Any) -> None:
+            self._running += 1
+            try:
+                await callback(*args, **kwargs)
+            finally:
+                self._running -= 1
+                self._ended.set()
+                self._ended = anyio.Event()
+
+        return cast("Callback", run)
 
 
 class Incoming:
@@ -59,7 +103,7 @@ class Incoming:
         self._on_gap = on_gap
         self._refuse = refuse
 
-    async def take(self, found: Message, call: str | None, tool: str | None) -> None:
+    async def take(self, found: Message, call: str | None = None, tool: str | None = None) -> None:
         """A message of a call's stream, or of the standalone stream."""
         try:
             message = parse(found)
@@ -140,3 +184,40 @@ def parse(message: Message) -> JSONRPCMessage:
 
 def encoded(message: JSONRPCMessage) -> dict[str, Any]:
     return message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+
+
+def answer_of(message: Message, request_id: RequestId | None = None) -> JSONRPCResponse | JSONRPCError:
+    """An answer as the SDK's value, under the id that the SDK's client gave its request."""
+    try:
+        found = parse(message)
+    except ValidationError as error:
+        found = None
+        why = f"The answer is not a JSON-RPC response: {error.error_count()} errors"
+    if not isinstance(found, JSONRPCResponse | JSONRPCError):
+        found = JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=INTERNAL_ERROR, message=why))
+    return found if request_id is None else found.model_copy(update={"id": request_id})
+
+
+def named(error: MCPError, tool: str | None = None, arguments: Mapping[str, Any] | None = None) -> MCPError:
+    """`Unreachable`, and for a tool `OutcomeUnknown`, where the code says so; else the error as it is.
+
+    An answer that is no longer retained (-31002) is as unknown as one that was never given.
+    """
+    if error.code == UNREACHABLE:
+        return Unreachable(error.message, error.data)
+    if tool is not None and error.code in (OUTCOME_UNKNOWN, POSITION_LOST):
+        data = error.data if isinstance(error.data, Mapping) else {}
+        return OutcomeUnknown(tool, arguments, str(data.get("reason") or error.message), error.data)
+    return error
+
+
+@contextmanager
+def naming(tool: str | None = None, arguments: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Errors of the SDK's client come out under their names."""
+    try:
+        yield
+    except MCPError as error:
+        found = named(error, tool, arguments)
+        if found is error:
+            raise
+        raise found from error

@@ -1,62 +1,142 @@
-"""A client's memory opens its state and writes it to the store."""
+"""A client's memory opens its state and writes it to a store.
+
+A store holds the state of one client at a time. `open` is called first and refuses a second holder; `save` replaces
+what was there, whole or not at all; `close` lets go, and keeps what is there.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import sqlite3
+from pathlib import Path
+from typing import Protocol
 
-from perdure.errors import StateUnusable
-from perdure.remote.state import BadState, NewerState, State, decode
-from perdure.remote.state_file import NoState, StateStore
+from perdure._files import private
+from perdure._files.locks import HAS_FLOCK, let_go_in_child, lock_file, release
+from perdure._files.sole_holder import SoleHolder
+from perdure.client.state import BadState, NewerState, State, decode
+from perdure.errors import StateInUse, StateUnusable
 from perdure.remote.state_writer import StateWriter
 from perdure.telemetry.events import log_event
 
 
-class Memory:
-    """Opens the state, and writes it down: `changed` at once, `moved` soon."""
+class StateStore(Protocol):
+    """Keeps one client's state.
 
-    def __init__(self, store: StateStore, url: str) -> None:
-        self._store = store
-        self.state = self._open(url)
-        self.state.start += 1
-        self._writer = StateWriter(self._save, _tell)
+    1. `open` returns what was saved last, or None; it raises `StateInUse` while another client has it open.
+    2. `save` is atomic: who opens later finds this value or the one before, never a part.
+    3. `set_aside` keeps a value that could not be read out of the way, for people to look at.
+    """
+
+    def open(self) -> bytes | None: ...
+
+    def save(self, data: bytes) -> None: ...
+
+    def set_aside(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class StateFile:
+    """One file, readable by its owner alone, and beside it `PATH.lock`, held while a client uses it.
+
+    The lock is the operating system's (`flock`), so that it is free as soon as its holder is dead. It stands on a file
+    of its own because the state is replaced by renaming. What `save` has written survives the death of this process;
+    a power cut may take the last moments with it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._sole = SoleHolder(os.fspath(self._beside("lock")))
+        """In place of the lock, where the system has no `flock`."""
+
+    def _beside(self, suffix: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{suffix}")
+
+    def open(self) -> bytes | None:
         try:
+            if HAS_FLOCK:
+                self._lock = lock_file(self._beside("lock"))
+            if not (self._lock is not None if HAS_FLOCK else self._sole.take(patience=0)):
+                raise StateInUse(f"another client uses the state {self.path}")
+            let_go_in_child(self)
+            return private.read(self.path, limit=None, may_be_shared=True)
+        except (private.Untrusted, OSError, sqlite3.Error) as reason:
+            self.close()
+            raise StateUnusable(f"the state {self.path} cannot be used: {reason}") from reason
+
+    def save(self, data: bytes) -> None:
+        private.replace(self.path, data)
+
+    def set_aside(self) -> str:
+        aside = self._beside("unreadable")
+        self.path.replace(aside)
+        return str(aside)
+
+    def close(self) -> None:
+        self._sole.release()
+        if self._lock is not None:
+            release(self._lock)
+            self._lock = None
+
+    def let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+class Memory:
+    """Opens the state, and writes it down: `changed` at once, `moved` soon.
+
+    `store` is what a user gave: a path, a store of their own, or nothing; then the session ends with the process.
+    """
+
+    def __init__(self, store: str | os.PathLike[str] | StateStore | None, url: str) -> None:
+        self.state = State(url=url)
+        self._store = StateFile(store) if isinstance(store, str | os.PathLike) else store
+        self._writer = StateWriter(self._save, _tell)
+        self.changed = self._writer.changed
+        self.moved = self._writer.moved
+        if self._store is None:
+            self.state.start = 1
+            self._writer.close()
+            return
+        data = self._store.open()
+        try:
+            if data is not None:
+                self._recall(self._store, data)
+            self.state.start += 1
             # The first write is the one that may fail: a start that is not written down could be used twice.
             self._save()
         except Exception as error:
-            store.close()
+            self._store.close()
+            if isinstance(error, StateUnusable):
+                raise
             raise StateUnusable(f"the client's state cannot be written: {error}") from error
-        if isinstance(store, NoState):
-            self._writer.close()
-        self.changed = self._writer.changed
-        self.moved = self._writer.moved
 
-    def _open(self, url: str) -> State:
-        data = self._store.open()
-        if data is None:
-            return State(url=url)
+    def _recall(self, store: StateStore, data: bytes) -> None:
         try:
             state = decode(data)
         except NewerState as error:
-            self._store.close()
             raise StateUnusable(str(error)) from error
         except BadState as error:
             try:
-                aside = self._store.set_aside()
+                aside = store.set_aside()
             except Exception as failure:
-                self._store.close()
-                raise StateUnusable(
-                    f"the client's state cannot be read, nor put out of the way: {failure}"
-                ) from failure
+                sentence = f"the client's state cannot be read, nor put out of the way: {failure}"
+                raise StateUnusable(sentence) from failure
             sentence = f"the client's state could not be read, a new session begins: {error}"
             log_event(logging.WARNING, "client.state_unreadable", sentence, kept_as=aside)
-            return State(url=url)
-        if state.url != url:
-            self._store.close()
-            raise StateUnusable(f"the state belongs to {state.url}, not to {url}")
-        return state
+            return
+        if state.url != self.state.url:
+            raise StateUnusable(f"the state belongs to {state.url}, not to {self.state.url}")
+        self.state = state
 
     def _save(self) -> None:
-        self._store.save(self.state.encode())
+        if self._store is not None:
+            self._store.save(self.state.encode())
 
     def end(self, call: str) -> None:
         """A call is over: forget it, if it was remembered."""
@@ -72,7 +152,8 @@ class Memory:
     def close(self) -> None:
         self.changed()
         self._writer.close()  # a result may be taken later, but the state may be another client's by then
-        self._store.close()
+        if self._store is not None:
+            self._store.close()
 
 
 def _tell(error: Exception | None) -> None:

@@ -13,14 +13,15 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCNotification, JSONRPCResponse, methods
 from pydantic import ValidationError
 
-from perdure.client.outcomes import answer_of, named
+from perdure.client.incoming import Incoming, answer_of, named, parse
+from perdure.client.memory import Memory
+from perdure.client.state import Running
+from perdure.remote.call import Call
+from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
-from perdure.remote.state import Running
 
 #: Notifications that wait for the program to look; beyond that the call's stream is not read further (promise 6).
 ROOM = 1_000
-
-Mark = Callable[[], None]
 
 
 class PendingCall:
@@ -32,21 +33,27 @@ class PendingCall:
     def __init__(
         self,
         running: Running,
-        *,
         version: str,
-        handed_out: Callable[[], None],
-        cancel: Callable[[], Awaitable[None]],
+        link: Link,
+        memory: Memory,
+        incoming: Incoming,
+        send: Callable[[dict[str, Any]], Awaitable[None]],
     ) -> None:
         self.tool = running.tool
         self.arguments = running.arguments
         self.id = running.id
+        self.is_taken = False
+        """The program has its result."""
+        self._running = running
         self._version = version
-        self._handed_out = handed_out
-        self._cancel = cancel
-        self._abandoned = False
+        self._link = link
+        self._memory = memory
+        self._incoming = incoming
+        self._send = send
+        self._is_abandoned = False
         self._answer: JSONRPCResponse | JSONRPCError | None = None
         self._answered = anyio.Event()
-        self._put, self._notes = anyio.create_memory_object_stream[types.ServerNotification | Mark](ROOM)
+        self._put, self._notes = anyio.create_memory_object_stream[types.ServerNotification | Callable[[], None]](ROOM)
 
     def __repr__(self) -> str:
         return f"PendingCall(tool={self.tool!r}, arguments={self.arguments!r})"
@@ -69,8 +76,10 @@ class PendingCall:
                 await self._answered.wait()
         assert self._answer is not None
         self._notes.close()
-        if not self._abandoned:
-            self._handed_out()
+        if not self._is_abandoned:
+            # Only now may the call be forgotten: until its result is taken, another process could ask for it.
+            self.is_taken = True
+            self._memory.end(self.id)
         if isinstance(self._answer, JSONRPCError):
             raise named(MCPError.from_jsonrpc_error(self._answer), self.tool, self.arguments)
         return types.CallToolResult.model_validate(self._answer.result, by_name=False)
@@ -84,31 +93,60 @@ class PendingCall:
 
     async def cancel(self) -> None:
         """Tell the server that the result is no longer wanted."""
-        await self._cancel()
+        if self.id in self._memory.state.calls:
+            params = {"requestId": self.id, "reason": "caller cancelled"}
+            await self._send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
 
-    # Used by the link
+    # Used by the transport
 
-    async def put(self, message: JSONRPCNotification) -> None:
-        try:
-            parsed = methods.parse_server_notification(message.method, self._version, message.params)
-        except (KeyError, ValidationError):
-            return
-        await self._put.send(parsed)  # type: ignore[arg-type]
+    async def go_on(self) -> None:
+        if self._running.position is None:
+            self.lose("the client's process ended before the server had answered")
+        else:
+            self._end(await self._call().answer())
 
-    def put_off(self, mark: Callable[[str | None, int | None], None], position: str | None, retry: int | None) -> None:
-        """Mark a position when the notifications before it were looked at: what waits here dies with the process."""
-        with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            # Where there is no room, the previous one stays: then the next process sees a little more again.
-            self._put.send_nowait(partial(mark, position, retry))
-
-    def end(self, answer: Message) -> None:
-        self._answer = answer_of(answer)
-        self._put.close()
-        self._answered.set()
+    def lose(self, reason: str) -> None:
+        self._end(self._call().unknown(reason))
 
     def close(self) -> None:
         """The client leaves: a task that still waits gets an error, and another process may ask again."""
         if not self.is_answered:
-            self._abandoned = True
-            self.end(error(encode(self.id), CONNECTION_CLOSED, "Connection closed"))
+            self._is_abandoned = True
+            self._end(error(encode(self.id), CONNECTION_CLOSED, "Connection closed"))
         self._notes.close()
+
+    def _end(self, answer: Message) -> None:
+        self._answer = answer_of(answer)
+        self._put.close()
+        self._answered.set()
+
+    def _call(self) -> Call:
+        return Call(
+            self._link,
+            None,
+            request_id=self.id,
+            method="tools/call",
+            name=self.tool,
+            take=self._take,
+            move=self._move,
+            position=self._running.position,
+            retry=self._running.retry,
+        )
+
+    async def _take(self, message: Message) -> None:
+        with contextlib.suppress(KeyError, ValidationError):
+            parsed = parse(message)
+            if isinstance(parsed, JSONRPCNotification):
+                note = methods.parse_server_notification(parsed.method, self._version, parsed.params)
+                await self._put.send(note)  # type: ignore[arg-type]
+        await self._incoming.take(message, self.id, self.tool or None)
+
+    def _move(self, position: str | None, retry: int | None) -> None:
+        """Mark a position when the notifications before it were looked at: what waits here dies with the process."""
+        with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # Where there is no room, the previous one stays: then the next process sees a little more again.
+            self._put.send_nowait(partial(self._mark, position, retry))
+
+    def _mark(self, position: str | None, retry: int | None) -> None:
+        self._running.moved(position, retry)
+        self._memory.moved()

@@ -26,7 +26,14 @@ import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params, progress_token_from_params
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
+from mcp_types import (
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    RequestId,
+    jsonrpc_message_adapter,
+)
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -34,21 +41,15 @@ from perdure._core.codes import NO_SERVER, UNREACHABLE
 from perdure._core.delivery import Purpose
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
-from perdure.client.callback_limit import CallbackLimit
-from perdure.client.earlier_calls import EarlierCalls
-from perdure.client.incoming import Incoming, OnGap, encoded
+from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory
-from perdure.client.outcomes import answer_of
 from perdure.client.pending import PendingCall
-from perdure.remote.call import Call
-from perdure.remote.endpoint import Endpoint
-from perdure.remote.failures import Refusal, Refused, Unavailable
-from perdure.remote.limits import Limits
-from perdure.remote.link import Link
-from perdure.remote.message import Message, encode, error
-from perdure.remote.notice import Notice
-from perdure.remote.sender import Sender
-from perdure.remote.state import Handshake, Running
+from perdure.client.state import Running
+from perdure.remote.call import Call, Sender
+from perdure.remote.endpoint import Endpoint, Handshake, Refusal, Refused, Unavailable
+from perdure.remote.link import Link, Notice
+from perdure.remote.message import encode, error
+from perdure.remote.stream import Limits
 from perdure.telemetry.events import log_event
 
 #: Seconds for leaving: a server that does not answer does not keep the program from ending.
@@ -84,7 +85,10 @@ class Transport:
         self._link = Link(endpoint, limits, self, _report, prefix=prefix, listening_seconds=LISTENING_SECONDS)
         self._sender = Sender(self._link)
         self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
-        self._earlier = EarlierCalls(self._link, memory, self._incoming, self._send)
+        self.take = self._incoming.take
+        self.complain = self._incoming.complain
+        self._earlier: list[PendingCall] = []
+        """The calls of earlier processes."""
         self._calls: dict[RequestId, Call] = {}
         """The calls of this process, by the ids that the SDK's client knows."""
         self._is_ready = anyio.Event()
@@ -96,7 +100,7 @@ class Transport:
 
     @property
     def pending(self) -> list[PendingCall]:
-        return self._earlier.calls
+        return [call for call in self._earlier if not call.is_taken]
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Inbound, Outbound]]:
@@ -112,19 +116,17 @@ class Transport:
                     await self._sender.idle()
                     # A task that still runs would find the session gone, and begin another.
                     scope.cancel()
-                    self._earlier.close()
+                    for call in self.pending:
+                        call.close()
                     if self._ends_session and self.handshake is not None:
-                        await self._end_session(self.handshake)
+                        try:
+                            if self.handshake.session:
+                                await self._link.endpoint.delete(self.handshake)
+                        except Exception as failure:  # whatever it is, the client leaves
+                            sentence = f"the server could not be told that the session has ended: {failure}"
+                            log_event(logging.INFO, "client.not_deleted", sentence)
+                        self._memory.state.forget_session()
                 scope.cancel()
-
-    async def _end_session(self, handshake: Handshake) -> None:
-        try:
-            if handshake.session:
-                await self._link.endpoint.delete(handshake)
-        except Exception as failure:  # whatever it is, the client leaves
-            sentence = f"the server could not be told that the session has ended: {failure}"
-            log_event(logging.INFO, "client.not_deleted", sentence)
-        self._memory.state.forget_session()
 
     # From the SDK's client to the server
 
@@ -139,23 +141,22 @@ class Transport:
                     self._link.start(self._initialized, item.message)
                 case JSONRPCNotification(method="notifications/cancelled"):
                     self._cancel(item.message)
-                case JSONRPCNotification():
-                    self._link.start(self._send, encoded(item.message))
-                case JSONRPCResponse() | JSONRPCError():
+                case JSONRPCNotification() | JSONRPCResponse() | JSONRPCError():
                     self._link.start(self._send, encoded(item.message))
 
     async def _initialize(self, message: JSONRPCRequest) -> None:
         """The SDK's client begins: with the recorded session, if it can go on, or with a new one."""
         state, params = self._memory.state, dict(message.params or {})
-        recorded = state.handshake
-        trouble = None if recorded is None else _why_not(recorded, params)
-        if recorded is not None:
-            self._earlier.recall(recorded)
-            if trouble is None:
+        if (recorded := state.handshake) is not None:
+            # They are listed before the program can look.
+            about = (recorded.version, self._link, self._memory, self._incoming, self._send)
+            self._earlier = [PendingCall(running, *about) for running in state.calls.values()]
+            if (trouble := _why_not(recorded, params)) is None:
                 self._link.use(recorded)
                 await self._incoming.deliver(JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result))
                 return
-            self._earlier.lose(f"its session could not go on: {trouble}")
+            for call in self._earlier:
+                call.lose(f"its session could not go on: {trouble}")
         state.forget_session()
         try:
             found, session = await self._link.handshakes.begin(json.dumps(encoded(message)), self._link.new_id())
@@ -171,7 +172,7 @@ class Transport:
         await self._incoming.deliver(answer)
 
     async def _initialized(self, message: JSONRPCNotification) -> None:
-        """The second half of the handshake."""
+        """The second half of the handshake. In a session that goes on, so do the calls and questions of its past."""
         state, handshake = self._memory.state, self.handshake
         is_new = handshake is not None and not handshake.initialized
         if handshake is not None and is_new:
@@ -180,8 +181,17 @@ class Transport:
             self._memory.changed()
         await self._link.listen(position=state.position, retry=state.retry, is_new=is_new)
         self._is_ready.set()
-        if not is_new:
-            await self._earlier.revive()
+        if is_new:
+            return
+        for call in self.pending:
+            self._link.start(call.go_on)
+        for key, ask in list(state.asks.items()):
+            try:
+                question = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
+            except ValidationError:  # it was too large to be remembered, or the state was changed by hand
+                del state.asks[key]
+                continue
+            await self._incoming.deliver(question)
 
     def _request(self, message: JSONRPCRequest) -> None:
         wire_id = self._link.new_id()
@@ -195,15 +205,11 @@ class Transport:
         is_tool = message.method == "tools/call"
 
         def move(position: str | None, retry: int | None) -> None:
-            is_first = running.position is None
+            # Without a position the next process could not go on at all.
+            note = self._memory.changed if running.position is None else self._memory.moved
             running.moved(position, retry)
-            if is_tool and is_first:
-                self._memory.changed()  # without a position the next process could not go on at all
-            elif is_tool:
-                self._memory.moved()
-
-        async def take(found: Message) -> None:
-            await self._incoming.take(found, wire_id, running.tool or None)
+            if is_tool:
+                note()
 
         call = Call(
             self._link,
@@ -211,16 +217,16 @@ class Transport:
             request_id=wire_id,
             method=message.method,
             name=running.tool,
-            take=take,
+            take=lambda found: self._incoming.take(found, wire_id, running.tool or None),
             move=move,
         )
         self._calls[message.id] = call
         if is_tool:
             self._memory.state.calls[wire_id] = running
             self._memory.changed()
-        self._link.start(self._follow, message, call, wire_id)
+        self._link.start(self._follow, message, call)
 
-    async def _follow(self, message: JSONRPCRequest, call: Call, key: str) -> None:
+    async def _follow(self, message: JSONRPCRequest, call: Call) -> None:
         with call.scope:
             await self._is_ready.wait()
             answer = answer_of(await call.answer(), message.id)
@@ -229,22 +235,21 @@ class Transport:
                 self._memory.changed()
             # Delivered, then forgotten: what the SDK's client was not there to take is for the next process.
             if await self._incoming.deliver(answer):
-                self._forget(message.id, key)
+                self._forget(message.id)
             await self._link.listen_again()
 
-    def _forget(self, local_id: RequestId, key: str) -> None:
-        self._calls.pop(local_id, None)
-        self._incoming.tokens.pop(key, None)
-        self._memory.end(key)
+    def _forget(self, local_id: RequestId) -> Call | None:
+        if (call := self._calls.pop(local_id, None)) is not None:
+            self._incoming.tokens.pop(call.first_id, None)
+            self._memory.end(call.first_id)
+        return call
 
     def _cancel(self, message: JSONRPCNotification) -> None:
         """The answer is no longer wanted: say so under the name that the server knows."""
         local_id = cancelled_request_id_from_params(message.params)
-        call = None if local_id is None else self._calls.get(local_id)
-        if local_id is None or call is None:
+        if local_id is None or (call := self._forget(local_id)) is None:
             return
         call.scope.cancel()
-        self._forget(local_id, call.first_id)
         body = encoded(message)
         body["params"] = {**body["params"], "requestId": call.id}
         self._link.start(self._send, body)
@@ -258,12 +263,6 @@ class Transport:
             self._memory.answered(body["id"])
 
     # The program of the link
-
-    async def take(self, message: Message) -> None:
-        await self._incoming.take(message, None, None)
-
-    async def complain(self, error: Exception) -> None:
-        await self._incoming.complain(error)
 
     def move(self, position: str | None, retry: int | None) -> None:
         self._memory.state.moved(position, retry)

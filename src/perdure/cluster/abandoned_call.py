@@ -84,7 +84,7 @@ async def said_before(
 
 async def _payloads(context: ServerContext, stream: StreamId) -> AsyncIterator[bytes]:
     after = 0
-    while events := await context.journal.read(stream, after=after, limit=1_000):
+    while events := await context.store.read(stream, after=after, limit=1_000):
         for event in events:
             yield event.payload
         after = events[-1].seq

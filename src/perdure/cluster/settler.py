@@ -17,8 +17,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from perdure._core import mail, settling
+from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure._core.jsonrpc import coerce_id
+from perdure._core.jsonrpc import coerce_id, error_payload
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
 from perdure._core.states import CALL, CallState, CallStep, SessionState, SessionStep, advance
 from perdure.cluster.abandoned_call import (
@@ -35,7 +36,7 @@ from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.sessions.context import ServerContext
-from perdure.sessions.ledger import REQUEST_CANCELLED, error_payload, unknown_outcome
+from perdure.sessions.ledger import unknown_outcome
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints

@@ -37,7 +37,7 @@ from perdure.http.resume_tokens import ALLOW_POST, RESUME, ResumeTokenEndpoint, 
 from perdure.http.sessionless import SessionlessHandler
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.broker import Broker
-from perdure.sessions.info import SessionInfo
+from perdure.sessions.registry import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import Store

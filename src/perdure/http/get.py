@@ -14,12 +14,10 @@ from perdure.http.access import Headers, SessionAccess
 from perdure.http.body import accepts
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.refusals import Refusal, Refused, refusal_of
-from perdure.log.frames import warning_frames
+from perdure.log.hub import warning_frames
 from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
-from perdure.sessions.reattach import tell_attached
-from perdure.sessions.replay import catch_up, find_stream, look_how_far
-from perdure.sessions.session import Session
+from perdure.sessions.session import Session, catch_up, find_stream, look_how_far
 
 
 class _Start(NamedTuple):
@@ -94,7 +92,7 @@ class GetHandler:
             self._context.counters.standalone_readers += 1
             if not named:
                 session.orphans.begun()
-                tell_attached(session)
+                session.orphans.tell_begun()
             session.orphans.give_time()
         return self._desk.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
 

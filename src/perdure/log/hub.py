@@ -1,22 +1,32 @@
-"""Keeps all readers of this process: attaches them to their streams, ends them, and looks after the silent ones."""
+"""Keeps all readers of this process: attaches them to their streams, ends them, looks after the silent ones, and writes
+down how far they have got."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from perdure._core.ids import Kind, RandomBytes
+from perdure._core import sse
+from perdure._core.ids import Kind, Position, RandomBytes, StreamId
+from perdure._core.losses import gap_notification
+from perdure._core.states import ContentState, LogState
 from perdure.log.chores import Chores
-from perdure.log.frames import gap_frames
-from perdure.log.read_marks import ReadMarks
+from perdure.log.journal import Journal, Steps
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.settings import Settings
+from perdure.store.base import Reached, Step
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import PeerLog
+
+MOMENT = 0.1
+"""Seconds until it is written what was delivered. Less costs a busy standalone stream a write for each of its events;
+more is delivered again after a crash."""
 
 
 class Registry(Protocol):
@@ -30,55 +40,108 @@ class Registry(Protocol):
 
     def on_grown(self, stream: Stream) -> None:
         """A stream that this node writes has grown, and its reader sits at another node."""
-        ...
 
     async def look_who_reads(self, stream: Stream) -> None:
         """Learn from the store which reader is on a stream, at whatever node."""
-        ...
 
     def on_claimed(self, stream: Stream) -> None:
         """This node has claimed a stream that another one wrote."""
-        ...
 
 
+class ReadMarks:
+    """How far the readers of this process have got, as far as the store does not know it yet, so that the next reader
+    goes on from there in whatever process it comes to.
+
+    Never written for each event: how far the readers of standalone streams have got is written a moment later, for all
+    of them together, and at once when a reader leaves. So a process that is killed forgets what it delivered in its
+    last moment, and a client that comes back without a position is sent that again. Of a call's stream it is written
+    only that its reader was lost before the end, because a client that lost the position as well has to learn of it.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._unwritten: dict[StreamId, Stream] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.one_at_a_time = asyncio.Lock()
+        """Taken to look for unread calls: thousands of clients may come at once, and their requests go first."""
+
+    def moved(self, stream: Stream) -> None:
+        """A reader has got further; which is of interest on a standalone stream only."""
+        if stream.kind is Kind.STANDALONE:
+            self._later(stream)
+
+    def left(self, stream: Stream) -> None:
+        """The reader of a stream has left it, or came to its end."""
+        if stream.kind is Kind.CALL:
+            readers = stream.readers
+            unread = stream.content is not ContentState.SEALED or readers.delivered < stream.tail.last
+            if unread is readers.marked_unread is False:
+                return  # by far the most: nothing was ever written of it, and nothing need be
+            readers.marked_unread = unread
+        elif stream.id not in self._unwritten:
+            return
+        self._later(stream)
+        self._write(stream)
+
+    def lost(self, stream: Stream) -> None:
+        """The reader of a call's stream went with its process."""
+        stream.readers.marked_unread = True
+        self._later(stream)
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._write(*self._unwritten.values())
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _later(self, stream: Stream) -> None:
+        self._unwritten[stream.id] = stream
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MOMENT, self._in_time)
+
+    def _in_time(self) -> None:
+        self._timer = None
+        self._write(*self._unwritten.values())
+        if self._unwritten:  # the store fails
+            self._later(next(iter(self._unwritten.values())))
+
+    def _write(self, *streams: Stream) -> None:
+        if self._journal.state is LogState.DEGRADED:
+            return  # it would only have more to catch up with; once it is back, one step for each stream says it all
+        steps: list[Step] = []
+        for stream in streams:
+            del self._unwritten[stream.id]
+            readers = stream.readers
+            through, unread = readers.delivered, readers.marked_unread
+            steps.append(Reached(stream=stream.id, generation=stream.generation, through=through, unread=unread))
+        if steps:
+            self._journal.put(Steps(steps))
+
+
+@dataclass(slots=True, eq=False)
 class Hub:
     """All readers of this process."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        counters: Counters,
-        peers: PeerLog,
-        marks: ReadMarks,
-        registry: Registry,
-        *,
-        arrivals: Iterator[int],
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-        random: RandomBytes,
-    ) -> None:
-        self.counters = counters
-        self.peers = peers
-        self.marks = marks
-        self.clock = clock
-        self.monotonic = monotonic
-        self.random = random
-        self._stream_timeout = settings.stream_timeout
-        self._keepalive = settings.keepalive_interval
-        self._most = settings.max_readers
-        self.readers: set[Reader] = set()
-        self._sessionless = 0
-        self.registry = registry
-        self._arrivals = arrivals
-        self._chores = Chores()
+    _settings: Settings
+    counters: Counters
+    peers: PeerLog
+    marks: ReadMarks
+    registry: Registry
+    arrivals: Iterator[int]
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+    random: RandomBytes
+    readers: set[Reader] = field(default_factory=set)
+    _sessionless: int = 0
+    _chores: Chores = field(default_factory=Chores)
 
     def arrive(self) -> int:
         """A number for a request that will become a reader: a later one has a higher number."""
-        return next(self._arrivals)
+        return next(self.arrivals)
 
     @property
     def full(self) -> bool:
-        return len(self.readers) + self._sessionless >= self._most
+        return len(self.readers) + self._sessionless >= self._settings.max_readers
 
     @contextmanager
     def counting_sessionless(self) -> Iterator[None]:
@@ -90,10 +153,7 @@ class Hub:
             self._sessionless -= 1
 
     def attach(self, reader: Reader) -> None:
-        """Put a reader on its stream; the reader that was there is ended (take-over).
-
-        The newest wins, whichever of them the store answered first.
-        """
+        """Put a reader on its stream. The newest wins, whichever the store answered first; the other one is ended."""
         stream = reader.stream
         before = stream.reader
         self.readers.add(reader)
@@ -129,21 +189,23 @@ class Hub:
         sentence = f"events {first} to {last} of a stream are gone: {reason}"
         self.peers.log_event(logging.WARNING, "stream.gap", sentence, stream=stream.id)
         position = stream.position(last if behind is None else behind)
-        return gap_frames(position, first, last, reason=reason, random=self.random, log=by_log)
+        message = gap_notification(stream.id, first, last, reason=reason)
+        sentence = f"gap: events {first} to {last} are no longer retained ({reason})"
+        return warning_frames(position, sentence, message, random=self.random, log=by_log)
 
     async def watch(self) -> None:
         """Write a comment to connections that are silent, end those that are stuck; runs for ever."""
         while True:
-            await asyncio.sleep(min(self._keepalive, self._stream_timeout) / 4)
+            await asyncio.sleep(min(self._settings.keepalive_interval, self._settings.stream_timeout) / 4)
             self._look_at_all()
 
     def _look_at_all(self) -> None:
         # On its own, or `watch` would hold on to the last one while it sleeps.
-        now = self.monotonic()
+        now, settings = self.monotonic(), self._settings
         for reader in list(self.readers):
             with self._chores.surviving("a reader could not be looked after"):
-                reader.end_if_stuck(now - self._stream_timeout)
-                if reader.last_write <= now - self._keepalive * 3 / 4:
+                reader.end_if_stuck(now - settings.stream_timeout)
+                if reader.last_write <= now - settings.keepalive_interval * 3 / 4:
                     reader.keep_alive()
 
     def end_idle(self) -> None:
@@ -158,3 +220,15 @@ class Hub:
         for reader in list(self.readers):
             if not reader.stream.is_sealed:
                 reader.end()
+
+
+def warning_frames(behind: Position, sentence: str, *messages: bytes, random: RandomBytes, log: bool) -> bytes:
+    """A warning on the wire: a comment for people, messages for programs, a log message where that is declared.
+    `behind` is the position after which the stream goes on."""
+    if log:
+        params = {"level": "warning", "logger": "perdure", "data": sentence}
+        message = {"jsonrpc": "2.0", "method": "notifications/message", "params": params}
+        messages += (json.dumps(message).encode(),)
+    frames = [sse.encode_comment(sentence)]
+    frames += [sse.encode_event(behind.priming(random).encode(), message) for message in messages]
+    return b"".join(frames)

@@ -16,22 +16,53 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Protocol
 
-from perdure._core.ids import StreamId
 from perdure._core.states import LOG, LogState, LogStep, advance
 from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
-from perdure.log.backlog import Backlog, Group, Part, Source, flat, front, size_of, without_limits
 from perdure.settings import Settings
-from perdure.store.base import Event, Refusals, Step, Store
+from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
+from perdure.store.codec import weigh
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
 
 _logger = logging.getLogger("perdure")
 
+GROUP_BYTES = 1 << 20
+GROUP_STEPS = 2_048
+"""How much is written in one commit, nearly: bytes, and steps and events together. More gains little, keeps the first
+of them waiting for the last, and makes one operation of the store long. The source that reaches a bound is the last."""
+
+MOST_HELD_BYTES = 256 << 20
+"""Bytes held while the store fails, besides the number of events: they may be large, and so may requests."""
+
 _RETRY_FIRST = 0.02
 _RETRY_MOST = 0.5
 """Seconds between attempts while the store fails: soon at first, then without being a burden to a store in trouble."""
+
+
+class Source(Protocol):
+    """Has steps to write, and learns what became of them."""
+
+    def take(self) -> Sequence[Step]:
+        """All there is at the moment, in order. It is written in one commit, so it should be little: the writers of a
+        stream wait in `wait_for_room`."""
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        """These are written, or held: they may be shown."""
+
+    def written(self, steps: Sequence[Step]) -> None:
+        """These are in the store."""
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        """These were refused for good."""
+
+
+Part = tuple[Source, Sequence[Step]]
+Group = list[Part]
 
 
 class Journal:
@@ -48,7 +79,7 @@ class Journal:
     ) -> None:
         self.state = LogState.HEALTHY
         self.backlog = Backlog(settings.max_held_events, on_holding)
-        self._store = store
+        self.store = store
         self.clock = store.clock
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
@@ -75,13 +106,6 @@ class Journal:
         """New work is refused at the moment: the store fails, and the setting says so or too much is held."""
         return self.state is LogState.DEGRADED and (not self._holds or not self.backlog.has_room)
 
-    @property
-    def has_room(self) -> bool:
-        return self.backlog.has_room
-
-    async def wait_for_room(self) -> None:
-        await self.backlog.wait_for_room()
-
     def put(self, source: Source) -> None:
         """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
         if not self._queue:
@@ -97,27 +121,12 @@ class Journal:
                 if refusal is not None:
                     raise refusal
             return
-        waiter = _Waiter(steps)
-        self.put(waiter)
-        await waiter.future
-
-    async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[Event]:
-        """Read from the store, within its time."""
-        return await self._store.read(stream, after=after, limit=limit)
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.put(Steps(steps, outcome))
+        await outcome
 
     async def aclose(self) -> None:
-        """Write what is queued; what the store does not take within its time is lost with the process."""
-        try:
-            await self._wait_idle()
-        except TimeoutError:
-            lost = self.backlog.steps
-            log_event(logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost)
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
-
-    async def _wait_idle(self) -> None:
-        """Wait as long as the store takes what there is. Raises `TimeoutError` when it took nothing for its time."""
+        """Write what is queued; what is left when the store took nothing for its time is lost with the process."""
         while not self._idle.is_set():
             groups = self._groups
             try:
@@ -125,7 +134,14 @@ class Journal:
                     await self._idle.wait()
             except TimeoutError:
                 if self.state is LogState.DEGRADED and self._groups == groups:
-                    raise
+                    lost = sum(len(steps) for _, steps in self.backlog.parts)
+                    log_event(
+                        logging.ERROR, "journal.lost", f"the store is still failing: {lost} steps are lost", steps=lost
+                    )
+                    break
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
 
     # Writing
 
@@ -147,7 +163,7 @@ class Journal:
         if refusals is None:
             self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
         else:
-            self._timed()
+            self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
             self._done(group, refusals)
             self._settle_idle()
 
@@ -166,7 +182,7 @@ class Journal:
         if self.state is LogState.DEGRADED or not self._claims_hold():
             return None
         try:
-            return self._store.commit_now(steps)
+            return self.store.commit_now(steps)
         except Exception:
             return None  # the way through the writer meets the same failure, and deals with it
 
@@ -186,10 +202,11 @@ class Journal:
     async def _write_group(self, group: Group) -> None:
         try:
             await self._commit(group)
-            self._timed()
+            # Groups that are held while the store fails would tell of the outage only.
+            self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
         except StoreUnavailable as failure:
             self._failed(failure)
-            self._too_much = size_of(flat(group))
+            self._too_much = weigh(flat(group))[1]
             self._hold(group)
             self._hold(list(self._taken()))  # what came while the store was tried: it is not put into the queue again
 
@@ -197,11 +214,10 @@ class Journal:
         """Write a group, and call its sources back: each is then taken out of it. Raises `StoreUnavailable` with the
         others left in it."""
         if not self._claims_hold():
-            lapsed = StaleFence("this node's lease has lapsed")
-            self._done(group, [lapsed] * len(flat(group)))
+            self._done(group, [StaleFence("this node's lease has lapsed")] * len(flat(group)))
             return
         try:
-            refusals = await self._store.commit(flat(group))
+            refusals = await self.store.commit(flat(group))
         except StoreUnavailable:
             raise
         except StoreError as failure:
@@ -216,19 +232,14 @@ class Journal:
             self._done(group, refusals)
 
     def _done(self, group: Group, refusals: Refusals) -> None:
-        place = 0
+        outcomes = iter(refusals)
         for source, steps in group:
-            reasons = [reason for reason in refusals[place : place + len(steps)] if reason is not None]
-            place += len(steps)
+            reasons = [reason for reason in islice(outcomes, len(steps)) if reason is not None]
             _call_back(source, steps, reasons[0] if reasons else None)
         group.clear()
 
-    def _timed(self) -> None:
-        """A group is written. Those that are held while the store fails would tell of the outage only."""
-        self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
-
     def _settle_idle(self) -> None:
-        if not self._queue and not self.backlog and self._writer is None:
+        if not self._queue and not self.backlog.parts and self._writer is None:
             self._idle.set()
         else:
             self._schedule()
@@ -247,11 +258,11 @@ class Journal:
         if holds:
             backlog.set_shown(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
-            if isinstance(source, _Waiter) and not holds:
+            if holds:
+                steps = [_without_limit(step) for step in steps]
+            elif isinstance(source, Steps) and source.outcome is not None:
                 source.refused(steps, StoreUnavailable("the store fails"))
                 continue
-            if holds:
-                steps = without_limits(steps)
             events = backlog.add(source, steps)
             if holds:
                 self.counters.events_held += events
@@ -265,9 +276,14 @@ class Journal:
                 if self._claims_hold():  # else nothing of it is written
                     # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as
                     # much as failed: a full disk has room for a little.
-                    await self._store.probe(1 if backlog else self._too_much)
-                while backlog:
-                    await self._write_front(backlog)
+                    await self.store.probe(1 if backlog.parts else self._too_much)
+                while group := front(backlog.parts):
+                    taken = len(group)
+                    try:
+                        await self._commit(group)
+                    finally:
+                        backlog.remove(taken - len(group))
+                    self._groups += 1
             except StoreUnavailable as failure:
                 self._failed(failure)
                 await asyncio.sleep(delay)
@@ -277,59 +293,33 @@ class Journal:
                 backlog.set_shown(False)
                 log_event(logging.WARNING, "store.recovered", "the store is back; everything held is written")
 
-    async def _write_front(self, backlog: Backlog) -> None:
-        group = backlog.front()
-        taken = len(group)
-        try:
-            await self._commit(group)
-        finally:
-            backlog.remove(taken - len(group))
-        self._groups += 1
-
 
 class Steps:
-    """A source for steps whose outcome no caller waits for."""
+    """A source for steps. A caller may wait for their outcome."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_steps", "outcome")
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[Step], outcome: asyncio.Future[None] | None = None) -> None:
         self._steps = steps
+        self.outcome = outcome
 
     def take(self) -> Sequence[Step]:
         return self._steps
 
     def accepted(self, steps: Sequence[Step]) -> None:
-        pass
+        if self.outcome is not None and not self.outcome.done():
+            self.outcome.set_result(None)
 
     def written(self, steps: Sequence[Step]) -> None:
         pass
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        # Mail to a node that is gone concerns no node, and a writer that lost its claim says so itself.
-        level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR
-        log_event(level, "journal.refused", f"the store refused steps: {reason}")
-
-
-class _Waiter:
-    """A source for steps whose outcome a caller waits for."""
-
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._steps = steps
-
-    def take(self) -> Sequence[Step]:
-        return self._steps
-
-    def accepted(self, steps: Sequence[Step]) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-    def written(self, steps: Sequence[Step]) -> None:
-        pass
-
-    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        if not self.future.done():
-            self.future.set_exception(reason)
+        if self.outcome is None:
+            # Mail to a node that is gone concerns no node, and a writer that lost its claim says so itself.
+            level = logging.DEBUG if isinstance(reason, NodeGone | StaleFence | MailFull) else logging.ERROR
+            log_event(level, "journal.refused", f"the store refused steps: {reason}")
+        elif not self.outcome.done():
+            self.outcome.set_exception(reason)
 
 
 def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | None) -> None:
@@ -342,3 +332,79 @@ def _call_back(source: Source, steps: Sequence[Step], refusal: PerdureError | No
             source.written(steps)
     except Exception:
         _logger.exception("a source of the journal failed", extra={"action": "journal.source"})
+
+
+class Backlog:
+    """Parts that wait for the store, the oldest first."""
+
+    __slots__ = ("_bytes", "_events", "_most_events", "_on_holding", "_room", "_shows", "has_room", "parts")
+
+    def __init__(self, most_events: int, on_holding: Callable[[bool], None]) -> None:
+        """`on_holding` is called before the first event is shown that is not written, and when everything held is."""
+        self.has_room = True
+        """No more is held than memory should carry."""
+        self.parts: deque[Part] = deque()
+        self._most_events = most_events
+        self._on_holding = on_holding
+        self._shows = False
+        self._events = self._bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def set_shown(self, shown: bool) -> None:
+        """What is held is shown from now on; or nothing is held any more."""
+        if shown != self._shows:
+            self._shows = shown
+            self._on_holding(shown)
+
+    def add(self, source: Source, steps: Sequence[Step]) -> int:
+        """Hold steps; gives the number of events in them."""
+        self.parts.append((source, steps))
+        return self._count(steps, 1)
+
+    def remove(self, parts: int) -> None:
+        """So many are written, or refused."""
+        for _ in range(parts):
+            self._count(self.parts.popleft()[1], -1)
+
+    def _count(self, steps: Sequence[Step], sign: int) -> int:
+        events = sum(
+            len(step.events) if isinstance(step, Append) else len(step.payloads)
+            for step in steps
+            if isinstance(step, Append | Forward)
+        )
+        self._events += sign * events
+        self._bytes += sign * weigh(steps)[1]
+        self.has_room = self._events < self._most_events and self._bytes < MOST_HELD_BYTES
+        if self.has_room:
+            self._room.set()
+        else:
+            self._room.clear()
+        return events
+
+    async def wait_for_room(self) -> None:
+        await self._room.wait()
+
+
+def front(parts: Iterable[Part]) -> Group:
+    """As many of the parts as one commit should hold."""
+    group: Group = []
+    count = size = 0
+    for part in parts:
+        group.append(part)
+        rows, its_size, _ = weigh(part[1])
+        count, size = count + rows, size + its_size
+        if count >= GROUP_STEPS or size >= GROUP_BYTES:
+            break
+    return group
+
+
+def flat(group: Group) -> list[Step]:
+    return [step for _, steps in group for step in steps]
+
+
+def _without_limit(step: Step) -> Step:
+    """A step that is held counts as accepted: it must not be refused for a limit when it is written."""
+    if isinstance(step, PutSession):
+        return replace(step, limits=None)
+    return replace(step, most_calls=None) if isinstance(step, OpenStream) else step

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from perdure._core import sse
@@ -34,15 +35,12 @@ class History(Protocol):
     @property
     def tells_by_log(self) -> bool:
         """A log message may tell of a gap."""
-        ...
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the answers of a stream that are no longer retained."""
-        ...
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
         """The sequence numbers of those events that are asks which wait for no answer any more."""
-        ...
 
 
 class Connection(Protocol):
@@ -52,11 +50,9 @@ class Connection(Protocol):
 
     def abort(self) -> None:
         """Break it off: its client takes nothing, so it could not even be ended politely."""
-        ...
 
     def finish(self) -> None:
         """Stop waiting for the client: the reader has written all that it will."""
-        ...
 
 
 BATCH = 256
@@ -73,80 +69,52 @@ _KEEPALIVE = sse.encode_comment("keep-alive")
 _OPEN = (ReaderState.STARTING, ReaderState.RESTING, ReaderState.PUMPING)
 
 
+@dataclass(slots=True, eq=False)
 class Reader:
-    """One response on one stream. `cursor` is the sequence number of the last event that was written."""
+    """One response on one stream."""
 
-    __slots__ = (
-        "_ahead",
-        "_connection",
-        "_gapped",
-        "_history",
-        "_hub",
-        "_preamble",
-        "_pump",
-        "_replay",
-        "_retry",
-        "_stop_at",
-        "_woken",
-        "_writing_since",
-        "arrival",
-        "cursor",
-        "failure",
-        "last_write",
-        "live_from",
-        "since",
-        "state",
-        "stream",
-    )
+    _hub: Hub
+    stream: Stream
+    _history: History
+    _: KW_ONLY
+    cursor: int
+    """The sequence number of the last event that was written."""
+    arrival: int
+    ahead: Sequence[Event] = ()
+    """The first events behind the cursor, where they have been read already."""
+    preamble: bytes = b""
+    """What is written before the next event."""
+    retry: bytes = b""
+    state: ReaderState = ReaderState.STARTING
+    failure: Exception | None = None
+    live_from: int = field(init=False)
+    since: float = field(init=False)
+    last_write: float = field(init=False)
+    _replay: Replay | None = None
+    _connection: Connection | None = None
+    _pump: asyncio.Task[None] | None = None
+    _woken: bool = False
+    """There may be more to write than the pump has seen, or there is something before it has begun."""
+    _gapped: bool = False
+    _stop_at: int | None = None
+    _writing_since: float | None = None
 
-    def __init__(
-        self,
-        hub: Hub,
-        stream: Stream,
-        history: History,
-        *,
-        cursor: int,
-        arrival: int,
-        ahead: Sequence[Event] = (),
-        preamble: bytes = b"",
-        retry: bytes = b"",
-    ) -> None:
-        self.state = ReaderState.STARTING
-        self.stream = stream
-        self.cursor = cursor
-        self.arrival = arrival
-        self.live_from = stream.tail.visible
-        self.failure: Exception | None = None
-        self.since = hub.clock()
-        self.last_write = hub.monotonic()
-        self._hub = hub
-        self._history = history
-        self._ahead = ahead
-        self._preamble = preamble
-        self._retry = retry
-        self._replay: Replay | None = None
-        self._connection: Connection | None = None
-        self._pump: asyncio.Task[None] | None = None
-        self._woken = False
-        """There may be more to write than the pump has seen, or there is something before it has begun."""
-        self._gapped = False
-        self._stop_at: int | None = None
-        self._writing_since: float | None = None
+    def __post_init__(self) -> None:
+        self.live_from = self.stream.tail.visible
+        self.since = self._hub.clock()
+        self.last_write = self._hub.monotonic()
 
     def watch(self, replay: Replay) -> None:
         """Tell a replay how far this reader gets with what was there when it came."""
         self._replay = replay
 
     async def begin(self, connection: Connection) -> None:
-        """Write what comes before the first event. The pump starts afterwards, and only if there is something.
-
-        The caller then waits for its client to leave; `finish` is called when the reader is through before that.
-        """
+        """Write what comes before the first event. The caller then waits for its client to leave, or for `finish`."""
         self._connection = connection
         if self.state is ReaderState.CLOSING:  # another reader was faster than the start of this response
             await self._close()
             return
-        preamble, self._preamble = self._preamble, b""
+        preamble, self.preamble = self.preamble, b""
         if preamble:
             await self._send(preamble, last=False)
         if self.state is ReaderState.STARTING:
@@ -177,7 +145,7 @@ class Reader:
 
     def keep_alive(self) -> None:
         if self.state is ReaderState.RESTING:
-            self._preamble += _KEEPALIVE
+            self.preamble += _KEEPALIVE
             self.wake()
 
     def stop_here(self) -> None:
@@ -187,7 +155,7 @@ class Reader:
 
     def close_with_retry(self) -> None:
         """Write what is there and a hint when to come back, then close the connection."""
-        self._preamble += self._retry
+        self.preamble += self.retry
         self.stop_here()
 
     def end(self) -> None:
@@ -241,14 +209,23 @@ class Reader:
         """Write what is there; tells whether there was anything."""
         stream = self.stream
         target = stream.tail.durable
-        events = self._ahead or await stream.read(after=self.cursor, limit=BATCH)
-        self._ahead = ()
+        events = self.ahead or await stream.read(after=self.cursor, limit=BATCH)
+        self.ahead = ()
         skipped: set[int] = set()
         if events and events[0].seq <= self.live_from:
             skipped = await self._history.closed_asks(events)
-        frames = [self._preamble] if self._preamble else []
-        self._preamble = b""
-        cursor = self._encode(events, frames, skipped)
+        frames = [self.preamble] if self.preamble else []
+        self.preamble = b""
+        cursor, size = self.cursor, 0
+        for event in events:  # as many as fit into one write
+            if event.seq != cursor + 1:
+                frames.append(self._gap(cursor + 1, event.seq - 1))
+            if event.seq not in skipped:
+                frames.append(sse.encode_event(b"%s%010d" % (stream.prefix, event.seq), event.payload))
+            cursor = event.seq
+            size += len(event.payload)
+            if size >= READ_BYTES:
+                break
         if not events and cursor < target:
             frames.append(self._gap(cursor + 1, target))
             cursor = target
@@ -267,20 +244,6 @@ class Reader:
             self._finish()
             return False
         return moved
-
-    def _encode(self, events: Sequence[Event], frames: list[bytes], skipped: set[int]) -> int:
-        """Add the frames of events, as many as fit into one write; gives the sequence number of the last one."""
-        cursor, size, prefix = self.cursor, 0, self.stream.prefix
-        for event in events:
-            if event.seq != cursor + 1:
-                frames.append(self._gap(cursor + 1, event.seq - 1))
-            if event.seq not in skipped:
-                frames.append(sse.encode_event(b"%s%010d" % (prefix, event.seq), event.payload))
-            cursor = event.seq
-            size += len(event.payload)
-            if size >= READ_BYTES:
-                break
-        return cursor
 
     def _gap(self, first: int, last: int) -> bytes:
         self._gapped = True

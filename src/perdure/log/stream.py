@@ -1,4 +1,5 @@
-"""Joins the parts of one stream that is written or read here: its tail, its writer and its readers.
+"""Joins the parts of one stream that is written or read here (its tail, its writer and its readers), and keeps one
+object for each stream of this process.
 
 A stream is written by one node at a time. Where that is another one, this object only follows: `follow` tells it how
 far the stream has grown, and it may become the writer by a claim. Where it is this one (`writer` is there), its reader
@@ -8,25 +9,17 @@ may sit at another node, known from the store. `_core.states.WRITING` and `CONTE
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from perdure._core.ids import Fence, Kind, NodeId, Position, position_prefix
-from perdure._core.states import (
-    CONTENT,
-    WRITING,
-    ContentState,
-    ContentStep,
-    WritingState,
-    WritingStep,
-    advance,
-)
+from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, position_prefix
+from perdure._core.retention import StreamSizes
+from perdure._core.states import CONTENT, WRITING, ContentState, ContentStep, WritingState, WritingStep, advance
 from perdure.errors import PerdureError
 from perdure.log.journal import Journal, Steps
-from perdure.log.readership import Readership
-from perdure.log.tail import Tail
-from perdure.log.writer import RUN_AHEAD_BYTES, StreamWriter
+from perdure.log.stream_parts import RUN_AHEAD_BYTES, Readership, StreamWriter, Tail
 from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, StreamRecord
 from perdure.telemetry.events import log_event
 
@@ -38,22 +31,17 @@ class StreamOwner(Protocol):
     """Learns what happens to streams."""
 
     def on_settled(self, stream: Stream) -> None:
-        """The store has all there is to know of a stream, or no reader needs it here: the object may go. Called again
-        whenever that is seen."""
-        ...
+        """The store knows all of a stream, or no reader needs it here: the object may go. Called whenever so."""
 
     def on_grown(self, stream: Stream) -> None:
         """A stream has grown that is read at another node."""
-        ...
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node has become the writer; what could not be appended because of that, and up to which number it may
         have been shown already."""
-        ...
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         """A further step is written that was committed together with events; or it never will be."""
-        ...
 
 
 class Stream:
@@ -79,14 +67,7 @@ class Stream:
     )
 
     def __init__(
-        self,
-        record: StreamRecord,
-        journal: Journal,
-        owner: StreamOwner,
-        *,
-        limit: int,
-        writes: bool,
-        owed: int = 0,
+        self, record: StreamRecord, journal: Journal, owner: StreamOwner, *, limit: int, writes: bool, owed: int = 0
     ) -> None:
         self.id = record.id
         self.session = record.session
@@ -94,7 +75,7 @@ class Stream:
         self.content = ContentState.SEALED if record.sealed else ContentState.OPEN
         self.writing = WritingState.FOLLOWING
         self.tail = Tail(record.last)
-        self.readers = Readership(delivered=record.delivered, marked_unread=record.unread)
+        self.readers = Readership(record.delivered, record.unread)
         self.writer: StreamWriter | None = None
         """There is one where this node writes."""
         self._journal = journal
@@ -106,7 +87,7 @@ class Stream:
         self.readers.update(record.last, None, False)
         if writes:
             self.writing = WritingState.WRITING
-            self.writer = StreamWriter(self.id, self.tail, self.readers, owed=owed)
+            self.writer = StreamWriter(self.id, self.tail, self.readers, StreamSizes(record.last), owed)
 
     def _set_node(self, record: StreamRecord) -> None:
         self.node: NodeId = record.node
@@ -143,12 +124,10 @@ class Stream:
 
     def _on_writer_lost(self, unwritten: Sequence[Event], *, shown: int) -> None:
         self.writer = None
-        if self.kind is Kind.CALL:
-            self.writing = advance(WRITING, self.writing, WritingStep.LOSE_CALL)
-            if self.readers.reader is not None:
-                self.readers.reader.end()  # its client may resume, wherever it is written now
-        else:
-            self.writing = advance(WRITING, self.writing, WritingStep.LOSE_HOME)
+        is_call = self.kind is Kind.CALL
+        self.writing = advance(WRITING, self.writing, WritingStep.LOSE_CALL if is_call else WritingStep.LOSE_HOME)
+        if is_call and self.readers.reader is not None:
+            self.readers.reader.end()  # its client may resume, wherever it is written now
         self._owner.on_lost(self, unwritten, shown)
 
     def claim(self, record: StreamRecord, *, owed: int = 0) -> None:
@@ -157,7 +136,9 @@ class Stream:
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
         tail, readers = self.tail, self.readers
         tail.reset(record.last)
-        self.writer = StreamWriter(self.id, tail, readers, owed=owed, before=self.writer)
+        # What a writer under an earlier claim had under way is refused by the store; what it counted is still there.
+        sizes = StreamSizes(record.last) if self.writer is None else self.writer.sizes.restarted(record.last)
+        self.writer = StreamWriter(self.id, tail, readers, sizes, owed)
         readers.delivered = max(min(readers.delivered, record.last), record.delivered)
         readers.marked_unread = record.unread
         readers.end_beyond(record.last)
@@ -217,8 +198,7 @@ class Stream:
             self.moved()
 
     def unlog(self) -> None:
-        """The store has forgotten it, with its session: what was appended, and what still comes, is for the reader that
-        is there."""
+        """The store has forgotten it, with its session: what was and will be appended is for the present reader."""
         if self.writing is WritingState.WRITING:
             self.writing = advance(WRITING, self.writing, WritingStep.FORGET)
         if self.writer is None:
@@ -266,8 +246,7 @@ class Stream:
             self.tail.last >= self.readers.pause_at or writer.ahead_bytes >= RUN_AHEAD_BYTES
         ):
             await self.readers.wait()
-        if not self._journal.has_room:
-            await self._journal.wait_for_room()
+        await self._journal.backlog.wait_for_room()
 
     async def wait_over(self) -> None:
         """Wait until everything owed is there."""
@@ -364,8 +343,76 @@ class Stream:
         """Visible events after a sequence number; from the tail where it reaches back far enough."""
         events = self.tail.read(after, limit)
         if events is None:
-            events = await self._journal.read(self.id, after=after, limit=limit)
+            events = await self._journal.store.read(self.id, after=after, limit=limit)
             if events and events[-1].seq > self.tail.durable:
                 # Another node has become the writer, and this one does not know its generation yet.
                 events = [event for event in events if event.seq <= self.tail.durable]
         return events
+
+
+_NO_STREAMS: Mapping[StreamId, Stream] = MappingProxyType({})
+
+
+class Streams:
+    """The streams of calls that are in memory, by session and id.
+
+    Sessions, settling and resumed readers all ask here, so a stream that one of them has is the stream that the others
+    get. It stays until it is over, written and unread, or until no reader needs what another node writes. A session's
+    standalone stream is not here: it lives and goes with its session.
+    """
+
+    def __init__(self, journal: Journal, owner: StreamOwner, *, limit: int) -> None:
+        self._journal = journal
+        self._owner = owner
+        self._limit = limit
+        self._by_session: dict[SessionId, dict[StreamId, Stream]] = {}
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter([stream for streams in self._by_session.values() for stream in streams.values()])
+
+    def of(self, session: SessionId) -> Mapping[StreamId, Stream]:
+        """A session's, the oldest first."""
+        return self._by_session.get(session, _NO_STREAMS)
+
+    def write(self, record: StreamRecord, *, owed: int) -> Stream:
+        """The stream of a record that this node has opened or claimed: from now on it writes here."""
+        stream = self.of(record.session).get(record.id)
+        if stream is None:
+            stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed)
+            self._by_session.setdefault(stream.session, {})[stream.id] = stream
+        else:
+            stream.claim(record, owed=owed)
+        return stream
+
+    def follow(self, record: StreamRecord) -> Stream:
+        """The stream of a record that a reader needs; where this node does not write it, it has come this far.
+
+        The caller keeps it (`Stream.kept_whole`) in the same turn of the loop, until its reader is there.
+        """
+        stream = self.of(record.session).get(record.id)
+        if stream is None:
+            stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=False)
+        else:
+            stream.follow(record)
+            if stream.writing is WritingState.LOST:
+                stream.follow(record)  # this node does not write it any more; it is read here all the same
+        self._by_session.setdefault(stream.session, {})[stream.id] = stream  # again, if that let go of it
+        return stream
+
+    def release(self, stream: Stream) -> bool:
+        """Let go of a stream. Tells whether it was here."""
+        streams = self._by_session.get(stream.session, {})
+        if streams.pop(stream.id, None) is None:
+            return False
+        if not streams:
+            del self._by_session[stream.session]
+        return True
+
+    def release_parked(self, is_needed: Callable[[Stream], bool]) -> None:
+        """Let go of streams that are not needed, and on which nothing is under way: calls wait there for their
+        principal while their session is not in memory, or their session has ended."""
+        for stream in self:
+            tail = stream.tail
+            at_rest = stream.reader is None and not tail.pins and tail.durable >= tail.last
+            if at_rest and not is_needed(stream):
+                self.release(stream)

@@ -1,26 +1,23 @@
-"""A call takes one request to its one answer.
+"""A call takes one request to its one answer; a sender sends what has none.
 
-It is sent until the server has taken it, then read until it is answered. What each response and each failure means for
-it stands in one table, `_core/delivery.py`; here is what is done then.
+A request is sent until the server has taken it, then read until it is answered. What each response and each failure
+means for it stands in one table, `_core/delivery.py`; here is what is done then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import anyio
 
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
 from perdure._core.delivery import REPEATABLE, Attempt, Failure, Meaning, Purpose, is_read, of_failure
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Response
-from perdure.remote.failures import Refusal, Refused, RequestFailed
-from perdure.remote.link import Link
+from perdure.remote.endpoint import Handshake, Refusal, Refused, RequestFailed, Unavailable
+from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, encode, error
-from perdure.remote.notice import Notice
-from perdure.remote.stream import Listener, Stream
+from perdure.remote.stream import Attempts, Listener, Stream
 
 #: Seconds until a message without any sign of the server counts as sent, and the next one may follow it. Servers that
 #: answer with plain JSON give no sign before the answer.
@@ -65,7 +62,7 @@ class Call:
         self._stream = Stream(
             link.endpoint,
             link.limits,
-            Listener(take=take, complain=link.complain, move=move),
+            Listener(take=take, complain=link.program.complain, move=move),
             patience=link.limits.patience,
             position=position,
             retry=retry,
@@ -111,9 +108,15 @@ class Call:
         """One HTTP request; None if there shall be another one after a pause."""
         if self._stream.position is None:
             self._handshake = self._link.handshake
-        attempt, at_least = self._attempted(), None
+        attempt, at_least, endpoint = self._attempted(), None, self._link.endpoint
+        if self._stream.position is not None or self._body is None:
+            self.departed.set()
+            opened = endpoint.get(self._stream.position, self._handshake)
+        else:
+            opened = endpoint.post(self._body(self.id), self._handshake)
+        timer = asyncio.get_running_loop().call_later(DEPARTURE, self.departed.set)
         try:
-            async with self._open() as response:
+            async with opened as response:
                 request_id = None if is_read(attempt) else self.id
                 meaning, message = await response.meaning(attempt, request_id, self._link.limits.message_bytes)
                 if meaning not in _WAITS or response.status == 429:
@@ -128,7 +131,7 @@ class Call:
                     return message or self._conclude(ended, self._stream.trouble, None)
                 if message is not None and meaning is Meaning.ANSWER:
                     return message
-                at_least, refusal = response.retry_after, self._link.endpoint.refusal(response)
+                at_least, refusal = response.retry_after, endpoint.refusal(response)
                 why = refusal.sentence if response.status < 300 else f"HTTP {response.status}"
                 if is_read(attempt) and meaning is not Meaning.AGAIN:
                     why = f"the server does not resume it: {why}"
@@ -136,23 +139,11 @@ class Call:
                     refusal = Refusal(reason="session_gone", sentence="Session terminated, and so was the new one")
         except RequestFailed as failed:
             meaning, why, refusal = of_failure(attempt, failed.failure), str(failed), failed.refusal
+        finally:
+            timer.cancel()
         if meaning is Meaning.RENEW:
             return await self._renew(attempt)
         return self._conclude(meaning, why, refusal, at_least=at_least)
-
-    @asynccontextmanager
-    async def _open(self) -> AsyncIterator[Response]:
-        if self._stream.position is not None or self._body is None:
-            self.departed.set()
-            async with self._link.endpoint.get(self._stream.position, self._handshake) as response:
-                yield response
-            return
-        timer = asyncio.get_running_loop().call_later(DEPARTURE, self.departed.set)
-        try:
-            async with self._link.endpoint.post(self._body(self.id), self._handshake) as response:
-                yield response
-        finally:
-            timer.cancel()
 
     async def _renew(self, attempt: Attempt) -> Message | None:
         """The session is gone. What was not accepted goes out again in a new one, at once, and once."""
@@ -171,35 +162,106 @@ class Call:
     def _conclude(
         self, meaning: Meaning, why: str, refusal: Refusal | None, *, at_least: float | None = None
     ) -> Message | None:
-        if meaning is Meaning.AGAIN:
-            self._stream.failed(why, at_least=at_least)
-            return None
+        if meaning not in (Meaning.AGAIN, Meaning.RESTART):
+            return self._end(meaning, why, refusal)
+        self._stream.failed(why, at_least=at_least)
         if meaning is Meaning.RESTART:
-            self._stream.failed(why, at_least=at_least)
             self._stream.position = None
             # The server may still have the first one: ids never repeat within a session.
             self.id = self._link.new_id()
-            return None
-        return self._end(meaning, why, refusal)
+        return None
 
     def _end(self, meaning: Meaning, why: str, refusal: Refusal | None = None) -> Message:
-        match meaning:
-            case Meaning.UNREACHABLE:
-                sentence = f"The server did not answer within the limits: {self._stream.trouble}"
-                return error(encode(self.id), UNREACHABLE, sentence)
-            case Meaning.REFUSED:
-                refusal = refusal or Refusal(reason="refused", sentence=why)
-                self._link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
-                return error(encode(self.id), NO_SERVER, refusal.sentence, {"reason": refusal.reason})
-            case _:
-                return self.unknown(why)
+        if meaning is Meaning.UNREACHABLE:
+            sentence = f"The server did not answer within the limits: {self._stream.trouble}"
+            return error(encode(self.id), UNREACHABLE, sentence)
+        if meaning is Meaning.REFUSED:
+            refusal = refusal or Refusal(reason="refused", sentence=why)
+            self._link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
+            return error(encode(self.id), NO_SERVER, refusal.sentence, {"reason": refusal.reason})
+        return self.unknown(why)
 
     def unknown(self, reason: str) -> Message:
-        data = {
-            "outcome": "unknown",
-            "reason": reason,
-            "method": self._method,
-            "name": self._name,
-            "told_by": "client",
-        }
+        about = {"method": self._method, "name": self._name}
+        data = {"outcome": "unknown", "reason": reason, **about, "told_by": "client"}
         return error(encode(self.id), OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+
+
+class Sender:
+    """Sends notifications, and replies to the server's requests.
+
+    A message may arrive twice: servers drop a reply that no tool waits for.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._underway = 0
+        self._is_idle = anyio.Event()
+
+    async def idle(self) -> None:
+        """Wait until nothing is on its way. What waits for a server that is away is not."""
+        while self._underway:
+            await self._is_idle.wait()
+
+    def attempts(self) -> Attempts:
+        """The attempts at a message that is handed over now, and may have to wait before it is sent."""
+        return self._link.limits.attempts(self._link.limits.patience)
+
+    async def send(
+        self,
+        body: bytes,
+        purpose: Purpose,
+        *,
+        departed: anyio.Event | None = None,
+        attempts: Attempts | None = None,
+        may_renew: bool = True,
+    ) -> bool:
+        """Send a notification or a reply until the server has taken it; False if it does not.
+
+        `departed` is set when the next message may follow. Without `may_renew` a session that is gone is left for the
+        next request to find: the second half of a handshake does not begin another one.
+        """
+        departed, attempts = departed or anyio.Event(), attempts or self.attempts()
+        try:
+            while True:
+                handshake = self._link.handshake
+                has_session = handshake is not None and bool(handshake.session)
+                attempt = Attempt(purpose=purpose, may_renew=may_renew and has_session)
+                meaning, why, at_least = await self._attempt(body, attempt, handshake, departed)
+                if meaning is Meaning.RENEW:
+                    may_renew, why = False, "the session is gone"
+                    trouble = await self._link.renew(handshake)
+                    if isinstance(trouble, Unavailable):
+                        may_renew, meaning = True, Meaning.AGAIN
+                    elif trouble is None:
+                        meaning = of_failure(attempt, Failure.SESSION_REPLACED)
+                if meaning is Meaning.ANSWER:
+                    return True
+                if meaning is Meaning.AGAIN:
+                    attempts.failed(why, at_least=at_least)
+                    self._link.report(Notice.WAITING, why)
+                    if await attempts.wait():
+                        continue
+                self._link.report(Notice.NOT_SENT, why)
+                return False
+        finally:
+            departed.set()
+
+    async def _attempt(
+        self, body: bytes, attempt: Attempt, handshake: Handshake | None, departed: anyio.Event
+    ) -> tuple[Meaning, str, float | None]:
+        """One HTTP request: what became of it, why, and the seconds that the server asks for."""
+        timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
+        self._underway += 1
+        try:
+            async with self._link.endpoint.post(body, handshake) as response:
+                meaning, _ = await response.meaning(attempt, None, self._link.limits.message_bytes)
+                return meaning, f"HTTP {response.status}", response.retry_after
+        except RequestFailed as failed:
+            return of_failure(attempt, failed.failure), str(failed), None
+        finally:
+            timer.cancel()
+            self._underway -= 1
+            if not self._underway:
+                self._is_idle.set()
+                self._is_idle = anyio.Event()

@@ -1,29 +1,29 @@
 """An endpoint sends HTTP requests to one address, follows redirects within the origin, and names what went wrong.
 
-With `auth` and `http11`, the only modules of the engine that know the HTTP library.
+With `http11`, the only module of the engine that knows the HTTP library.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import ipaddress
 import ssl
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
+import anyio
 import httpx2
 
 from perdure._core.delivery import EVENTS, Attempt, Body, Failure, Meaning, body_of, of_response
 from perdure._core.sse import EventTooLarge
-from perdure.remote.auth import Bearer
-from perdure.remote.failures import Refusal, Refused, RequestFailed
-from perdure.remote.heartbeat import Heartbeat
 from perdure.remote.http11 import Direct
 from perdure.remote.message import Message, messages_in
-from perdure.remote.state import Handshake
 
 _SESSION = "mcp-session-id"
 _POST = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -42,6 +42,100 @@ MAX_REDIRECTS = 5
 MAX_POSITION = 1_024
 #: Characters of a TLS library's own words that are shown.
 _MAX_SHOWN = 300
+#: Beats of a server that may be missed: one may be late, and one may be lost with a packet that is sent again.
+MISSED_BEATS = 3
+#: Seconds. Comments that follow each other faster are padding for proxies, not a beat.
+LEAST_BEAT = 1.0
+#: Errors of the HTTP library before anything of a request has left.
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+
+TokenProvider = Callable[[], str | Awaitable[str]]
+
+
+@dataclass(kw_only=True)
+class Handshake:
+    """The session as both sides agreed on it."""
+
+    session: str
+    request: dict[str, Any]
+    """The params of `initialize`."""
+    result: dict[str, Any]
+    initialized: bool = False
+    """Only then both sides have accepted it, and another process may go on with it."""
+
+    @property
+    def version(self) -> str:
+        return str(self.result.get("protocolVersion", ""))
+
+    def fits(self, request: Mapping[str, Any]) -> bool:
+        """Whether a client that would say this goes on in the session: the server holds both sides to these two."""
+        return all(self.request.get(key) == request.get(key) for key in ("protocolVersion", "capabilities"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A refusal that waiting does not mend: a word for machines and a sentence for people."""
+
+    reason: str
+    sentence: str
+
+
+class Refused(Exception):
+    """The server, or the way to it, refuses for good."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.sentence)
+        self.refusal = refusal
+
+
+class Unavailable(Exception):
+    """The server did not answer within the limits; asking again later may help."""
+
+    def __init__(self, reason: str, *, at_least: float | None = None) -> None:
+        super().__init__(reason)
+        self.at_least = at_least
+        """Seconds that the server asked for."""
+
+
+class RequestFailed(Exception):
+    """One HTTP request has no response, or its response broke off. `failure` says whether it may have arrived."""
+
+    def __init__(self, failure: Failure, reason: str, *, refusal: Refusal | None = None) -> None:
+        super().__init__(reason)
+        self.failure = failure
+        self.refusal = refusal or Refusal(reason="refused", sentence=reason)
+        """For the failures that waiting does not mend."""
+
+
+class Heartbeat:
+    """Notices a connection whose other end has vanished without closing it, by one server's beat.
+
+    TCP says nothing when a laptop changes its network or a firewall forgets a flow: the connection looks silent, and a
+    call may well be silent for minutes. Only a server that keeps its idle connections alive with comments gives itself
+    away: where they stop, the server is gone.
+
+    **The rule.** The time between two comments in a row, with nothing between them, is the server's beat; the longest
+    that was heard counts. A stream that has a position and is silent for three beats is resumed. All streams of a
+    client share what was heard, as one server writes them all. A server that sends no comments is left alone, and so is
+    a stream without a position: to break it could cost a call its answer. After a cut the beat is learnt again, so that
+    a server which has changed its ways is cut off once.
+    """
+
+    def __init__(self) -> None:
+        self._beat: float | None = None
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds of silence that are too many; None if that is not known."""
+        return None if self._beat is None else self._beat * MISSED_BEATS
+
+    def heard(self, seconds: float) -> None:
+        """Two comments came, so long one after the other."""
+        if seconds >= LEAST_BEAT:
+            self._beat = max(seconds, self._beat or 0.0)
+
+    def missed(self) -> None:
+        self._beat = None
 
 
 class Response:
@@ -127,30 +221,30 @@ class Endpoint:
         """Another address of the same server, with the same client and credentials."""
         return Endpoint(self._client, url, on_401=self._on_401)
 
-    @asynccontextmanager
-    async def post(self, body: bytes, handshake: Handshake | None) -> AsyncIterator[Response]:
+    def post(self, body: bytes, handshake: Handshake | None) -> AbstractAsyncContextManager[Response]:
         """Send a message, as JSON in UTF-8. Raises `RequestFailed`, as the others do."""
-        async with self._open("POST", {**_POST, **_session(handshake)}, body) as response:
-            yield response
+        return self._open("POST", _POST, handshake, body)
 
-    @asynccontextmanager
-    async def get(self, position: str | None, handshake: Handshake | None) -> AsyncIterator[Response]:
-        # A position is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
-        headers = httpx2.Headers({**_GET, **_session(handshake)}, encoding="utf-8")
-        if position is not None:
-            headers["last-event-id"] = position
-        async with self._open("GET", headers, None) as response:
-            yield response
+    def get(self, position: str | None, handshake: Handshake | None) -> AbstractAsyncContextManager[Response]:
+        return self._open("GET", _GET if position is None else {**_GET, "last-event-id": position}, handshake)
 
     async def delete(self, handshake: Handshake) -> None:
-        async with self._open("DELETE", {**_DELETE, **_session(handshake)}, None):
+        async with self._open("DELETE", _DELETE, handshake):
             return
 
     @asynccontextmanager
     async def _open(
-        self, method: str, headers: dict[str, str] | httpx2.Headers, body: bytes | None
+        self, method: str, headers: dict[str, str], handshake: Handshake | None, body: bytes | None = None
     ) -> AsyncIterator[Response]:
-        request = self._client.build_request(method, self._address, headers=headers, content=body)
+        if handshake is not None and handshake.session:
+            headers = {**headers, _SESSION: handshake.session}
+        if handshake is not None and handshake.version:
+            # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has
+            # none yet.
+            headers = {**headers, "mcp-protocol-version": handshake.version}
+        # A position is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
+        encoded = httpx2.Headers(headers, encoding="utf-8")
+        request = self._client.build_request(method, self._address, headers=encoded, content=body)
         try:
             with _named_errors():
                 response = await self._client.send(request, stream=True, follow_redirects=False)
@@ -164,11 +258,8 @@ class Endpoint:
             raise self._untrusted(failed) or failed from failed.__cause__
         except Exception as error:
             # An auth flow of the user's may raise anything. Nothing of the request has left then.
-            refusal = (
-                error.refusal
-                if isinstance(error, Refused)
-                else Refusal(reason="no_credentials", sentence=f"{type(error).__name__}: {error}")
-            )
+            said = Refusal(reason="no_credentials", sentence=f"{type(error).__name__}: {error}")
+            refusal = error.refusal if isinstance(error, Refused) else said
             raise RequestFailed(Failure.NO_CREDENTIALS, refusal.sentence, refusal=refusal) from error
         try:
             yield Response(response)
@@ -191,22 +282,23 @@ class Endpoint:
         """Tells what a response means that is neither an answer nor a passing trouble."""
         status, where = response.status, shown(self.url)
         if status == 401:
-            return Refusal(reason="unauthorized", sentence=f"{where} {self._on_401} (HTTP 401)")
-        if status == 403:
-            return Refusal(reason="forbidden", sentence=f"{where} does not let us in (HTTP 403)")
-        if status in (404, 405, 410):
-            return Refusal(reason="not_found", sentence=f"there is no MCP server at {where} (HTTP {status})")
-        if (place := response.redirect) is not None:
-            sentence = f"{where} sends us to {place}, which is not followed: use that address"
-            return Refusal(reason="moved", sentence=sentence)
-        if status < 300:
+            reason, sentence = "unauthorized", f"{where} {self._on_401} (HTTP 401)"
+        elif status == 403:
+            reason, sentence = "forbidden", f"{where} does not let us in (HTTP 403)"
+        elif status in (404, 405, 410):
+            reason, sentence = "not_found", f"there is no MCP server at {where} (HTTP {status})"
+        elif (place := response.redirect) is not None:
+            reason, sentence = "moved", f"{where} sends us to {place}, which is not followed: use that address"
+        elif status < 300:
             seen = "what is not a response to the request" if response.media == "application/json" else response.media
             code = "" if status == 200 else f"HTTP {status} and "
             sentence = f"{where} is not an MCP server: it answers with {code}{seen or 'no content type'}"
-            return Refusal(reason="not_mcp", sentence=sentence)
-        if status >= 500:
-            return Refusal(reason="server_error", sentence=f"{where} fails at the request (HTTP {status})")
-        return Refusal(reason="refused", sentence=f"{where} refuses the request (HTTP {status})")
+            reason = "not_mcp"
+        elif status >= 500:
+            reason, sentence = "server_error", f"{where} fails at the request (HTTP {status})"
+        else:
+            reason, sentence = "refused", f"{where} refuses the request (HTTP {status})"
+        return Refusal(reason=reason, sentence=sentence)
 
 
 @contextlib.contextmanager
@@ -214,38 +306,19 @@ def _named_errors() -> Iterator[None]:
     """Errors of the HTTP library, as the two that matter: nothing was sent, or it may have arrived."""
     try:
         yield
-    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError) as error:
-        raise RequestFailed(Failure.NOT_SENT, _told(error)) from error
     except (httpx2.TransportError, httpx2.DecodingError, httpx2.StreamError) as error:
-        raise RequestFailed(Failure.LOST, _told(error)) from error
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _session(handshake: Handshake | None) -> dict[str, str]:
-    if handshake is None:
-        return {}
-    headers = {_SESSION: handshake.session} if handshake.session else {}
-    # The header came with 2025-06-18; older servers ignore it, as the SDK's client supposes too. A reattach has
-    # none yet.
-    return {**headers, "mcp-protocol-version": handshake.version} if handshake.version else headers
+        failure = Failure.NOT_SENT if isinstance(error, _NOT_SENT) else Failure.LOST
+        raise RequestFailed(failure, ": ".join(filter(None, (type(error).__name__, str(error))))) from error
 
 
 def _within_origin(response: httpx2.Response) -> httpx2.Request | None:
     """The request that follows a redirect, if it is the same one at the same place: credentials go nowhere else."""
-    following = response.next_request
-    if following is None:
+    sent, following = response.request, response.next_request
+    if following is None or following.method != sent.method:
         return None
-    sent = response.request
-    same = (sent.url.scheme, sent.url.host, sent.url.port) == (
-        following.url.scheme,
-        following.url.host,
-        following.url.port,
-    )
-    plain = not following.url.userinfo or following.url.userinfo == sent.url.userinfo
-    return following if same and plain and following.method == sent.method else None
+    here, there = sent.url, following.url
+    same = (here.scheme, here.host, here.port) == (there.scheme, there.host, there.port)
+    return following if same and there.userinfo in (b"", here.userinfo) else None
 
 
 def _date(value: str) -> datetime | None:
@@ -267,6 +340,31 @@ def shown(url: str) -> str:
 def can_be_sent(position: str) -> bool:
     """Whether a position may stand in a header; one that may not cannot be resumed."""
     return len(position) <= MAX_POSITION and position.isprintable() and position == position.strip()
+
+
+class Bearer(httpx2.Auth):
+    """Keeps a token in memory until the server refuses it; it is never written anywhere."""
+
+    def __init__(self, provider: TokenProvider) -> None:
+        self._provider = provider
+        self._token: str | None = None
+        self._turn = anyio.Lock()
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        used = self._token or await self._renew(None)
+        request.headers["authorization"] = f"Bearer {used}"
+        response = yield request
+        if response.status_code == 401:
+            request.headers["authorization"] = f"Bearer {await self._renew(used)}"
+            yield request
+
+    async def _renew(self, refused: str | None) -> str:
+        """The token that is used from now on; several requests that were refused together ask once."""
+        async with self._turn:
+            if self._token is None or self._token == refused:
+                given = self._provider()
+                self._token = await given if inspect.isawaitable(given) else given
+            return self._token
 
 
 def http_client(

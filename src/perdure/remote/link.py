@@ -9,6 +9,7 @@ not used: the specification has a client begin again without one (B5), and what 
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
@@ -18,18 +19,35 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 
-from perdure._core.delivery import Attempt, Meaning, Purpose
-from perdure.remote.endpoint import Endpoint
-from perdure.remote.failures import Refusal, Refused, RequestFailed, Unavailable
-from perdure.remote.handshake import Handshakes
-from perdure.remote.limits import Limits
-from perdure.remote.message import Message, notification
-from perdure.remote.notice import Notice, Report
-from perdure.remote.standalone import Standalone
-from perdure.remote.state import Handshake
-from perdure.remote.stream import Listener
+from perdure._core import splice
+from perdure._core.delivery import Attempt, Failure, Meaning, Purpose, of_failure
+from perdure._core.sse import EventTooLarge
+from perdure.remote.endpoint import Endpoint, Handshake, Refusal, Refused, RequestFailed, Unavailable
+from perdure.remote.message import Message, encode, notification
+from perdure.remote.stream import Limits, Listener, Stream
 
+_SENT_AGAIN = (Meaning.AGAIN, Meaning.RESTART)
 Task = Callable[..., Coroutine[Any, Any, object]]
+
+
+class Notice(enum.Enum):
+    """An event of a link that its client writes to its log, under the client's own action names."""
+
+    WAITING = "the server cannot be reached, and is tried again"
+    REACHED = "the server answers"
+    REFUSED = "the server, or the way to it, refuses for good"
+    SESSION_GONE = "the session is gone, a new one is begun"
+    NOT_RENEWED = "no new session could be begun"
+    NOT_REPEATED = "a sticky request could not be repeated in the new session"
+    NOT_SENT = "a notification or a reply could not be sent"
+    POSITION_LOST = "the server refuses the position of the standalone stream"
+    LISTENING_LOST = "the standalone stream is given up"
+
+
+class Report(Protocol):
+    """`why` says more about it; `reason` is the word for machines of a refusal."""
+
+    def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None: ...
 
 
 class Program(Protocol):
@@ -63,6 +81,149 @@ class Program(Protocol):
         """A task of the link raised."""
 
 
+async def _ignore(_: object) -> None:
+    return None
+
+
+#: A handshake has no messages but its answer.
+_DEAF = Listener(take=_ignore, complain=_ignore, move=lambda position, retry: None)
+
+
+class Handshakes:
+    """Makes sessions: sends `initialize` until it is answered, or refused, or its time is over."""
+
+    def __init__(self, endpoint: Endpoint, limits: Limits, report: Report) -> None:
+        self._endpoint = endpoint
+        self._limits = limits
+        self._report = report
+
+    async def begin(self, text: str, request_id: str, *, known: str = "") -> tuple[Message, str]:
+        """The answer to a client's `initialize`, and the session that the server names with it.
+
+        `known` is a session that the handshake goes on with (a reattach). A handshake is begun again, not resumed: at
+        worst a session that no client uses remains. Raises `Unavailable` and `Refused`.
+        """
+        named = Handshake(session=known, request={}, result={}) if known else None
+        attempts = self._limits.attempts(self._limits.handshake)
+        with anyio.move_on_after(self._limits.handshake_seconds):
+            while True:
+                try:
+                    found = await self.once(text, request_id, named)
+                    self._report(Notice.REACHED)
+                    return found
+                except Unavailable as unavailable:
+                    attempts.failed(str(unavailable), at_least=unavailable.at_least)
+                self._report(Notice.WAITING, attempts.trouble)
+                if not await attempts.wait():
+                    raise Unavailable(attempts.trouble)
+        raise Unavailable(f"no answer within {self._limits.handshake_seconds:.0f} s")
+
+    async def once(
+        self, text: str, request_id: str, handshake: Handshake | None, *, is_sticky: bool = False
+    ) -> tuple[Message, str]:
+        """One attempt at a handshake, or at a sticky request that is repeated in a new session."""
+        attempt = Attempt(purpose=Purpose.CALL if is_sticky else Purpose.HANDSHAKE, is_repeatable=is_sticky)
+        body = splice.replaced(text, encode(request_id), "id").encode()
+        try:
+            async with self._endpoint.post(body, handshake) as response:
+                meaning, message = await response.meaning(attempt, request_id, self._limits.message_bytes)
+                if meaning is Meaning.FOLLOW:
+                    stream = Stream(self._endpoint, self._limits, _DEAF, patience=self._limits.handshake)
+                    message = await stream.read(response, awaited=request_id)
+                    if message is None:
+                        raise Unavailable(stream.trouble)
+                if message is not None and meaning in (Meaning.FOLLOW, Meaning.ANSWER):
+                    return message, response.session
+                if meaning in _SENT_AGAIN:
+                    raise Unavailable(f"HTTP {response.status}", at_least=response.retry_after)
+                raise Refused(self._endpoint.refusal(response))
+        except RequestFailed as failed:
+            if of_failure(attempt, failed.failure) in _SENT_AGAIN:
+                raise Unavailable(f"it cannot be reached: {failed}") from failed
+            raise Refused(failed.refusal) from failed
+        except EventTooLarge as too_large:
+            raise Refused(Refusal(reason="not_mcp", sentence=str(too_large))) from too_large
+
+
+class Standalone:
+    """Reads the standalone stream of one session, which brings what belongs to no call."""
+
+    def __init__(
+        self, link: Link, handshake: Handshake, *, position: str | None, retry: int | None, is_new: bool
+    ) -> None:
+        self.stream = Stream(
+            link.endpoint,
+            link.limits,
+            Listener(take=link.program.take, complain=link.program.complain, move=self._move),
+            patience=link.limits.listening,
+            position=position,
+            retry=retry,
+        )
+        self.scope = anyio.CancelScope()
+        self.has_begun = anyio.Event()
+        """The first attempt was answered, or failed."""
+        self.has_given_up = False
+        """Patience has ended: it is worth another try when the server answers a call."""
+        self._link = link
+        self._handshake = handshake
+        self._is_sure = not is_new
+        """The server has such a stream; then 404 means that the session is gone."""
+
+    def _move(self, position: str | None, retry: int | None) -> None:
+        if self._link.handshake is self._handshake:
+            self._link.program.move(position, retry)
+
+    async def run(self) -> None:
+        """Read until there is no such stream, or another one in its place, or patience has ended."""
+        link, stream = self._link, self.stream
+        with self.scope:
+            try:
+                while (meaning := await self._attempt()) is not Meaning.REFUSED:
+                    if meaning is Meaning.RESTART:  # the position is refused, and the stream goes on without it
+                        stream.position = None
+                        self._move(None, None)
+                    if not await stream.wait():
+                        self.has_given_up = True
+                        link.report(Notice.LISTENING_LOST, stream.trouble)
+                        return
+                    if meaning is Meaning.RESTART:
+                        link.report(Notice.POSITION_LOST)
+                        await link.program.lose_position()
+                    elif meaning is Meaning.RENEW:
+                        if (trouble := await link.renew(self._handshake)) is None:
+                            return  # another stream is listened to by now
+                        stream.trouble = str(trouble)
+            except EventTooLarge as error:  # calls go on
+                link.report(Notice.LISTENING_LOST, str(error))
+                await link.program.complain(error)
+            finally:
+                self.has_begun.set()
+
+    async def _attempt(self) -> Meaning:
+        """One connection."""
+        link, stream = self._link, self.stream
+        attempt = Attempt(purpose=Purpose.LISTENER, has_position=stream.position is not None, may_renew=self._is_sure)
+        try:
+            async with link.endpoint.get(stream.position, self._handshake) as response:
+                self.has_begun.set()
+                meaning, _ = await response.meaning(attempt, None, link.limits.message_bytes)
+                if meaning is Meaning.FOLLOW:
+                    self._is_sure = True
+                    link.report(Notice.REACHED)
+                    await stream.read(response, awaited=None)
+                    return of_failure(attempt, Failure.LOST)
+                stream.failed(f"HTTP {response.status}", at_least=response.retry_after)
+                return meaning
+        except RequestFailed as failed:
+            if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
+                link.report(Notice.REFUSED, failed.refusal.sentence, reason=failed.refusal.reason)
+            else:
+                link.report(Notice.WAITING, str(failed))
+            stream.failed(str(failed))
+            self.has_begun.set()
+            return of_failure(attempt, failed.failure)
+
+
 @dataclass(kw_only=True)
 class _Renewal:
     trouble: Exception | None = field(default_factory=lambda: Unavailable("the renewal was interrupted"))
@@ -92,7 +253,7 @@ class Link:
         self.handshakes = Handshakes(endpoint, limits, report)
         self.handshake: Handshake | None = None
         """The session that requests go to."""
-        self._program = program
+        self.program = program
         self._prefix = prefix
         self._numbers = itertools.count(1)
         self._listening_seconds = listening_seconds
@@ -108,20 +269,18 @@ class Link:
 
     def start(self, task: Task, *arguments: object) -> None:
         """Run something for as long as the link lives."""
-        self._tasks.start_soon(self._guard, task, arguments)
 
-    async def _guard(self, task: Task, arguments: tuple[object, ...]) -> None:
-        try:
-            await task(*arguments)
-        except Exception as error:
-            self._program.fail(error)
+        async def guarded() -> None:
+            try:
+                await task(*arguments)
+            except Exception as error:
+                self.program.fail(error)
+
+        self._tasks.start_soon(guarded)
 
     def new_id(self) -> str:
         # Not a number, also not as a string: the SDK takes "7" for 7.
         return f"{self._prefix}.{next(self._numbers)}"
-
-    async def complain(self, error: Exception) -> None:
-        await self._program.complain(error)
 
     def use(self, handshake: Handshake) -> None:
         """Requests go to this session from now on."""
@@ -146,15 +305,15 @@ class Link:
     async def _renew(self, gone: Handshake, renewal: _Renewal) -> None:
         self.report(Notice.SESSION_GONE)
         try:
-            answer, session = await self.handshakes.begin(self._program.initialize(gone), self.new_id())
+            answer, session = await self.handshakes.begin(self.program.initialize(gone), self.new_id())
             if answer.is_error:
                 sentence = f"the server refuses a handshake: {answer.why}"
                 raise Refused(Refusal(reason="refused", sentence=sentence))
             made = Handshake(session=session, request=gone.request, result=answer.result)
-            await self._program.prepare(made)
+            await self.program.prepare(made)
             await self._bring_up(made)
             self.use(made)
-            await self._program.adopt(made)
+            await self.program.adopt(made)
             await self.listen(is_new=True)
             renewal.trouble = None
         except (Unavailable, Refused) as trouble:
@@ -172,7 +331,7 @@ class Link:
                 attempt = Attempt(purpose=Purpose.NOTIFICATION)
                 meaning, _ = await response.meaning(attempt, None, self.limits.message_bytes)
                 made.initialized = meaning is Meaning.ANSWER
-            for text in self._program.sticky(made):
+            for text in self.program.sticky(made):
                 answer, _ = await self.handshakes.once(text, self.new_id(), made, is_sticky=True)
                 if answer.is_error:
                     self.report(Notice.NOT_REPEATED, answer.why)
@@ -189,17 +348,8 @@ class Link:
         self.stop_listening()
         if self.handshake is None or not self.handshake.session:
             return
-        listening = self.handshake
-
-        def move(position: str | None, retry: int | None) -> None:
-            if self.handshake is listening:
-                self._program.move(position, retry)
-
-        listener = Listener(take=self._program.take, complain=self._program.complain, move=move)
-        standalone = self._standalone = Standalone(
-            self.endpoint, self.limits, listener, self.report, listening, position=position, retry=retry, is_new=is_new
-        )
-        self.start(self._listen, standalone)
+        standalone = self._standalone = Standalone(self, self.handshake, position=position, retry=retry, is_new=is_new)
+        self.start(standalone.run)
         with anyio.move_on_after(self._listening_seconds):
             await standalone.has_begun.wait()
 
@@ -214,16 +364,3 @@ class Link:
         if self._standalone is not None:
             self._standalone.scope.cancel()
             self._standalone = None
-
-    async def _listen(self, standalone: Standalone) -> None:
-        with standalone.scope:
-            while (ended := await standalone.run()) in (Meaning.RENEW, Meaning.RESTART):
-                if ended is Meaning.RESTART:
-                    self.report(Notice.POSITION_LOST)
-                    await self._program.lose_position()
-                elif (trouble := await self.renew(standalone.handshake)) is None:
-                    return  # another stream is listened to by now
-                else:
-                    standalone.stream.trouble = str(trouble)
-            if ended is Meaning.UNREACHABLE:
-                self.report(Notice.LISTENING_LOST, standalone.stream.trouble)

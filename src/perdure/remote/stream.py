@@ -7,24 +7,81 @@ Bytes become events, events become messages, messages are handed on, and the pos
 from __future__ import annotations
 
 import contextlib
+import math
+import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import anyio
 
 from perdure._core.delivery import body_of, is_answer
-from perdure._core.reconnect import Course, Patience, Phase, Step
+from perdure._core.reconnect import Course, Patience, Phase, Step, delay
 from perdure._core.sse import Decoder, EventTooLarge, ServerSentEvent
-from perdure.remote.attempts import Attempts
-from perdure.remote.endpoint import Endpoint, Response, can_be_sent
-from perdure.remote.failures import RequestFailed
-from perdure.remote.limits import Limits
+from perdure.remote.endpoint import Endpoint, RequestFailed, Response, can_be_sent
 from perdure.remote.message import Message, messages_in
 
 #: Seconds. Servers end a call's stream right behind its answer; a new connection, with TLS, costs more than this.
 LINGER = 0.005
+
+
+class Attempts:
+    """Attempts at one thing until it works remember what went wrong last, and wait until the next one is due.
+
+    `most_asked`: seconds for which a server that asks for more time is waited for at most.
+    """
+
+    def __init__(self, patience: Patience, *, course: Course | None = None, most_asked: float = math.inf) -> None:
+        self.trouble = ""
+        """What went wrong last; the caller reads it when patience has ended."""
+        self.course = course or Course()
+        self._patience = patience
+        self._most_asked = most_asked
+
+    def failed(self, trouble: str, *, at_least: float | None = None) -> None:
+        self.trouble = trouble
+        asked = min(at_least or 0.0, self._most_asked)
+        self.course = self.course.failed(time.monotonic(), at_least=asked)
+
+    async def wait(self) -> bool:
+        """Wait until the next attempt; False if there shall be none."""
+        seconds = delay(self.course, self._patience, now=time.monotonic(), chance=random.random())
+        if seconds is None:
+            self.course = self.course.step(Step.GAVE_UP)
+            return False
+        await anyio.sleep(seconds)
+        self.course = self.course.step(Step.WAITED)
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How long one client waits for what, and how large a message may be."""
+
+    patience: Patience
+    """For requests, and for what has no answer."""
+    listening: Patience
+    """For the standalone stream."""
+    handshake: Patience
+    handshake_seconds: float
+    """For one handshake, however lively the server is."""
+    message_bytes: int
+    """The largest message of the server that is read."""
+    counts_from_request: bool
+    """Patience runs from the moment when a message was handed over, and a server that asks for more time than it has
+    does not get it. Otherwise it runs from the first failure, and a server may ask for any time."""
+
+    def most_asked(self, patience: Patience) -> float:
+        """Seconds for which a server that asks for more time is waited for at most."""
+        return patience.max_time if self.counts_from_request else math.inf
+
+    def course(self) -> Course:
+        """The course of what begins now."""
+        return Course(since=time.monotonic() if self.counts_from_request else None)
+
+    def attempts(self, patience: Patience) -> Attempts:
+        return Attempts(patience, course=self.course(), most_asked=self.most_asked(patience))
 
 
 class StrayAnswer(ValueError):
@@ -72,9 +129,20 @@ class Stream(Attempts):
         self.course = self.course.opened()
         decoder = Decoder(max_event_bytes=self._max_bytes)
         commented: float | None = None
+        self.trouble = "the connection ended"
         try:
             async with aclosing(response.chunks()) as chunks:
-                while (chunk := await self._next(chunks)) is not None:
+                while True:
+                    # A server that has fallen silent (`Heartbeat`) ends the connection as well.
+                    limit = None if self.position is None else self._heartbeat.limit
+                    with anyio.move_on_after(limit) as silence:
+                        chunk = await anext(chunks, None)
+                    if silence.cancelled_caught:
+                        self._heartbeat.missed()
+                        self.trouble = f"the server has fallen silent for {limit:.0f} s"
+                        break
+                    if chunk is None:
+                        break
                     events = decoder.feed(chunk)
                     if events or not chunk.startswith(b":"):
                         commented = None
@@ -90,7 +158,6 @@ class Stream(Attempts):
                                 await anext(chunks, None)
                             return answer
                     self._move(decoder.last_event_id, decoder.retry)
-            self.trouble = self.trouble or "the connection ended"
         except RequestFailed as failed:
             self.trouble = f"the connection broke: {failed}"
         except EventTooLarge:
@@ -135,13 +202,3 @@ class Stream(Attempts):
             if usable != self.position:
                 self.position = usable
                 self._listener.move(usable, retry)
-
-    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
-        """The next bytes; None at the end, or when the server has fallen silent (`heartbeat.py`)."""
-        self.trouble = ""
-        limit = None if self.position is None else self._heartbeat.limit
-        with anyio.move_on_after(limit):
-            return await anext(chunks, None)
-        self._heartbeat.missed()
-        self.trouble = f"the server has fallen silent for {limit:.0f} s"
-        return None

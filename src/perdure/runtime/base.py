@@ -41,42 +41,31 @@ class Outlet(Protocol):
     @property
     def closes_early(self) -> bool:
         """Whether `close_reader` may be called for this session's calls."""
-        ...
 
     def notify(self, method: str, params: JsonObject | None, *, call: int | None) -> Flow | None:
         """Send a notification, which belongs to that call or to none. The params are the session's from then on."""
-        ...
 
     def new_ask_id(self) -> str:
         """Name the next ask. The name never repeats within a session, on any node."""
-        ...
 
     def ask(self, ask_id: str, method: str, params: JsonObject | None, *, call: int | None) -> Flow | None:
-        """Ask the client; its answer is sent to the runtime as a `Response` with that id.
-
-        Raises `CallEnded` if the call has its answer.
-        """
-        ...
+        """Ask the client; its answer is sent to the runtime as a `Response` with that id. Raises `CallEnded` if the
+        call has its answer."""
 
     def answer(self, call: int, body: bytes, *, failed: bool) -> Flow | None:
         """Answer a request with its result or, `failed`, with its error object, as JSON."""
-        ...
 
     def interrupted(self, call: int) -> None:
         """Tell that a request has ended without an answer: it was cancelled, or cut short from within."""
-        ...
 
     def handled(self, size: int) -> None:
         """Tell that a notification which was sent with that `size` has been handled."""
-        ...
 
     def close_reader(self, call: int | None) -> None:
         """Close the connection on which a call's messages go (`None`: the standalone one); its client comes back."""
-        ...
 
     def failed(self, failure: BaseException | None) -> None:
         """Tell that the runtime has ended by itself."""
-        ...
 
 
 class Runtime(Protocol):
@@ -85,24 +74,19 @@ class Runtime(Protocol):
     @property
     def keeps_state(self) -> bool:
         """Whether handlers keep something in it that dropping it would lose."""
-        ...
 
     def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
         """Hand over a message, in the caller's context; messages are taken in their order.
-
         Of a request and a notification `id`, `method` and `params` count, of a response `raw`. `origin` is what the
         message came with (an HTTP request) or `None`; only the runtime and the edge look into it. A notification with a
         `size` is reported to `Outlet.handled`, once.
         """
-        ...
 
     def mark_initialized(self) -> None:
         """Take note that the client's `initialized` has reached another node."""
-        ...
 
     async def aclose(self) -> None:
         """End it in silence. Handlers are stopped; one that does not stop is left to itself after a short time."""
-        ...
 
 
 class Runtimes(Protocol):
@@ -110,4 +94,3 @@ class Runtimes(Protocol):
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         """Start a runtime for a session that may have had others before. Must be called in an event loop."""
-        ...

@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import ServerRunner, aclose_shielded
-from mcp.shared.dispatcher import CallOptions, DispatchContext, OnNotify
+from mcp.shared.dispatcher import CallOptions, DispatchContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
@@ -58,17 +60,15 @@ _NOTHING = Exception("nothing to do")
 """A read stream may carry exceptions; the dispatcher only mentions them in its debug log."""
 
 
-class ReadStream:
+@dataclass(slots=True, eq=False)
+class ReadStream(ObjectReceiveStream[SessionMessage | Exception]):
     """The dispatcher's read stream. `last_context` is how the SDK learns in which context to run a handler."""
 
-    __slots__ = ("_blank", "_closed", "_items", "_waiter", "last_context")
-
-    def __init__(self) -> None:
-        self.last_context: contextvars.Context | None = None
-        self._items: list[tuple[contextvars.Context, SessionMessage]] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._closed = False
-        self._blank = True
+    last_context: contextvars.Context | None = None
+    _items: list[tuple[contextvars.Context, SessionMessage]] = field(default_factory=list)
+    _waiter: asyncio.Future[None] | None = None
+    _closed: bool = False
+    _blank: bool = True
 
     def feed(self, context: contextvars.Context, message: SessionMessage) -> None:
         self._items.append((context, message))
@@ -88,41 +88,21 @@ class ReadStream:
         self._blank = False
         return message
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self._closed = True
         self._wake()
-
-    async def aclose(self) -> None:
-        self.close()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def __aiter__(self) -> Self:
-        return self
 
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-
-class WriteStream:
+@dataclass(slots=True, eq=False)
+class WriteStream(ObjectSendStream[SessionMessage]):
     """The dispatcher's write stream, which passes messages to the session. Once closed it takes nothing more."""
 
-    __slots__ = ("_closed", "_outlet")
-
-    def __init__(self, outlet: Outlet) -> None:
-        self._outlet = outlet
-        self._closed = False
+    _outlet: Outlet
+    _closed: bool = False
 
     async def send(self, item: SessionMessage, /) -> None:
         if self._closed:
@@ -145,24 +125,16 @@ class WriteStream:
             # A result that cannot be written as JSON raises here, and the SDK answers the call with that error instead.
             # JSON has no NaN; the SDK writes null in its place as well.
             return outlet.answer(message.id, to_json(message.result, inf_nan_mode="null"), failed=False)
-        if _is_end_of_runtime(message):
+        task = asyncio.current_task()
+        if message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0:
+            # The SDK wrote this in a handler that it cancels because the runtime ends: it is not an answer.
             outlet.interrupted(message.id)
             return None
-        return outlet.answer(
-            message.id, _error.dump_json(message.error, by_alias=True, exclude_unset=True), failed=True
-        )
-
-    def close(self) -> None:
-        self._closed = True
+        error = _error.dump_json(message.error, by_alias=True, exclude_unset=True)
+        return outlet.answer(message.id, error, failed=True)
 
     async def aclose(self) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
+        self._closed = True
 
 
 class Dispatcher(JSONRPCDispatcher):
@@ -179,15 +151,13 @@ class Dispatcher(JSONRPCDispatcher):
         return await super().send_raw_request(method, params, named, **kwargs)
 
 
+@dataclass(slots=True, eq=False)
 class Outbound:
     """The connection's own channel. Notifications reach the session also after the runtime was dropped (a tool may have
     kept its session object); requests need a runtime that waits for the answer."""
 
-    __slots__ = ("_dispatcher", "_outlet")
-
-    def __init__(self, outlet: Outlet, dispatcher: Dispatcher) -> None:
-        self._outlet = outlet
-        self._dispatcher: Dispatcher | None = dispatcher
+    _outlet: Outlet
+    dispatcher: Dispatcher | None
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
         flow = self._outlet.notify(method, None if params is None else dict(params), call=None)
@@ -197,44 +167,36 @@ class Outbound:
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        if self._dispatcher is None:
+        if self.dispatcher is None:
             raise MCPError(code=CONNECTION_CLOSED, message="Connection closed")
-        return await self._dispatcher.send_raw_request(method, params, opts)
-
-    def close(self) -> None:
-        """Let go of the dispatcher."""
-        self._dispatcher = None
+        return await self.dispatcher.send_raw_request(method, params, opts)
 
 
 class SdkRuntime:
     """One session's server, running."""
 
-    __slots__ = (
-        "_can_ask",
-        "_closed",
-        "_connection",
-        "_outbound",
-        "_outlet",
-        "_read_stream",
-        "_session",
-        "_task",
-        "_write_stream",
-    )
+    __slots__ = ("_can_ask", "_closed", "_connection", "_outbound", "_outlet", "_read", "_task", "_write")
 
     def __init__(self, runtimes: SdkRuntimes, record: SessionRecord, outlet: Outlet) -> None:
-        self._session = record.id
         self._outlet = outlet
         self._can_ask = runtimes.can_ask
         self._closed = False
-        self._read_stream = ReadStream()
-        self._write_stream = WriteStream(outlet)
-        dispatcher = Dispatcher(self._read_stream, self._write_stream, outlet)
+        self._read = ReadStream()
+        self._write = WriteStream(outlet)
+        dispatcher = Dispatcher(self._read, self._write, outlet)
         self._outbound = Outbound(outlet, dispatcher)
-        self._connection = _connection(self._outbound, record)
+        if record.version:
+            params = InitializeRequestParams.model_validate_json(record.client_params, by_name=False)
+            self._connection = Connection(
+                self._outbound, protocol_version=record.version, session_id=record.id, client_params=params
+            )
+            if record.initialized:
+                self._connection.initialized.set()
+        else:  # it is still opening, and has no client params yet
+            self._connection = Connection.for_loop(self._outbound, session_id=record.id)
         runner = ServerRunner(runtimes.server, self._connection, runtimes.lifespan_state)
-        self._task = asyncio.create_task(
-            self._serve(runner, dispatcher), name="perdure-runtime", context=runtimes.context.copy()
-        )
+        serving, context = self._serve(runner, dispatcher), runtimes.context.copy()
+        self._task = asyncio.create_task(serving, name="perdure-runtime", context=context)
         self._task.add_done_callback(self._ended)
 
     @property
@@ -245,7 +207,15 @@ class SdkRuntime:
         context = contextvars.copy_context()
         if size:
             context.run(_size.set, size)
-        self._read_stream.feed(context, SessionMessage(_sdk_message(message), self._metadata(message, origin)))
+        sent: JSONRPCMessage
+        match message:
+            case Request():
+                sent = JSONRPCRequest(jsonrpc="2.0", id=message.id, method=message.method, params=message.params)
+            case Notification():
+                sent = JSONRPCNotification(jsonrpc="2.0", method=message.method, params=message.params)
+            case _:
+                sent = _response.validate_python(message.raw, by_name=False)
+        self._read.feed(context, SessionMessage(sent, self._metadata(message, origin)))
 
     def mark_initialized(self) -> None:
         self._connection.initialized.set()
@@ -254,9 +224,9 @@ class SdkRuntime:
         """End it: first the way to the session, then the handlers, so that what the SDK says about a closed connection
         does not get into the log."""
         self._closed = True
-        self._write_stream.close()
-        self._outbound.close()
-        self._read_stream.close()
+        await self._write.aclose()
+        self._outbound.dispatcher = None
+        await self._read.aclose()
         _ending.add(self._task)
         self._task.add_done_callback(_ending.discard)
         await asyncio.wait({self._task}, timeout=_CLOSE_SECONDS)
@@ -264,7 +234,7 @@ class SdkRuntime:
     def _metadata(self, message: Envelope, origin: object) -> ServerMessageMetadata:
         """Make what a handler sees beside a message, and what it calls."""
         if origin is None:  # a repeated sticky request, a call that runs again without credentials, mail
-            headers = [(b"mcp-session-id", self._session.encode())]
+            headers = [(b"mcp-session-id", (self._connection.session_id or "").encode())]
             scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
             origin = HttpRequest(scope)
         metadata = ServerMessageMetadata(request_context=origin, can_send_request=self._can_ask)
@@ -285,24 +255,22 @@ class SdkRuntime:
     async def _serve(self, runner: ServerRunner[Any], dispatcher: Dispatcher) -> None:
         """Do what the SDK's `serve_connection` does, with an end that leaves nothing for the garbage collector: the
         runner caches methods of its own on itself, and would keep the connection until a full collection."""
-        try:
-            await dispatcher.run(runner.on_request, self._counted(runner.on_notify))
-        finally:
-            await aclose_shielded(runner.connection)
-            del runner.on_request, runner.on_notify
+        handle = runner.on_notify
 
-    def _counted(self, on_notify: OnNotify) -> OnNotify:
-        """The handler of notifications, which reports each that it is through with: the SDK runs them all at once."""
-
-        async def handle(dctx: DispatchContext[Any], method: str, params: Mapping[str, Any] | None) -> None:
+        async def on_notify(dctx: DispatchContext[Any], method: str, params: Mapping[str, Any] | None) -> None:
+            """Handle a notification, and report that it is handled: the SDK runs them all at once."""
             size = _size.get()
             try:
-                await on_notify(dctx, method, params)
+                await handle(dctx, method, params)
             finally:
                 if size and not self._closed:
                     self._outlet.handled(size)
 
-        return handle
+        try:
+            await dispatcher.run(runner.on_request, on_notify)
+        finally:
+            await aclose_shielded(runner.connection)
+            del runner.on_request, runner.on_notify
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()  # of a closed one too, or asyncio would complain
@@ -310,43 +278,16 @@ class SdkRuntime:
             self._outlet.failed(failure)
 
 
+@dataclass(frozen=True)
 class SdkRuntimes:
-    """Starts runtimes of one server whose lifespan was entered.
+    """Starts runtimes of one server whose lifespan was entered. Must be made in the context of the start: runtimes run
+    in that, not in the context of the request that loads one."""
 
-    Must be made in the context of the start: runtimes run in that, not in the context of the request that loads one.
-    """
-
-    def __init__(self, server: Server[Any], lifespan_state: object, *, can_ask: bool) -> None:
-        self.server = server
-        self.lifespan_state = lifespan_state
-        self.can_ask = can_ask
-        """Whether handlers may ask the client something: a JSON response has no room for it."""
-        self.context = contextvars.copy_context()
+    server: Server[Any]
+    lifespan_state: object
+    can_ask: bool
+    """Whether handlers may ask the client something: a JSON response has no room for it."""
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
     def load(self, record: SessionRecord, outlet: Outlet) -> SdkRuntime:
         return SdkRuntime(self, record, outlet)
-
-
-def _is_end_of_runtime(message: JSONRPCError) -> bool:
-    """Whether the SDK wrote this in a handler that it cancels because the runtime ends: it is not an answer."""
-    task = asyncio.current_task()
-    return message.error.code == CONNECTION_CLOSED and task is not None and task.cancelling() > 0
-
-
-def _sdk_message(message: Envelope) -> JSONRPCMessage:
-    if isinstance(message, Request):
-        return JSONRPCRequest(jsonrpc="2.0", id=message.id, method=message.method, params=message.params)
-    if isinstance(message, Notification):
-        return JSONRPCNotification(jsonrpc="2.0", method=message.method, params=message.params)
-    return _response.validate_python(message.raw, by_name=False)
-
-
-def _connection(outbound: Outbound, record: SessionRecord) -> Connection:
-    """The connection as the record tells it; a session that is still opening has no client params yet."""
-    if not record.version:
-        return Connection.for_loop(outbound, session_id=record.id)
-    params = InitializeRequestParams.model_validate_json(record.client_params, by_name=False)
-    connection = Connection(outbound, protocol_version=record.version, session_id=record.id, client_params=params)
-    if record.initialized:
-        connection.initialized.set()
-    return connection

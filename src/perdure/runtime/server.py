@@ -18,7 +18,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from perdure.errors import BadTarget
 from perdure.runtime.base import Runtimes
@@ -54,10 +54,18 @@ def host(server: object, settings: Settings, *, path: str) -> Hosted:
     if isinstance(server, MCPServer):
         web = server.streamable_http_app(streamable_http_path=path)
         return Hosted(web=web, start=lambda: _enter(server.session_manager.app, settings))
-    if any(base.__module__.partition(".")[0] == "fastmcp" for base in type(server).__mro__) and hasattr(
-        server, "http_app"
-    ):
-        return _host_fastmcp(server, settings, path)
+    bases = {base.__module__.partition(".")[0] for base in type(server).__mro__}
+    if "fastmcp" in bases and hasattr(server, "http_app"):
+        own: Starlette = server.http_app(path=path)
+
+        @asynccontextmanager
+        async def start() -> AsyncIterator[Started]:
+            # FastMCP makes its session manager in the web application's lifespan, and counts who has entered its own.
+            app = own.router.lifespan_context(own)
+            async with app, _enter(endpoint_of(own).session_manager.app, settings) as started:
+                yield started
+
+        return Hosted(web=own, start=start)
     raise BadTarget(
         f"the object to serve is a {type(server).__module__}.{type(server).__name__}, not an MCP server; "
         "give an MCPServer, a low-level Server (mcp 2.3 or newer) or a FastMCP 4 server"
@@ -66,7 +74,13 @@ def host(server: object, settings: Settings, *, path: str) -> Hosted:
 
 def endpoint_of(web: Starlette) -> Any:
     """The endpoint of a web application that holds a session manager, behind whatever auth wraps it."""
-    found = [inner for route in web.routes if (inner := _manager_holder(route)) is not None]
+    found = []
+    for route in web.routes:
+        endpoint: Any = route.endpoint if isinstance(route, Route) else None
+        while endpoint is not None and not hasattr(endpoint, "session_manager"):
+            endpoint = getattr(endpoint, "app", None)
+        if endpoint is not None:
+            found.append(endpoint)
     if len(found) != 1:
         raise BadTarget(f"expected one MCP endpoint in the server's web application, found {len(found)}")
     return found[0]
@@ -100,22 +114,3 @@ async def _enter(server: Server[Any], settings: Settings) -> AsyncIterator[Start
         )
         runtimes = SdkRuntimes(server, state, can_ask=not settings.json_response)
         yield Started(runtimes=runtimes, sessionless=sessionless)
-
-
-def _manager_holder(route: BaseRoute) -> Any:
-    endpoint: Any = route.endpoint if isinstance(route, Route) else None
-    while endpoint is not None and not hasattr(endpoint, "session_manager"):
-        endpoint = getattr(endpoint, "app", None)
-    return endpoint
-
-
-def _host_fastmcp(server: Any, settings: Settings, path: str) -> Hosted:
-    web: Starlette = server.http_app(path=path)
-
-    @asynccontextmanager
-    async def start() -> AsyncIterator[Started]:
-        # FastMCP makes its session manager in the web application's lifespan, and counts who has entered its own.
-        async with web.router.lifespan_context(web), _enter(endpoint_of(web).session_manager.app, settings) as started:
-            yield started
-
-    return Hosted(web=web, start=start)

@@ -29,15 +29,9 @@ _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 #: The same, cut off by the end of a segment.
 _UPGRADE_BEGUN = re.compile(rb"\r(\n(u(p(g(r(a(d(e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 _TOO_LARGE = b"the request's headers are too large"
-_ANSWER_431 = b"\r\n".join(
-    [
-        b"HTTP/1.1 431 Request Header Fields Too Large",
-        b"content-type: text/plain; charset=utf-8",
-        b"content-length: %d" % len(_TOO_LARGE),
-        b"connection: close",
-        b"",
-        _TOO_LARGE,
-    ]
+_ANSWER_431 = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_TOO_LARGE), _TOO_LARGE)
 )
 
 

@@ -42,7 +42,19 @@ def blame(error: BaseException) -> str:
     """An exception in one line: its type, its message, and the file and line that raised it."""
     message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
     summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return f"{summary} ({where})" if (where := _raised_at(error)) else summary
+    # The innermost file and line outside of the import machinery.
+    places = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ") and frame.filename != __file__
+    ]
+    if isinstance(error, SyntaxError) and error.filename:
+        places = [(error.filename, error.lineno)]
+    if not places:
+        return summary
+    # Relative to the current directory if the file is inside it, as compilers show it.
+    path, line = Path(places[-1][0]), places[-1][1]
+    return f"{summary} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line})"
 
 
 def _load_module(name: str) -> ModuleType:
@@ -51,13 +63,10 @@ def _load_module(name: str) -> ModuleType:
     _importable(Path.cwd())
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise BadTarget(
-                f"no module named {error.name!r} in this directory or among the installed packages"
-            ) from error
-        raise _import_failed(name, error) from error
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise BadTarget(f"no module named {missing!r} in this directory or among the installed packages") from error
         raise _import_failed(name, error) from error
 
 
@@ -94,22 +103,5 @@ def _importable(folder: Path) -> None:
 
 
 def _import_failed(name: str, error: BaseException) -> BadTarget:
-    if isinstance(error, SystemExit):
-        return BadTarget(f"{name} ended the program when it was imported: {blame(error)}")
-    return BadTarget(f"{name} cannot be imported: {blame(error)}")
-
-
-def _raised_at(error: BaseException) -> str:
-    """The innermost file and line outside of the import machinery."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith("<frozen ") and frame.filename != __file__:
-            return f"{_short(frame.filename)}:{frame.lineno}"
-    return ""
-
-
-def _short(filename: str) -> str:
-    """Relative to the current directory if the file is inside it, as compilers show it."""
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+    what = "ended the program when it was imported" if isinstance(error, SystemExit) else "cannot be imported"
+    return BadTarget(f"{name} {what}: {blame(error)}")

@@ -38,10 +38,8 @@ class FileTokens(TokenVerifier):
         principals: dict[bytes, str] = {}
         for where, line in _lines(Path(path)):
             principal, token = _entry(where, line)
-            if principals.setdefault(_digest(token), principal) != principal:
-                raise Misuse(
-                    f"{where}: this token already belongs to another principal, {principals[_digest(token)]!r}"
-                )
+            if (owner := principals.setdefault(_digest(token), principal)) != principal:
+                raise Misuse(f"{where}: this token already belongs to another principal, {owner!r}")
         if not principals:
             raise Misuse(f"{path} has no token, so every request would be refused; write lines of principal:token")
         return cls(principals)
@@ -67,10 +65,8 @@ def _entry(where: str, line: str) -> tuple[str, str]:
     if not principal.isprintable():
         raise Misuse(f"{where}: the principal has characters that cannot be shown")
     if not all("!" <= character <= "~" for character in token):
-        raise Misuse(
-            f"{where}: the token has blanks or other characters than visible ASCII, which an HTTP header cannot carry"
-            " safely"
-        )
+        why = "which an HTTP header cannot carry safely"
+        raise Misuse(f"{where}: the token has blanks or other characters than visible ASCII, {why}")
     if ":" in token:
         raise Misuse(f"{where}: more than one colon; neither a principal nor a token may have one")
     if len(token) < MIN_TOKEN:

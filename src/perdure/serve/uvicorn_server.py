@@ -16,9 +16,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
@@ -26,9 +26,12 @@ from starlette.types import Message, Receive, Scope, Send
 from perdure.errors import Misuse, PerdureError, StoreLost, StoreReplaced
 from perdure.serve.connection import BACKLOG, Connection
 from perdure.serve.target import blame
-from perdure.serve.worker_channel import AT_ONCE, GONE, LEAVE, WorkerChannel
+from perdure.serve.worker_pool import AT_ONCE, GONE, LEAVE, WorkerChannel
 from perdure.settings import Settings
 from perdure.telemetry.events import log_event
+
+if TYPE_CHECKING:
+    from perdure.http.app import App
 
 _logger = logging.getLogger("perdure")
 
@@ -51,30 +54,8 @@ SPARE_FILES = 4096
 _CUT = b"perdure: ended without waiting for what does not stop\n"
 
 
-class Stoppable(Protocol):
-    """An ASGI app that can be drained and stopped."""
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]: ...
-
-    async def drain(self) -> None:
-        """Take no new work; returns when no call runs any more, or when the calls have had their time."""
-
-    def begin_stop(self) -> None:
-        """Settle what is left and end all readers. May be called more than once."""
-
-    @property
-    def is_busy(self) -> bool:
-        """A call runs."""
-
-    def end_idle_readers(self) -> None:
-        """End the streams of clients that only listen, so that they go elsewhere. Refuse nothing."""
-
-    def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
-        """Call `tell` if the app loses its store."""
-
-
 def serve(
-    app: Stoppable,
+    app: App,
     *,
     listener: socket.socket,
     settings: Settings,
@@ -87,31 +68,30 @@ def serve(
     `on_failure` gets the reason if the server ends because of a failure. With a channel this is a worker, whose parent
     may tell it to leave.
     """
-    _allow_open_files(settings.max_readers + SPARE_FILES)
-    watch = _StartupWatch(app)
-    config = uvicorn.Config(
-        watch,
-        interface="asgi3",
-        http=Connection,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        # Its warnings are about what peers do wrong; they would let any peer fill our log.
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=settings.max_headers,
-    )
-    server = _Server(config, watch, channel, settings.drain_timeout, on_ready=on_ready, on_failure=on_failure)
+    # Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more.
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = settings.max_readers + SPARE_FILES
+        ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < ceiling:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
+    server = _Server(app, settings, channel, on_ready=on_ready, on_failure=on_failure)
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        """Not what uvicorn logs about a start that failed (it is raised) and about requests it cancels at the end."""
+        cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+        return server.started and not cancelled
+
+    uvicorn_log = logging.getLogger("uvicorn.error")
+    uvicorn_log.addFilter(is_shown)
     # uvicorn ends the program when the app does not start; the app's own error says why.
-    with _quiet(server), _handling_hangups(server), contextlib.suppress(SystemExit):
+    with _handling_hangups(server), contextlib.suppress(SystemExit):
         server.run(sockets=[listener])
+    uvicorn_log.removeFilter(is_shown)
     if not server.started:
-        raise watch.reason()
+        raise server.why_not_started()
     return server.status
 
 
@@ -120,32 +100,77 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        watch: _StartupWatch,
+        app: App,
+        settings: Settings,
         channel: WorkerChannel | None,
-        drain_timeout: float,
         *,
         on_ready: Callable[[], None],
         on_failure: Callable[[str], None],
     ) -> None:
+        config = uvicorn.Config(
+            self.run_app,
+            interface="asgi3",
+            http=Connection,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            # Its warnings are about what peers do wrong; they would let any peer fill our log.
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            h11_max_incomplete_event_size=settings.max_headers,
+        )
         super().__init__(config)
-        self.watch = watch
-        self.app = watch.app
+        self.app = app
         self.channel = channel
-        self.drain_timeout = drain_timeout
+        self.drain_timeout = settings.drain_timeout
         self.on_ready = on_ready
         self.on_failure = on_failure
         self.loop: asyncio.AbstractEventLoop | None = None
         self.signals = 0
         self.failed = False
         """The store was lost, or Ctrl-C did not wait for the drain."""
+        self.failure: BaseException | None = None
+        """Why the app's lifespan failed: uvicorn would only print a traceback."""
+        self.message = ""
+        """What the app said when it did not start."""
         self.draining: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None
         self.deadline = _Deadline()
 
     @property
     def status(self) -> int:
-        return 1 if self.failed or self.watch.failure else 0
+        return 1 if self.failed or self.failure else 0
+
+    def run_app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return (
+            self.watch_lifespan(scope, receive, send) if scope["type"] == "lifespan" else self.app(scope, receive, send)
+        )
+
+    async def watch_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            self.message = message.get("message") or self.message
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def why_not_started(self) -> PerdureError:
+        cause = self.failure
+        if cause is None:
+            return Misuse(f"the server did not start: {self.message or 'it gave no reason'}")
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        return cause if isinstance(cause, PerdureError) else Misuse(f"the server did not start: {blame(cause)}")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -168,30 +193,20 @@ class _Server(uvicorn.Server):
         else:
             self.loop.call_soon_threadsafe(self.stop_at_once if again else self.drain)
 
-    def on_hangup(self) -> None:
-        """SIGHUP came, and no parent replaces this process."""
-        log_event(
-            logging.WARNING,
-            "serve.hangup",
-            "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
-        )
-
     def on_parent_word(self) -> None:
-        """Do what the parent says."""
         assert self.channel is not None
-        assert self.loop is not None
         words = self.channel.receive()
         if GONE in words:
-            self.loop.remove_reader(self.channel.fileno())
+            asyncio.get_running_loop().remove_reader(self.channel.fileno())
         if AT_ONCE in words:
             self.deadline.set(CUT_SECONDS, status=1)
             self.stop_at_once()
         elif LEAVE in words or GONE in words:
-            self.leave(self.loop)
+            self.leave()
         elif words:
             self.drain()
 
-    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+    def leave(self) -> None:
         """Let other workers have the port, and end once no client uses a connection to this process any more.
 
         Requests over open connections are served like any other, and their answers say that the connection closes. An
@@ -207,9 +222,10 @@ class _Server(uvicorn.Server):
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         for connection in self._connections():
             connection.announce_close()
-        self.leaving = loop.create_task(self.run_leave(loop))
+        self.leaving = asyncio.create_task(self.run_leave())
 
-    async def run_leave(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def run_leave(self) -> None:
+        loop = asyncio.get_running_loop()
         calls_until = loop.time() + self.drain_timeout
         limit = calls_until + KEEP_ALIVE_SECONDS
         while loop.time() < limit:
@@ -228,8 +244,8 @@ class _Server(uvicorn.Server):
     def drain(self) -> None:
         if self.leaving is not None:
             self.leaving.cancel()
-        if self.draining is None and self.loop is not None:
-            self.draining = self.loop.create_task(self.run_drain())
+        if self.draining is None:
+            self.draining = asyncio.create_task(self.run_drain())
             # The idle ones are closed now, the others after their response, so that clients go elsewhere.
             for connection in list(self.server_state.connections):
                 connection.shutdown()
@@ -256,8 +272,7 @@ class _Server(uvicorn.Server):
         if self.draining is not None:
             self.draining.cancel()
         self.app.begin_stop()
-        assert self.loop is not None
-        self.loop.call_later(HURRY_SECONDS, self.abort_connections)
+        asyncio.get_running_loop().call_later(HURRY_SECONDS, self.abort_connections)
 
     def abort_connections(self) -> None:
         self.force_exit = True
@@ -297,58 +312,6 @@ class _Deadline:
         os._exit(status)
 
 
-class _StartupWatch:
-    """Runs the app and remembers why its lifespan failed: uvicorn would only print a traceback."""
-
-    def __init__(self, app: Stoppable) -> None:
-        self.app = app
-        self.failure: BaseException | None = None
-        self.message = ""
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] == "lifespan":
-            return self._lifespan(scope, receive, send)
-        return self.app(scope, receive, send)
-
-    async def _lifespan(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        async def watch(message: Message) -> None:
-            self.message = message.get("message") or self.message
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watch)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self.failure = error
-            raise
-
-    def reason(self) -> PerdureError:
-        """Why the app did not start."""
-        if self.failure is None:
-            return Misuse(f"the server did not start: {self.message or 'it gave no reason'}")
-        cause = self.failure
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        return cause if isinstance(cause, PerdureError) else Misuse(f"the server did not start: {blame(cause)}")
-
-
-@contextlib.contextmanager
-def _quiet(server: uvicorn.Server) -> Iterator[None]:
-    """Drop what uvicorn logs about a start that failed (`serve` raises it) and about requests it cancels at the end."""
-
-    def worth_telling(record: logging.LogRecord) -> bool:
-        cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
-        return server.started and not cancelled
-
-    logger = logging.getLogger("uvicorn.error")
-    logger.addFilter(worth_telling)
-    try:
-        yield
-    finally:
-        logger.removeFilter(worth_telling)
-
-
 @contextlib.contextmanager
 def _handling_hangups(server: _Server) -> Iterator[None]:
     """Handle SIGHUP, which would end the process without a drain.
@@ -360,11 +323,17 @@ def _handling_hangups(server: _Server) -> Iterator[None]:
     if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         yield
         return
-    has_terminal = True
-    try:
+    has_terminal = False
+    with contextlib.suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        has_terminal = False
+        has_terminal = True
+
+    def tell() -> None:
+        log_event(
+            logging.WARNING,
+            "serve.hangup",
+            "SIGHUP does nothing here: only with --workers is new code loaded while serving; restart this process",
+        )
 
     def on_signal(sig: int, frame: FrameType | None) -> None:
         if server.channel is not None:
@@ -372,21 +341,10 @@ def _handling_hangups(server: _Server) -> Iterator[None]:
         if has_terminal:
             server.handle_exit(sig, frame)
         elif server.loop is not None:
-            server.loop.call_soon_threadsafe(server.on_hangup)
+            server.loop.call_soon_threadsafe(tell)
 
     before = signal.signal(signal.SIGHUP, on_signal)
     try:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def _allow_open_files(wanted: int) -> None:
-    """Raise the limit of open files: each reader is one, and many systems begin with 1,024 and allow more."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft != resource.RLIM_INFINITY and soft < ceiling:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))

@@ -3,21 +3,48 @@
 The parent does not serve and does not import the target. It holds the socket, starts the workers, starts those again
 that die, tells them when to stop, and replaces all of them one by one at SIGHUP. The first worker starts alone, so that
 what is wrong with the target or the store is found, and shown, once.
+
+Each worker and the parent have a channel, a pair of sockets beside the listening socket. The worker says on it that it
+is ready, or why it does not start, so that the parent shows one reason once. The parent says on it how the worker is to
+end. When the channel closes, the worker knows that the parent is gone, however that happened: nothing has to run in the
+parent for it.
+
+The parent uses words and not signals because a terminal or systemd often sends a signal to all processes: a worker
+would learn of one stop twice, and the second time means *at once*.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 
 from perdure.errors import Misuse
-from perdure.serve.worker import NotReady, Worker, format_status
-from perdure.serve.worker_channel import AT_ONCE, DRAIN, LEAVE
 from perdure.telemetry.events import log_event
+
+VARIABLE = "PERDURE_WORKER_FDS"
+"""The environment variable that makes a process a worker: the numbers of the two sockets that it inherits."""
+
+READY = b"ready\n"
+FAILED = b"failed "
+WAITS = b"waits_ "
+"""The store fails; another start may go well. As long as `FAILED`."""
+
+# What the parent says; each word is one byte, so that words cannot run together.
+DRAIN = b"d"
+"""The server stops: drain, and go on listening to answer clients."""
+LEAVE = b"l"
+"""Other workers go on: let them have the port, and end once no client uses a connection any more."""
+AT_ONCE = b"n"
+GONE = b"g"
+"""Never sent: the channel is closed, because there is no parent any more."""
+
+MAX_REASON = 4096
+"""Bytes of a reason: the target's message may be of any length."""
 
 #: A worker that ends sooner than this has hardly served. After the second such end in a row there is a pause.
 QUICK_SECONDS = 10.0
@@ -31,6 +58,142 @@ KILL_SECONDS = 2.0
 #: A worker that was replaced has its drain time and this: the time of an idle connection (65 s), and a minute for the
 #: target's own shutdown.
 RETIRE_SECONDS = 125.0
+
+
+class WorkerChannel:
+    """The worker's end of the channel."""
+
+    def __init__(self, listener: socket.socket, parent: socket.socket) -> None:
+        self.listener = listener
+        self._parent = parent
+        parent.setblocking(False)
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str]) -> WorkerChannel | None:
+        """The channel of this process, if it is a worker. Programs that it starts are not workers."""
+        numbers = environment.pop(VARIABLE, None)
+        if numbers is None:
+            return None
+        listener, parent = (socket.socket(fileno=int(number)) for number in numbers.split(","))
+        for inherited in (listener, parent):
+            inherited.set_inheritable(False)
+        return cls(listener, parent)
+
+    def fileno(self) -> int:
+        return self._parent.fileno()
+
+    def send_ready(self) -> None:
+        self._send(READY)
+
+    def send_failed(self, reason: str, *, is_transient: bool = False) -> None:
+        """The worker does not start. `is_transient`: another start may go well, because the store fails."""
+        line = " ".join(reason.split()).encode(errors="replace")
+        self._send((WAITS if is_transient else FAILED) + line[:MAX_REASON] + b"\n")
+
+    def _send(self, word: bytes) -> None:
+        with contextlib.suppress(OSError):  # `receive` notices that the parent is gone
+            self._parent.sendall(word)
+
+    def receive(self) -> bytes:
+        """The words that the parent has sent since."""
+        try:
+            return self._parent.recv(64) or GONE
+        except BlockingIOError:
+            return b""
+        except OSError:
+            return GONE
+
+
+class NotReady(Exception):
+    """A worker ended, or said why it cannot serve, before it was ready."""
+
+    def __init__(self, reason: str, *, is_explained: bool, is_transient: bool = False) -> None:
+        super().__init__(reason)
+        self.is_explained = is_explained
+        """The worker gave the reason itself, about what it was asked to serve."""
+        self.is_transient = is_transient
+        """The store fails, so another start may go well. Otherwise the program is broken, or is killed."""
+
+
+class Worker:
+    """A process that serves on the shared socket, as its parent sees it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: socket.socket) -> None:
+        self.pid = process.pid
+        self.is_ready = False
+        self.ended = asyncio.create_task(process.wait())
+        """Its exit status."""
+        self.began = time.monotonic()
+        self._process = process
+        self._channel = channel
+        self.ended.add_done_callback(lambda _: channel.close())
+
+    @classmethod
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str], listener: socket.socket) -> Worker:
+        """Start a new interpreter, which has nothing of the parent's state but the two sockets."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            sockets = (listener.fileno(), theirs.fileno())
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    env={**environment, VARIABLE: ",".join(map(str, sockets))},
+                    pass_fds=sockets,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    # Ctrl-C goes to the whole group of a terminal; while a worker starts it would end with a traceback.
+                    process_group=0,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return cls(process, ours)
+
+    async def get_ready(self) -> None:
+        """Wait until it serves. Raises `NotReady`."""
+
+        async def read_word() -> bytes:
+            word = b""
+            with contextlib.suppress(OSError):
+                while not word.endswith(b"\n") and (data := await loop.sock_recv(self._channel, MAX_REASON)):
+                    word += data
+            return word
+
+        loop = asyncio.get_running_loop()
+        reading = asyncio.create_task(read_word())
+        try:
+            # Both: a program that the worker started may hold its end of the channel open.
+            await asyncio.wait({reading, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+            word = reading.result() if reading.done() else b""
+        finally:
+            reading.cancel()
+        if word.startswith((FAILED, WAITS)):
+            reason = word[len(FAILED) :].decode(errors="replace").strip()
+            raise NotReady(reason, is_explained=True, is_transient=word.startswith(WAITS))
+        if word != READY:
+            raise NotReady(f"it ended with {format_status(await asyncio.shield(self.ended))}", is_explained=False)
+        self.is_ready = True
+
+    def end(self, word: bytes) -> None:
+        """Tell it how to end. Before it is ready it does not listen, and has nothing to lose."""
+        with contextlib.suppress(OSError):
+            if self.is_ready:
+                self._channel.send(word)
+            else:
+                self._process.terminate()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+
+def format_status(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"status {status}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"
 
 
 class _GaveUp(Exception):
@@ -52,29 +215,16 @@ def run_workers(
     on_ready: Callable[[], None],
 ) -> int:
     """Serve with so many workers until a signal; returns the exit status. Raises `Misuse` if they do not start."""
-
-    async def run() -> int:
-        patience = drain_timeout + RETIRE_SECONDS  # the longest a worker takes that leaves
-        return await WorkerPool(command, environment, listener, count=count, patience=patience).run(on_ready)
-
-    return asyncio.run(run())
+    patience = drain_timeout + RETIRE_SECONDS  # the longest a worker takes that leaves
+    pool = WorkerPool(lambda: Worker.start(command, environment, listener), count=count, patience=patience)
+    return asyncio.run(pool.run(listener, on_ready))
 
 
 class WorkerPool:
     """The workers of one listening socket, each at its place."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        listener: socket.socket,
-        *,
-        count: int,
-        patience: float,
-    ) -> None:
-        self._command = command
-        self._environment = environment
-        self._listener = listener
+    def __init__(self, start: Callable[[], Awaitable[Worker]], *, count: int, patience: float) -> None:
+        self._start_process = start
         self._patience = patience
         self._serving: list[Worker] = []
         self._alive: set[Worker] = set()
@@ -86,7 +236,7 @@ class WorkerPool:
         self._begun = False
         self._ended_badly = False
 
-    async def run(self, on_ready: Callable[[], None]) -> int:
+    async def run(self, listener: socket.socket, on_ready: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._on_signal, sig)
@@ -100,7 +250,7 @@ class WorkerPool:
         while isinstance(failure, BaseExceptionGroup):
             failure = failure.exceptions[0]
         # No worker is started any more; wait until all have ended.
-        self._listener.close()
+        listener.close()
         if not self._ending.is_set():
             self._end_all(DRAIN)
         while self._alive:
@@ -130,11 +280,17 @@ class WorkerPool:
 
     async def _start(self) -> Worker:
         try:
-            worker = await Worker.start(self._command, self._environment, self._listener)
+            worker = await self._start_process()
         except OSError as error:  # too many processes, or too little memory, at the moment
             raise NotReady(f"it could not be started: {error}", is_explained=False) from error
+
+        def on_ended(ended: asyncio.Task[int]) -> None:
+            self._alive.discard(worker)
+            if self._ending.is_set() and worker.is_ready and ended.result():
+                self._ended_badly = True
+
         self._alive.add(worker)
-        worker.ended.add_done_callback(lambda ended: self._on_ended(worker, ended.result()))
+        worker.ended.add_done_callback(on_ended)
         if self._ending.is_set():  # it was not there yet when the others were told to end
             worker.end(DRAIN)
         await worker.get_ready()
@@ -147,8 +303,8 @@ class WorkerPool:
         start that fails is tried again, with pauses, for as long as another worker serves or the store fails, which
         passes.
         """
-        broken = 0
-        for deaths in itertools.count():
+        broken = deaths = 0
+        while True:
             await asyncio.sleep(pause_after(deaths))
             try:
                 return await self._start()
@@ -158,9 +314,9 @@ class WorkerPool:
                 broken = 0 if failure.is_transient or (self._begun and self._is_serving) else broken + 1
                 if broken == TRIES:
                     raise _GaveUp(f"{TRIES} workers in a row did not start; the last one: {failure}") from None
-                again = f"the next try is in {pause_after(deaths + 1):g} s"
+                deaths += 1
+                again = f"the next try is in {pause_after(deaths):g} s"
                 log_event(logging.WARNING, "worker.failed", f"a worker did not start, {again}: {failure}")
-        raise AssertionError("counting does not end")
 
     @property
     def _is_serving(self) -> bool:
@@ -182,7 +338,7 @@ class WorkerPool:
                     "worker.ended",
                     f"worker {worker.pid} ended with {how}; another one takes its place",
                 )
-                quick = quick + 1 if worker.age < QUICK_SECONDS else 0
+                quick = quick + 1 if time.monotonic() - worker.began < QUICK_SECONDS else 0
                 await asyncio.sleep(pause_after(quick))
                 self._serving[place] = await self._start_with_retries()
 
@@ -220,8 +376,3 @@ class WorkerPool:
     def _kill_all(self) -> None:
         for worker in self._alive:
             worker.kill()
-
-    def _on_ended(self, worker: Worker, status: int) -> None:
-        self._alive.discard(worker)
-        if self._ending.is_set() and worker.is_ready and status:
-            self._ended_badly = True

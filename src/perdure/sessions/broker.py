@@ -53,12 +53,12 @@ class Resumed:
     token: str
 
 
+@dataclass(frozen=True, slots=True)
 class Broker:
     """Opens chains and takes their tokens; raises `Rejected`, or `StoreError`, with nothing done that matters."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
-        self._context = context
-        self._sessions = sessions
+    _context: ServerContext
+    _sessions: SessionRegistry
 
     async def open(self, session_id: str, caller: TokenUser) -> str:
         """The first token of a new chain, in place of the one that the session may have."""
@@ -121,14 +121,12 @@ class Broker:
 
     async def _find(self, session_id: str, caller: TokenUser) -> Session:
         """The caller's session, which is in use from now on."""
-        try:
+        with contextlib.suppress(SessionEnded):
             session = await self._sessions.find(session_id, caller.principal)
             if session is not None and session.state is not SessionState.OPENING:
                 with session.in_use():
                     await session.come_back()
                 return session
-        except SessionEnded:
-            pass
         raise self._rejected("there is no such session for the caller")
 
     async def _tell_revoked(self, chain: Chain, action: Action) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perdure._core import mail
 from perdure._core.ids import NodeId
 from perdure._core.jsonrpc import Notification, Response
 from perdure._core.losses import read_call
 from perdure.errors import NodeGone, StoreUnavailable
-from perdure.sessions.asks import node_of_ask
-from perdure.store.base import SendMail, stream_by_id
+from perdure.sessions.context import mail_to
+from perdure.sessions.exchange import node_of_ask
+from perdure.store.base import stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -22,18 +23,11 @@ CancelWaiting = Callable[[mail.Cancelled], Awaitable[None]]
 
 
 async def receive(
-    session: Session,
-    message: Notification | Response,
-    origin: object,
-    *,
-    size: int,
-    cancel_waiting: CancelWaiting,
+    session: Session, message: Notification | Response, origin: object, *, size: int, cancel_waiting: CancelWaiting
 ) -> None:
-    """Take what is not a request, at the node where it belongs.
-
-    Late and unknown answers and cancellations are dropped: the race is the client's right. `size`: the bytes of memory
-    that the message takes. `cancel_waiting` is called for a call that waits at this node for its principal.
-    """
+    """Take what is not a request, at the node where it belongs. Late and unknown answers and cancellations are dropped:
+    the race is the client's right. `size`: the bytes of memory that the message takes. `cancel_waiting` is called for a
+    call that waits at this node for its principal."""
     here = session.context.node
     if isinstance(message, Response):
         if session.exchange.asks.answer(message, origin):
@@ -45,7 +39,14 @@ async def receive(
         return
     params = message.params or {}
     if message.method == "notifications/cancelled":
-        await _cancel_named(session, params, cancel_waiting)
+        request_id = params.get("requestId")
+        if isinstance(request_id, str | int) and not isinstance(request_id, bool):
+            # An id of this incarnation; or the name of a call that is an orphan, which holds in any incarnation.
+            named = (session.record.incarnation, request_id), read_call(request_id)
+            for incarnation, name in filter(None, named):
+                cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
+                if await _cancel(session, cancelled, cancel_waiting):
+                    return
         return
     # Progress of an ask is for the node that waits for it.
     ask = params.get("progressToken") if message.method == "notifications/progress" else None
@@ -58,25 +59,12 @@ async def receive(
 
 async def _may_be_asked(session: Session, ask: object, node: NodeId | None) -> bool:
     """Whether an ask waits at a node, or may: one that holds may have asked what is not in the store yet."""
-    store = session.context.store
-    if any(record.id == ask for record in await store.asks(session.id)):
-        return True
-    if node in await session.context.nodes.holders():
-        return True
-    # It may have been written before nothing was held.
-    return any(record.id == ask for record in await store.asks(session.id))
 
+    async def is_stored() -> bool:
+        return any(record.id == ask for record in await session.context.store.asks(session.id))
 
-async def _cancel_named(session: Session, params: dict[str, Any], cancel_waiting: CancelWaiting) -> None:
-    request_id = params.get("requestId")
-    if not isinstance(request_id, str | int) or isinstance(request_id, bool):
-        return
-    # An id of this incarnation; or the name of a call that is an orphan, which holds in any incarnation.
-    named = (session.record.incarnation, request_id), read_call(request_id)
-    for incarnation, name in filter(None, named):
-        cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
-        if await _cancel(session, cancelled, cancel_waiting):
-            return
+    # Looked at twice: it may have been written before nothing was held.
+    return await is_stored() or node in await session.context.nodes.holders() or await is_stored()
 
 
 async def _cancel(session: Session, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
@@ -107,7 +95,7 @@ async def _send_mail(session: Session, node: NodeId, message: mail.Message) -> b
     if session.context.journal.refuses:
         raise StoreUnavailable  # as requests are refused, so that what clients say does not pile up
     try:
-        await session.context.journal.write(SendMail(node=node, message=mail.encode(message)))
+        await session.context.journal.write(*mail_to([node], message))
     except NodeGone:
         return False
     return True

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from perdure._core.ids import Fence, NodeId, RandomBytes
+from perdure._core import mail
+from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, new_stream_id
 from perdure._core.limits import Work
 from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes
 from perdure.settings import Settings
-from perdure.store.base import Store
+from perdure.store.base import SendMail, Step, Store, StreamRecord
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import PeerLog
 
@@ -26,24 +27,19 @@ class OtherNodes(Protocol):
     @property
     def others(self) -> Sequence[NodeId]:
         """The nodes that live, as far as is known."""
-        ...
 
     @property
     def alone(self) -> bool:
         """No other node is there, not even a dead one whose calls are to be settled."""
-        ...
 
     async def is_dead(self, node: NodeId) -> bool:
         """Whether a node certainly writes nothing more."""
-        ...
 
     async def holders(self) -> Sequence[NodeId]:
         """The other nodes that live and show what is not in the store."""
-        ...
 
     async def refuse_while_held(self) -> None:
         """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +65,14 @@ class ServerContext:
     work: Work
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
+
+    def new_stream(self, session: SessionId, kind: Kind) -> StreamRecord:
+        """The record of a stream that this node is about to open."""
+        stream, now = new_stream_id(self.random), self.clock()
+        return StreamRecord(id=stream, session=session, kind=kind, node=self.node, fence=self.fence, opened=now)
+
+
+def mail_to(nodes: Iterable[NodeId], message: mail.Message) -> list[Step]:
+    """The steps that send a message to nodes."""
+    encoded = mail.encode(message)
+    return [SendMail(node=node, message=encoded) for node in nodes]

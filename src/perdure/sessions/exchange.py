@@ -6,24 +6,34 @@ every message is appended to the stream where it belongs.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
+import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure._core.jsonrpc import Notification, Request
+from perdure._core import sticky
+from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
+from perdure._core.ids import NodeId
+from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.states import CallState, CallStep, SessionState
 from perdure.log.stream import Stream
-from perdure.runtime.base import CallEnded, Flow
-from perdure.sessions.asks import Asks
-from perdure.sessions.ledger import REQUEST_CANCELLED, Call, Calls, error_payload, unknown_outcome
-from perdure.sessions.messages import encode_answer, encode_notification
-from perdure.sessions.runtime_slot import RuntimeSlot
-from perdure.store.base import Step
+from perdure.runtime.base import CallEnded, Flow, Runtime
+from perdure.sessions.ledger import Call, Calls, unknown_outcome
+from perdure.sessions.messages import encode_answer, encode_ask, encode_notification
+from perdure.store.base import AskRecord, CloseAsk, OpenAsk, Step
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
+
+_ASK = re.compile(r"ask-([A-Za-z0-9_-]{22})-[0-9]+")
+"""The id of an ask names the node that waits. The letters in front keep it from being taken for an integer."""
+
+_OWN_SECONDS = 10.0
+"""How long a server may take to tell which tools it has."""
 
 
 class Exchange:
@@ -47,7 +57,7 @@ class Exchange:
     def start(self, call: Call, origin: object) -> None:
         """Hand a call to the runtime, in the context of the HTTP request that brought it (or of the principal's next
         one, or of none, where it runs again)."""
-        if self.calls.is_cancelled(call):
+        if call.key in self.calls.cancelled:
             self.calls.runtime_done(call.number)
             self._answer_cancelled(call)
             return
@@ -74,7 +84,7 @@ class Exchange:
         try:
             self.start(call, origin)
         except BaseException:
-            self.calls.release((request,), incarnation=incarnation)
+            self.calls.release(call.key)
             self.calls.runtime_done(call.number)
             raise
 
@@ -88,9 +98,9 @@ class Exchange:
 
     def cancel(self, request_id: int | str, *, incarnation: int, params: dict[str, Any]) -> bool:
         """Answer the call that is cancelled, and let the runtime know. Tells whether it runs on this node."""
-        call = self.calls.running(request_id, incarnation=incarnation)
-        if call is None:
-            return self.calls.cancel_early(request_id, incarnation=incarnation)
+        key = (incarnation, coerce_id(request_id))
+        if (call := self.calls.running(key)) is None:
+            return self.calls.cancel_early(key)
         if call.request.method != "initialize":
             self._answer_cancelled(call)
             self._stop(call, params)
@@ -115,22 +125,18 @@ class Exchange:
 
     @property
     def closes_early(self) -> bool:
-        session = self.session
-        return (
-            bool(session.record.version)
-            and session.keeper.revision.closes_early
-            and not session.context.settings.json_response
-        )
+        keeper, settings = self.session.keeper, self.session.context.settings
+        return bool(keeper.record.version) and keeper.revision.closes_early and not settings.json_response
 
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
         record = self.session.keeper.record
         if record.state is SessionState.ENDED:
             return None
-        found = None if call is None else self.calls.numbered(call)
+        found = None if call is None else self.calls.by_number.get(call)
         if params is not None:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
                 # A number of the session, which means nothing outside: drop it if its call has ended, or has no token.
-                call, found = token, self.calls.numbered(token)
+                call, found = token, self.calls.by_number.get(token)
                 if found is None or found.token is None or found.is_repeated(method, params):
                     return None
                 # The client's token means something within one incarnation only.
@@ -145,11 +151,9 @@ class Exchange:
         return self.append(found, encode_notification(method, params))
 
     def append(self, call: Call | None, payload: bytes, also: Step | None = None) -> Flow | None:
-        """Append a message to the stream where it belongs, which is given back if it is written here.
-
-        What belongs to a call goes to the call's stream, unless that has no reader and its client has come back without
-        asking for it (R5); and a JSON body has room for the answer only.
-        """
+        """Append a message to the stream where it belongs, which is given back if it is written here. What belongs to a
+        call goes to the call's stream, unless that has no reader and its client has come back without asking for it
+        (R5); and a JSON body has room for the answer only."""
         if call is not None and call.state is not CallState.RUNNING:
             return None
         if call is None or self.goes_standalone(call):
@@ -165,18 +169,19 @@ class Exchange:
         )
 
     def new_ask_id(self) -> str:
-        return self.asks.new_id()
+        context = self.session.context
+        return f"ask-{context.node}-{next(context.ask_ids)}"
 
     def ask(self, ask_id: str, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
         if self.session.state is SessionState.ENDED:
             return None
-        found = None if call is None else self.calls.numbered(call)
+        found = None if call is None else self.calls.by_number.get(call)
         if call is not None and (found is None or found.state is not CallState.RUNNING):
             raise CallEnded  # a cancelled call that does not stop must not wait for an answer for ever
-        return self.asks.ask(ask_id, method, params, found)
+        return self.asks.put(ask_id, Ask(ask_id, method, params, found))
 
     def answer(self, call: int, body: bytes, *, failed: bool) -> Flow | None:
-        found = self.calls.numbered(call)
+        found = self.calls.by_number.get(call)
         if found is None:
             self.runtime.answer_own(call, None if failed else body)
             return None
@@ -189,7 +194,7 @@ class Exchange:
         return found.stream
 
     def interrupted(self, call: int) -> None:
-        if (found := self.calls.numbered(call)) is None:
+        if (found := self.calls.by_number.get(call)) is None:
             self.runtime.answer_own(call, None)
             return
         self.calls.runtime_done(call)
@@ -197,10 +202,10 @@ class Exchange:
             self.answer_unknown(found, "its runtime failed")
 
     def handled(self, size: int) -> None:
-        self.runtime.handled(size)
+        self.runtime.count(-1, -size)
 
     def close_reader(self, call: int | None) -> None:
-        found = None if call is None else self.calls.numbered(call)
+        found = None if call is None else self.calls.by_number.get(call)
         stream = self.session.standalone if call is None else None if found is None else found.stream
         if stream is not None and stream.reader is not None:
             stream.reader.stop_here()
@@ -229,12 +234,218 @@ class Exchange:
             if self.calls.answer(call, CallStep.SETTLE, payload):
                 self.session.context.counters.calls_settled += 1
 
-    def runtime_may_go(self, idle: float) -> bool:
-        """Whether the runtime was not used for so long, and nothing would be lost with it."""
-        return not self.asks.open and self.runtime.is_idle(idle)
-
     async def aclose(self, reason: str) -> None:
         """The session has ended: answer its running calls, and let the runtime go."""
         for call in self.calls.all_running():
             self.calls.answer(call, CallStep.CANCEL, error_payload(call.request.id, REQUEST_CANCELLED, reason))
         await self.runtime.drop()
+
+
+class RuntimeSlot:
+    """Holds a session's runtime: loaded with the first message, dropped when it is idle, loaded again from the record.
+    What it must know beside the client's messages is sent here as well: sticky requests once more, and requests of this
+    process itself."""
+
+    __slots__ = ("_exchange", "_own", "_runtime", "_sent", "_subscribed", "notification_bytes", "notifications")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.notifications = 0
+        """How many wait for their handler, or are being handled."""
+        self.notification_bytes = 0
+        """Bytes of memory that they take, estimated."""
+        self._exchange = exchange
+        self._runtime: Runtime | None = None
+        self._sent = exchange.session.record.active
+        """When something was last sent to it."""
+        self._own: dict[int, asyncio.Future[bytes | None]] | None = None
+        """This process's own requests that wait for their answer."""
+        self._subscribed: tuple[bytes, ...] = ()
+        """Subscriptions that are alive in this runtime, whatever the record says by now."""
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._runtime is not None
+
+    def send(self, message: Envelope, *, origin: object, size: int = 0) -> None:
+        """Hand a message to the runtime, which is loaded if it is not there. `size`: the bytes of memory that a
+        notification takes until its handler is through."""
+        session = self._exchange.session
+        if session.state is SessionState.ENDED:
+            return  # a runtime that is loaded now would never be dropped
+        self._sent = session.context.clock()
+        runtime = self._runtime or self._load()
+        if size:
+            self.count(1, size)
+        runtime.send(message, origin=origin, size=size)
+
+    def count(self, notifications: int, size: int) -> None:
+        """So many notifications, of so many bytes together, are being handled more than before."""
+        self.notifications += notifications
+        self.notification_bytes += size
+        self._exchange.session.context.work.take(size)
+
+    def _load(self) -> Runtime:
+        session = self._exchange.session
+        self._runtime = session.context.runtimes.load(session.record, self._exchange)
+        subscriptions = sticky.subscriptions(session.record.sticky)
+        self._subscribed = subscriptions if session.home.is_here else ()
+        for request in session.record.sticky:
+            if session.home.is_here or request not in subscriptions:
+                self.repeat(request)
+        return self._runtime
+
+    def repeat(self, request: bytes) -> None:
+        """Send a sticky request once more, if a runtime is there. Its answer is dropped."""
+        if self._runtime is not None:
+            body = json.loads(request)
+            number = self._exchange.calls.new_number()
+            message = Request(id=number, method=body["method"], params=body.get("params"), raw={})
+            context = self._exchange.session.context.task_context.copy()
+            context.run(self._runtime.send, message, origin=None)
+
+    def on_sticky_accepted(self, request: bytes) -> None:
+        self._subscribed = sticky.subscriptions(sticky.after(self._subscribed, request))
+
+    def on_home_gained(self) -> None:
+        """This node is the session's home now: what the session has subscribed to lives here."""
+        session = self._exchange.session
+        subscriptions = sticky.subscriptions(session.record.sticky)
+        if self._runtime is None:
+            if subscriptions and session.state is not SessionState.ENDED:
+                self._load()
+            return
+        self._subscribed = subscriptions
+        for request in subscriptions:
+            self.repeat(request)
+
+    def on_home_lost(self) -> None:
+        """Another node is the home now: no subscription may be alive twice."""
+        subscribed, self._subscribed = self._subscribed, ()
+        for request in subscribed:
+            self.repeat(sticky.unsubscribe(request))
+
+    def mark_initialized(self) -> None:
+        """The client's `initialized` has reached another node."""
+        if self._runtime is not None:
+            self._runtime.mark_initialized()
+
+    async def ask(self, method: str, params: dict[str, Any], origin: object) -> dict[str, Any] | None:
+        """Ask the runtime something on this process's own behalf; `None` if it has no result."""
+        number = self._exchange.calls.new_number()
+        self._own = self._own if self._own is not None else {}
+        future = self._own[number] = asyncio.get_running_loop().create_future()
+        self.send(Request(id=number, method=method, params=params, raw={}), origin=origin)
+        try:
+            async with asyncio.timeout(_OWN_SECONDS):
+                body = await future
+        except TimeoutError:
+            return None
+        finally:
+            del self._own[number]
+        result: dict[str, Any] | None = None if body is None else json.loads(body)
+        return result
+
+    def answer_own(self, number: int, body: bytes | None) -> None:
+        """Take the answer to a request of this process itself (`None`: it has no result)."""
+        future = None if self._own is None else self._own.get(number)
+        if future is not None and not future.done():
+            future.set_result(body)
+
+    def is_idle(self, idle: float) -> bool:
+        """Whether it was not used for so long, and loading it again brings back everything that is lost with it."""
+        runtime, session = self._runtime, self._exchange.session
+        return (
+            runtime is not None
+            and session.context.clock() - self._sent >= idle
+            and not self._exchange.calls.by_number
+            and not self._exchange.asks.open
+            and not self.notifications
+            and not self._own
+            and not runtime.keeps_state
+            and not (session.home.is_here and sticky.subscriptions(session.record.sticky))
+        )
+
+    def forget(self) -> Runtime | None:
+        """The runtime goes; the next message loads it again. Handlers that still run count no longer."""
+        runtime, self._runtime = self._runtime, None
+        self.count(-self.notifications, -self.notification_bytes)
+        return runtime
+
+    async def drop(self) -> None:
+        """Let the runtime go, in silence."""
+        if (runtime := self.forget()) is not None:
+            self._exchange.calls.runtime_gone()
+            await runtime.aclose()
+
+
+class Ask(NamedTuple):
+    """An ask that waits: the id under which the runtime knows it, and what was asked."""
+
+    inner: str
+    method: str
+    params: dict[str, Any] | None
+    call: Call | None
+
+
+class Asks:
+    """Keeps what the server asks its client and this node waits for, until it is answered or withdrawn."""
+
+    __slots__ = ("_exchange", "open")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.open: dict[str, Ask] = {}
+        """By the ids under which the client is asked at this moment."""
+
+    def put(self, name: str, ask: Ask) -> Flow | None:
+        """Ask the client; gives where to wait before more is said."""
+        exchange, session, call = self._exchange, self._exchange.session, ask.call
+        stream = session.standalone if call is None or exchange.goes_standalone(call) else call.stream
+        payload = encode_ask(name, ask.method, ask.params)
+        record = AskRecord(session=session.id, id=name, stream=stream.id, request=payload, node=session.context.node)
+        self.open[name] = ask
+        return exchange.append(call, payload, also=OpenAsk(record=record))
+
+    def answer(self, response: Response, origin: object) -> bool:
+        """Take the client's answer to an ask; tells whether the ask waits here."""
+        name = response.id
+        if not isinstance(name, str) or (ask := self.open.get(name)) is None:
+            return False
+        self._close(name)
+        self._exchange.runtime.send(Response(id=ask.inner, raw={**response.raw, "id": ask.inner}), origin=origin)
+        return True
+
+    def give_up(self) -> None:
+        """The client has been away for too long: answer the runtime in its place."""
+        error = {"code": CLIENT_AWAY, "message": "The client has been away for too long to answer"}
+        for name in list(self.open):
+            self.answer(Response(id=name, raw={"jsonrpc": "2.0", "error": error}), None)
+
+    def repeat(self) -> None:
+        """The client has reattached and forgotten what it was asked: cancel the old ids, ask under new ones."""
+        session = self._exchange.session
+        for name, ask in list(self.open.items()):
+            del self.open[name]
+            close = CloseAsk(session=session.id, id=name)
+            params = {"requestId": name, "reason": "the client attached again, and is asked under a new id"}
+            self._exchange.append(ask.call, encode_notification("notifications/cancelled", params), also=close)
+            self.put(self._exchange.new_ask_id(), ask)
+
+    def withdraw(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The runtime no longer waits for an ask, which the client may know under a later id."""
+        for name, ask in list(self.open.items()):
+            if ask.inner == params.get("requestId"):
+                self._close(name)
+                return {**params, "requestId": name}
+        return params
+
+    def _close(self, name: str) -> None:
+        del self.open[name]
+        self.open = self.open or {}  # a dictionary does not shrink
+        self._exchange.session.put(CloseAsk(session=self._exchange.session.id, id=name))
+
+
+def node_of_ask(ask: object) -> NodeId | None:
+    """The node that waits for the answer to an ask."""
+    match = _ASK.fullmatch(ask) if isinstance(ask, str) else None
+    return None if match is None else NodeId(match[1])

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from perdure._core import mail
+from perdure._core.ids import new_stream_id
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.readership import RUN_AHEAD
 from perdure.log.stream import Stream
+from perdure.log.stream_parts import RUN_AHEAD
 from perdure.runtime.base import Flow
-from perdure.sessions.outbox import Message, Outbox
-from perdure.store.base import Event, SendMail, Step, StreamRecord, stream_by_id
+from perdure.sessions.context import ServerContext, mail_to
+from perdure.store.base import Event, Forward, Step, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -39,75 +41,164 @@ _TAKE_AGAIN = 0.05
 _FULL_AGAIN = 0.02
 """Seconds until a message is forwarded again for which there was no room: a live home takes a page in less."""
 
+Message = tuple[bytes, Step | None]
+"""A payload, and what is committed together with it."""
 
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Messages that the journal has taken together."""
+
+    messages: list[Message]
+    steps: Sequence[Step]
+    accepted: bool = False
+    """Also where they are held while the store fails."""
+
+
+@dataclass(slots=True, eq=False)
+class Outbox:
+    """Forwards the messages of this node for a stream that another node writes: a source of the journal.
+
+    The store takes the numbers of one sender in their order only. So where a message is refused, those behind it are
+    refused as well: they all come back, still in order, and are forwarded again later.
+    """
+
+    _context: ServerContext
+    _stream: Stream
+    _on_room: Callable[[], None]
+    _sender: str = ""
+    _sent: int = 0
+    """The number of the last message that was handed to the journal."""
+    _pending: list[Message] = field(default_factory=list)
+    _queued: bool = False
+    _taken: list[_Group] = field(default_factory=list)
+    """What the journal has taken and has neither written nor refused, the oldest first."""
+    returned: list[Message] = field(default_factory=list)
+    """Messages that were refused and are here again."""
+    _settled: asyncio.Event | None = None
+    refusal: PerdureError | None = None
+    """Why the oldest of those came back that are here."""
+
+    @property
+    def unaccepted(self) -> int:
+        """Messages that the store has not accepted."""
+        under_way = sum(len(group.messages) for group in self._taken if not group.accepted)
+        return len(self._pending) + under_way + len(self.returned)
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is under way: what was put in is in the store, or here again."""
+        return not self._pending and not self._taken
+
+    def put(self, payload: bytes, also: Step | None) -> None:
+        self._pending.append((payload, also))
+        if not self._queued:
+            self._queued = True
+            self._context.journal.put(self)
+
+    def take_back(self) -> list[Message]:
+        """The messages that were refused, once nothing is under way: their numbers are free again."""
+        assert self.is_settled
+        back, self.returned, self.refusal = self.returned, [], None
+        self._sent -= len(back)
+        return back
+
+    async def settled(self) -> None:
+        while not self.is_settled:
+            self._settled = self._settled or asyncio.Event()
+            self._settled.clear()
+            await self._settled.wait()
+
+    # A source of the journal
+
+    def take(self) -> Sequence[Step]:
+        self._queued = False
+        messages, self._pending = self._pending, []
+        self._sender = self._sender or new_stream_id(self._context.random)
+        payloads = tuple(payload for payload, _ in messages)
+        first, self._sent = self._sent + 1, self._sent + len(messages)
+        forward = Forward(
+            stream=self._stream.id, node=self._context.node, sender=self._sender, first=first, payloads=payloads
+        )
+        steps = [*(also for _, also in messages if also is not None), forward]
+        self._taken.append(_Group(messages, steps))
+        return steps
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        for group in self._taken:
+            group.accepted = group.accepted or group.steps is steps
+        self._on_room()
+
+    def written(self, steps: Sequence[Step]) -> None:
+        del self._taken[0]
+        if self._stream.node:
+            self._context.store.hint(self._stream.node, [self._stream.id])
+        self._look_settled()
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        self.returned += self._taken.pop(0).messages
+        self.refusal = self.refusal or reason
+        self._look_settled()
+        self._on_room()
+
+    def _look_settled(self) -> None:
+        if self._settled is not None and self.is_settled:
+            self._settled.set()
+
+
+@dataclass(slots=True, eq=False)
 class Home:
     """One session's home, as this node sees it."""
 
-    __slots__ = (
-        "_direct",
-        "_drawing",
-        "_drawn",
-        "_drawn_through",
-        "_forwarding",
-        "_homing",
-        "_outbox",
-        "_outgoing",
-        "_room",
-        "_session",
-        "standalone",
-    )
+    _session: Session
+    record: InitVar[StreamRecord]
+    is_new: InitVar[bool]
+    standalone: Stream = field(init=False)
+    _direct: bool = field(init=False)
+    """This node is the home, and nothing that was said before waits: what it says is appended at once."""
+    _outgoing: list[Message] = field(default_factory=list)
+    """What is said while it is not known who the home is, or while this node becomes it."""
+    _outbox: Outbox | None = None
+    """Made with the first message that is forwarded: most sessions never need it."""
+    _forwarding: asyncio.Task[None] | None = None
+    _homing: asyncio.Lock | None = None
+    _drawing: asyncio.Lock | None = None
+    _drawn_through: int = 0
+    """The key of the last forwarded message that was appended under the present claim."""
+    _drawn: frozenset[int] = frozenset()
+    """The events that were made of forwarded messages, as far as they may not be written yet."""
+    _room: asyncio.Event | None = None
 
-    def __init__(self, session: Session, record: StreamRecord, *, is_new: bool) -> None:
-        self._session = session
-        context = session.context
-        self.standalone = Stream(
-            record,
-            context.journal,
-            self,
-            limit=context.settings.max_stream_events,
-            writes=record.node == context.node,
-        )
+    def __post_init__(self, record: StreamRecord, is_new: bool) -> None:
+        context = self._session.context
+        limit, writes = context.settings.max_stream_events, record.node == context.node
+        self.standalone = Stream(record, context.journal, self, limit=limit, writes=writes)
         self._direct = is_new and self.is_here
-        """This node is the home, and nothing that was said before waits: what it says is appended at once."""
-        self._outgoing: list[Message] = []
-        """What is said while it is not known who the home is, or while this node becomes it."""
-        self._outbox: Outbox | None = None
-        """Made with the first message that is forwarded: most sessions never need it."""
-        self._forwarding: asyncio.Task[None] | None = None
-        self._homing: asyncio.Lock | None = None
-        self._drawing: asyncio.Lock | None = None
-        self._drawn_through = 0
-        """The key of the last forwarded message that was appended under the present claim."""
-        self._drawn: frozenset[int] = frozenset()
-        """The events that were made of forwarded messages, as far as they may not be written yet."""
-        self._room: asyncio.Event | None = None
 
     @property
     def is_here(self) -> bool:
-        """This node is the home."""
         return self.standalone.writer is not None
 
     @property
     def _has_work(self) -> bool:
-        returned = self._outbox is not None and self._outbox.has_returned
-        return bool(self._outgoing) or returned or (self.is_here and not self._direct)
+        returned = self._outbox is not None and self._outbox.returned
+        return bool(self._outgoing or returned) or (self.is_here and not self._direct)
 
     @property
     def waiting(self) -> int:
-        """Messages that are on their way to the home."""
         return len(self._outgoing) + (0 if self._outbox is None else self._outbox.unaccepted)
 
     @property
     def is_full(self) -> bool:
         """Whether a caller should wait in `wait_for_room` until what was sent has been accepted."""
-        return self.waiting >= RUN_AHEAD or not self._session.context.journal.has_room
+        return self.waiting >= RUN_AHEAD or not self._session.context.journal.backlog.has_room
 
     async def wait_for_room(self) -> None:
         while self.waiting >= RUN_AHEAD and self._session.state is not SessionState.ENDED:
             self._room = self._room or asyncio.Event()
             self._room.clear()
             await self._room.wait()
-        await self._session.context.journal.wait_for_room()
+        await self._session.context.journal.backlog.wait_for_room()
 
     def _make_room(self) -> None:
         if self._room is not None:
@@ -116,16 +207,14 @@ class Home:
     def _on_forwarded(self) -> None:
         """What was forwarded is accepted, or has come back."""
         self._make_room()
-        if self._outbox is not None and self._outbox.has_returned:
+        if self._outbox is not None and self._outbox.returned:
             self._begin()
 
     # Sending
 
     def send(self, payload: bytes, also: Step | None = None) -> Flow:
-        """Send a message on the standalone stream; through the session's home, where that is another node.
-
-        Gives where to wait before more is sent.
-        """
+        """Send a message on the standalone stream; through the session's home, where that is another node. Gives where
+        to wait before more is sent."""
         if self._direct:
             self.standalone.append(payload, also=also)
             return self.standalone
@@ -137,21 +226,37 @@ class Home:
             self._put(payload, also)
         return self
 
-    def _put(self, payload: bytes, also: Step | None) -> Outbox:
+    def _put(self, payload: bytes, also: Step | None) -> None:
         if self._outbox is None:
             self._outbox = Outbox(self._session.context, self.standalone, self._on_forwarded)
         self._outbox.put(payload, also)
-        return self._outbox
 
     def _begin(self) -> None:
         if self._forwarding is None and self._session.state is not SessionState.ENDED:
             self._forwarding = asyncio.create_task(self._forward(), name="perdure-forward")
 
     async def _forward(self) -> None:
+        """Forward what waits here; or append it, behind what was forwarded before, if this is the home."""
         try:
             while self._has_work and self._session.state is not SessionState.ENDED:
                 try:
-                    await self._forward_some()
+                    if self._outbox is not None:
+                        await self._outbox.settled()
+                        self._outgoing[:0] = self._outbox.take_back()
+                    here = await self._look_home()
+                    if here and not await self._draw():
+                        continue
+                    outgoing, self._outgoing = self._outgoing, []
+                    for payload, also in outgoing:
+                        if here:
+                            self.standalone.append(payload, also=also)
+                        else:
+                            self._put(payload, also)
+                    self._direct = here
+                    if not here and self._outbox is not None:
+                        await self._outbox.settled()
+                        if self._outbox.refusal is not None:
+                            raise self._outbox.refusal
                 except NodeGone:
                     continue  # no node is the home: this one becomes it
                 except SessionEnded:
@@ -168,26 +273,6 @@ class Home:
             self._forwarding = None
             self._make_room()
 
-    async def _forward_some(self) -> None:
-        """Forward what waits here; or append it, behind what was forwarded before, if this is the home."""
-        if self._outbox is not None:
-            await self._outbox.settled()
-            self._outgoing[:0] = self._outbox.take_back()
-        if await self._look_home():
-            if await self._draw():
-                outgoing, self._outgoing = self._outgoing, []
-                for payload, also in outgoing:
-                    self.standalone.append(payload, also=also)
-                self._direct = True
-            return
-        outgoing, self._outgoing = self._outgoing, []
-        for payload, also in outgoing:
-            outbox = self._put(payload, also)
-        if outgoing:
-            await outbox.settled()
-            if outbox.refusal is not None:
-                raise outbox.refusal
-
     async def forwarded(self) -> None:
         """Wait until what could not be forwarded at once is in the store, or this is the home."""
         if self._forwarding is not None:
@@ -203,20 +288,37 @@ class Home:
         return found
 
     async def _look_home(self, *, take: bool = False) -> bool:
+        """Claim the standalone stream, unless it is claimed. `False` if a live node is the home, and keeps it."""
         if self.is_here:
             return True
+        session, context, standalone = self._session, self._session.context, self.standalone
         self._homing = self._homing or asyncio.Lock()
         async with self._homing:
-            while not self.is_here:
-                if not await self._try_claim(take=take):
-                    return False
+            while not self.is_here:  # looked at again where another node was faster
+                record = await look_at(context, standalone)
+                if record is None or session.state is SessionState.ENDED:
+                    raise SessionEnded
+                elsewhere = record.node not in ("", context.node)
+                if elsewhere and not await context.nodes.is_dead(record.node):
+                    if not take:
+                        return False
+                    if record.node in await context.nodes.holders():
+                        # What it has shown is not in the log, and would come again under other numbers.
+                        holder = f"the session's home, node {record.node[:8]}, holds what is not written yet"
+                        raise HeldElsewhere(holder)
+                claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
+                if claimed is not None:
+                    self._drawn_through, self._drawn = 0, frozenset()
+                    standalone.claim(claimed)
+                    if elsewhere:  # so that its subscriptions end there
+                        session.put(*mail_to([record.node], mail.Reading(session=session.id, stream=record.id)))
+                    context.hub.registry.on_claimed(standalone)
+                    session.exchange.runtime.on_home_gained()
         return True
 
     async def take(self) -> None:
-        """Become the session's home in any case, once the present one has written what it has shown.
-
-        Raises `HeldElsewhere` if that takes longer than `TAKE_PATIENCE`.
-        """
+        """Become the session's home in any case, once the present one has written what it has shown. Raises
+        `HeldElsewhere` if that takes longer than `TAKE_PATIENCE`."""
         deadline = self._session.context.hub.monotonic() + TAKE_PATIENCE
         while True:
             try:
@@ -226,31 +328,6 @@ class Home:
                 if self._session.context.hub.monotonic() >= deadline:
                     raise
             await asyncio.sleep(_TAKE_AGAIN)
-
-    async def _try_claim(self, *, take: bool) -> bool:
-        """Claim the standalone stream. `False` if a live node is the home, and keeps it."""
-        session, context = self._session, self._session.context
-        record = await stream_by_id(context.store, session.standalone.id)
-        if record is None or session.state is SessionState.ENDED:
-            raise SessionEnded
-        session.standalone.follow(record)
-        elsewhere = record.node not in ("", context.node)
-        if elsewhere and not await context.nodes.is_dead(record.node):
-            if not take:
-                return False
-            if record.node in await context.nodes.holders():
-                # What it has shown is not in the log, and would come again under other numbers.
-                raise HeldElsewhere(f"the session's home, node {record.node[:8]}, holds what is not written yet")
-        claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
-        if claimed is not None:
-            self._drawn_through, self._drawn = 0, frozenset()
-            session.standalone.claim(claimed)
-            if elsewhere:
-                told = mail.encode(mail.Reading(session=session.id, stream=record.id))
-                session.put(SendMail(node=record.node, message=told))  # so that its subscriptions end there
-            context.hub.registry.on_claimed(session.standalone)
-            session.exchange.runtime.on_home_gained()
-        return True  # or another one was faster: look again
 
     async def caught_up(self) -> None:
         """Append what other nodes have forwarded until now, if this is the home: what is said next comes behind it."""
@@ -262,7 +339,7 @@ class Home:
 
     async def _draw(self) -> bool:
         """Append the forwarded messages that wait. Tells whether none does any more, and this is still the home."""
-        standalone, context = self._session.standalone, self._session.context
+        standalone, context = self.standalone, self._session.context
         self._drawing = self._drawing or asyncio.Lock()
         async with self._drawing:
             fence = standalone.fence
@@ -284,20 +361,18 @@ class Home:
 
     def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None:
         """Another node is the home now: it repeats the subscriptions, and what was not written is forwarded to it.
-
         What had been forwarded to this one is not: it still waits in the store. Nor is what was shown: it would come
         again under another number. A home that holds is not taken, but it may begin to hold in the moment in which
         another node becomes the home. Then a gap is sent, for a client that was not reached; one that was reached has
-        the events already.
-        """
+        the events already."""
         session = self._session
         self._direct = False
         drawn, self._drawn = self._drawn, frozenset()
         if session.state is SessionState.ENDED:
             return
         session.exchange.runtime.on_home_lost()
-        if session.standalone.reader is not None:
-            session.context.hub.registry.on_attached(session.standalone.reader)
+        if self.standalone.reader is not None:
+            session.context.hub.registry.on_attached(self.standalone.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
             self.send(gap_notification(stream.id, seen[0], seen[-1], reason="lost"))
@@ -313,3 +388,11 @@ class Home:
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         """Asks are known to the store; the record is changed by answers, on the streams of calls."""
+
+
+async def look_at(context: ServerContext, stream: Stream) -> StreamRecord | None:
+    """Read a stream's record, and follow what another node has written."""
+    record = await stream_by_id(context.store, stream.id)
+    if record is not None:
+        stream.follow(record)
+    return record

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 
+from perdure._core import mail
 from perdure._core.retention import cutoffs
 from perdure._core.states import LogState, SessionState, SessionStep
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
-from perdure.sessions.context import ServerContext
-from perdure.sessions.reattach import tell_missed
+from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.telemetry.events import log_event
@@ -23,15 +24,15 @@ _TEND_AT_ONCE = 100
 """Sessions looked after before other tasks get their turn."""
 
 
+@dataclass(slots=True, eq=False)
 class Housekeeping:
     """Looks after the sessions that this process holds."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
-        self._context = context
-        self._sessions = sessions
-        self._chores = Chores()
-        self._times_are_written = True
-        """The store knows when each session was last used, as of the last round over all of them."""
+    _context: ServerContext
+    _sessions: SessionRegistry
+    _chores: Chores = field(default_factory=Chores)
+    _times_are_written: bool = True
+    """The store knows when each session was last used, as of the last round over all of them."""
 
     async def tend(self) -> None:
         """Drop idle runtimes, turn unused sessions dormant, end those whose time has passed; runs for ever."""
@@ -66,14 +67,16 @@ class Housekeeping:
         if away >= settings.session_grace:
             session.exchange.asks.give_up()
         elif away >= settings.session_grace / 4 and session.exchange.asks.open:
-            tell_missed(session)
+            # Ask the other nodes whether the client is attached there: an ask waits here for its answer.
+            missed = mail.Missed(session=session.id, node=self._context.node)
+            session.put(*mail_to(self._context.nodes.others, missed))
         unused_for = min(settings.session_grace, settings.replay_window)
         if not session.waits and await self._is_unused(session, unused_for):
             # No time ends what is held in memory: it rests first, and what rests may expire.
             await self._sessions.rest(session)
             if now - session.keeper.active >= settings.replay_window:
                 await self._sessions.expire(session.id)
-        elif session.exchange.runtime_may_go(settings.runtime_idle):
+        elif session.exchange.runtime.is_idle(settings.runtime_idle):
             await session.exchange.runtime.drop()
 
     async def _is_unused(self, session: Session, seconds: float) -> bool:

@@ -5,12 +5,12 @@ Usage is counted incrementally, so that enforcing a limit costs what it removes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
 from perdure.log.stream import Stream
-from perdure.log.writer import StreamWriter
+from perdure.log.stream_parts import StreamWriter
 from perdure.store.base import DropStream, KeptRecord, Step, Trim
 
 _ALL = (1 << 62) - 1
@@ -22,16 +22,13 @@ class KeptStreams:
 
     __slots__ = ("_answer_bytes", "_answers", "_limits", "_streams", "_with_events")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, stored: Sequence[KeptRecord]) -> None:
+        """`stored`: what the store has."""
         self._limits = limits
         self._streams: dict[StreamId, tuple[StreamUsage, float]] = {}
         self._with_events: dict[StreamId, StreamUsage] = {}
-        self._answers = 0
-        self._answer_bytes = 0
-
-    def load(self, records: Sequence[KeptRecord]) -> None:
-        """Begin with what the store has."""
-        for record in records:
+        self._answers = self._answer_bytes = 0
+        for record in stored:
             kept = StreamUsage(
                 stream=record.stream,
                 events=record.events,
@@ -50,34 +47,25 @@ class KeptStreams:
         if kept.events:
             self._with_events[kept.stream] = kept
 
-    def enforce(self, open_streams: Iterable[Stream]) -> Sequence[Step]:
+    def enforce(self, open_streams: Sequence[Stream]) -> Sequence[Step]:
         """The steps that bring the session back within its limits; mostly none."""
-        streams = list(open_streams)
         # Streams that are over and are read again are left alone until their reader has left.
-        resumed = {stream.id for stream in streams if stream.id in self._streams}
+        resumed = {stream.id for stream in open_streams if stream.id in self._streams}
         kept: list[StreamUsage] = []
         writers: dict[StreamId, StreamWriter] = {}
-        for stream in streams:
+        for stream in open_streams:
             if (writer := stream.writer) is not None and stream.id not in resumed:
                 writers[stream.id] = writer
-                kept.append(usage_of(stream, writer))
-        return [*self._drop_oldest(kept, resumed), *self._trim_oldest(writers, kept, resumed)]
-
-    def _drop_oldest(self, kept: Sequence[StreamUsage], resumed: set[StreamId]) -> list[Step]:
-        total = self._answers + sum(stream.answers for stream in kept)
+                kept.append(writer.usage(idle=stream.is_over and not stream.readers.present))
         oldest = (stream for stream, _ in self._streams.values() if stream.stream not in resumed)
+        total = self._answers + sum(stream.answers for stream in kept)
         # The newest answer stays, whatever its size: its client may have lost the connection just now.
         newest = next(reversed(self._streams.values()))[0].answer_bytes if self._streams else 0
         dropped = answers_to_drop(oldest, total=total, size=self._answer_bytes - newest, limits=self._limits)
         for stream_id in dropped:
             self._forget(stream_id)
-        return [DropStream(stream=stream_id) for stream_id in dropped]
-
-    def _trim_oldest(
-        self, writers: Mapping[StreamId, StreamWriter], kept: Sequence[StreamUsage], resumed: set[StreamId]
-    ) -> list[Step]:
+        steps: list[Step] = [DropStream(stream=stream_id) for stream_id in dropped]
         over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
-        steps: list[Step] = []
         answer_bytes = self._answer_bytes + sum(stream.answer_bytes for stream in kept)
         for stream_id in events_to_trim([*over, *kept], self._limits, answer_bytes=answer_bytes):
             if stream_id in writers:
@@ -102,8 +90,3 @@ class KeptStreams:
         if (found := self._streams.pop(stream_id, None)) is not None:
             self._answers -= found[0].answers
             self._answer_bytes -= found[0].answer_bytes
-
-
-def usage_of(stream: Stream, writer: StreamWriter) -> StreamUsage:
-    """What a stream keeps that this node writes."""
-    return writer.usage(idle=stream.is_over and not stream.readers.present)

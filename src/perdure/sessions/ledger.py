@@ -8,26 +8,24 @@ still sends is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from perdure._core.codes import OUTCOME_UNKNOWN as OUTCOME_UNKNOWN
-from perdure._core.codes import POSITION_LOST as POSITION_LOST
-from perdure._core.codes import REQUEST_CANCELLED as REQUEST_CANCELLED
-from perdure._core.ids import Kind, new_stream_id
-from perdure._core.jsonrpc import Request, coerce_id
-from perdure._core.jsonrpc import error_payload as error_payload
+from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.ids import Kind
+from perdure._core.jsonrpc import Request, coerce_id, error_payload
 from perdure._core.limits import Work
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken, SessionEnded
 from perdure.log.stream import Stream
 from perdure.sessions.messages import encode
-from perdure.store.base import CallEnd, CallRecord, DropStream, OpenStream, Step, StreamRecord
+from perdure.store.base import CallEnd, CallRecord, DropStream, OpenStream, Step
 
 if TYPE_CHECKING:
     from perdure.sessions.session import Session
@@ -45,7 +43,6 @@ class Call:
     number: int
     request: Request
     token: int | str | None
-    """The progress token that the client gave."""
     incarnation: int
     stream: Stream
     size: int = 0
@@ -63,10 +60,6 @@ class Call:
     def key(self) -> Key:
         return self.incarnation, coerce_id(self.request.id)
 
-    def run_again(self, *, attempt: int, progress: float | None, logged: Counter[bytes]) -> None:
-        """It is a later attempt of a call: what the earlier ones have sent is not sent again."""
-        self.attempt, self.progress, self.logged = attempt, progress, logged
-
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
         """Whether the client saw this notification already, before the call ran again. (Counts log messages down.)"""
         if method == "notifications/progress":
@@ -77,12 +70,6 @@ class Call:
         self.logged[key] -= 1
         return True
 
-    def end(self, step: CallStep, payload: bytes, also: Step | None = None) -> None:
-        """Answer it: the response, the seal and the row's end in one step."""
-        self.state = advance(CALL, self.state, step)
-        end = CallEnd(incarnation=self.incarnation, request_id=self.request.id, state=self.state)
-        self.stream.append(payload, end=end, also=also)
-
 
 class Duplicate(IdTaken):
     """A request came under the id of another that has not ended, in this process."""
@@ -92,20 +79,20 @@ class Duplicate(IdTaken):
         self.request_id = request_id
 
 
+@dataclass(slots=True, eq=False)
 class Calls:
     """A session's calls in this process."""
 
-    __slots__ = ("_by_id", "_by_number", "_cancelled", "_numbers", "_work", "size")
-
-    def __init__(self, work: Work) -> None:
-        self.size = 0
-        """Bytes of memory that they take while the runtime has them, and those that are being written."""
-        self._work = work
-        self._by_number: dict[int, Call] = {}
-        self._by_id: dict[Key, Call | int] = {}
-        """Of one that is being written only its size is known."""
-        self._numbers = itertools.count(1)
-        self._cancelled: frozenset[Key] = frozenset()
+    _work: Work
+    size: int = 0
+    """Bytes of memory that they take while the runtime has them, and those that are being written."""
+    by_number: dict[int, Call] = field(default_factory=dict)
+    """The calls that the runtime is not through with, as it knows them."""
+    _by_id: dict[Key, Call | int] = field(default_factory=dict)
+    """Of one that is being written only its size is known."""
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    cancelled: frozenset[Key] = frozenset()
+    """Those that were cancelled before they could begin."""
 
     def __len__(self) -> int:
         """How many are not answered yet."""
@@ -114,48 +101,34 @@ class Calls:
     @property
     def load(self) -> int:
         """How many keep the runtime busy, or will: also those that were cancelled and do not stop."""
-        return len(self._by_number) + sum(isinstance(call, int) for call in self._by_id.values())
+        return len(self.by_number) + sum(isinstance(call, int) for call in self._by_id.values())
 
-    @property
-    def runtime_is_idle(self) -> bool:
-        """The runtime is through with everything it was given."""
-        return not self._by_number
-
-    def reserve(self, requests: Sequence[Request], *, incarnation: int, size: int) -> None:
-        """Keep the ids of new requests (`Intake` does). Raises `Duplicate` for the first that is taken already.
-
-        `size`: the bytes of memory that they take together.
-        """
-        for place, request in enumerate(requests):
-            key = (incarnation, coerce_id(request.id))
+    def reserve(self, keys: Sequence[Key], requests: Sequence[Request], *, size: int) -> None:
+        """Keep the ids of new requests, which take so many bytes of memory together (`Intake` does). Raises `Duplicate`
+        for the first that is taken already."""
+        for place, key in enumerate(keys):
             if key in self._by_id:
-                self.release(requests[:place], incarnation=incarnation)
-                raise Duplicate(request.id)
+                self.release(*keys[:place])
+                raise Duplicate(requests[place].id)
             self._by_id[key] = 0
-        self._by_id[incarnation, coerce_id(requests[0].id)] = size
+        self._by_id[keys[0]] = size
         self._take(size)
 
-    def release(self, requests: Iterable[Request], *, incarnation: int) -> None:
+    def release(self, *keys: Key) -> None:
         """Free the ids of requests that have ended, or that do not begin."""
-        for request in requests:
-            key = (incarnation, coerce_id(request.id))
+        for key in keys:
             if isinstance(size := self._by_id.pop(key, None), int):
                 self._take(-size)  # it does not come to the runtime
-            if self._cancelled:
-                self._cancelled -= {key}
+            if self.cancelled:
+                self.cancelled -= {key}
         self._by_id = self._by_id or {}  # a dictionary does not shrink, and thousands of sessions are at rest
 
-    def cancel_early(self, request_id: int | str, *, incarnation: int) -> bool:
+    def cancel_early(self, key: Key) -> bool:
         """Remember that the client cancels a request whose row is still being written. Tells whether it is one."""
-        key = (incarnation, coerce_id(request_id))
         if key not in self._by_id:
             return False
-        self._cancelled |= {key}
+        self.cancelled |= {key}
         return True
-
-    def is_cancelled(self, call: Call) -> bool:
-        """Whether it was cancelled before it could begin."""
-        return call.key in self._cancelled
 
     def open(self, requests: Iterable[Request], *, incarnation: int, stream: Stream) -> list[Call]:
         """Enter reserved requests, or those of a node that died."""
@@ -170,7 +143,7 @@ class Calls:
             )
             if isinstance(size := self._by_id.get(call.key), int):
                 call.size = size  # as reserved
-            self._by_number[call.number] = call
+            self.by_number[call.number] = call
             self._by_id[call.key] = call
             calls.append(call)
         return calls
@@ -180,27 +153,25 @@ class Calls:
         self._work.take(size)
 
     def new_number(self) -> int:
-        """A number under which the runtime knows a request: no other request of this session has it, or had it."""
+        """A number for a request that the runtime gets: no other request of this session has it, or had it."""
         return next(self._numbers)
 
-    def numbered(self, number: int) -> Call | None:
-        """The call that the runtime knows under this number."""
-        return self._by_number.get(number)
-
-    def running(self, request_id: int | str, *, incarnation: int) -> Call | None:
-        """The running call that the client knows under this id."""
-        call = self._by_id.get((incarnation, coerce_id(request_id)))
+    def running(self, key: Key) -> Call | None:
+        call = self._by_id.get(key)
         return call if isinstance(call, Call) else None
 
     def all_running(self) -> list[Call]:
         return [call for call in self._by_id.values() if isinstance(call, Call)]
 
     def answer(self, call: Call, step: CallStep, payload: bytes, also: Step | None = None) -> bool:
-        """Give a call its final answer, unless it has one. Tells whether this was it."""
+        """Give a call its final answer, unless it has one: the response, the seal and the row's end in one step. Tells
+        whether this was it."""
         if call.state is not CallState.RUNNING:
             return False
-        call.end(step, payload, also)
-        self.release((call.request,), incarnation=call.incarnation)
+        call.state = advance(CALL, call.state, step)
+        end = CallEnd(incarnation=call.incarnation, request_id=call.request.id, state=call.state)
+        call.stream.append(payload, end=end, also=also)
+        self.release(call.key)
         return True
 
     def forget(self, stream: Stream) -> list[Call]:
@@ -208,27 +179,24 @@ class Calls:
         lost = [call for call in self.all_running() if call.stream is stream]
         for call in lost:
             call.state = advance(CALL, call.state, CallStep.LOSE_NODE)  # whatever the runtime still says is dropped
-            self.release((call.request,), incarnation=call.incarnation)
+            self.release(call.key)
         return lost
 
     def runtime_done(self, number: int) -> None:
-        """The runtime is through with a call."""
-        if (call := self._by_number.pop(number, None)) is not None:
+        if (call := self.by_number.pop(number, None)) is not None:
             self._take(-call.size)
-        self._by_number = self._by_number or {}
+        self.by_number = self.by_number or {}
 
     def runtime_gone(self) -> None:
         """The runtime was dropped, or has failed."""
-        for number in list(self._by_number):
+        for number in list(self.by_number):
             self.runtime_done(number)
 
 
 class Intake:
     """Takes new requests of a session in: reserves their ids, writes their rows with the stream for the answers, and
-    opens the calls. Ids that were reserved and not opened are free again when its block is left.
-
-    Requests belong to the incarnation in which they came; the session may come further meanwhile.
-    """
+    opens the calls. Ids that were reserved and not opened are free again when its block is left. Requests belong to the
+    incarnation in which they came; the session may come further meanwhile."""
 
     def __init__(
         self, session: Session, requests: Sequence[Request], *, incarnation: int | None = None, size: int = 0
@@ -237,32 +205,24 @@ class Intake:
         self._session = session
         self._requests = requests
         self._incarnation = session.record.incarnation if incarnation is None else incarnation
+        self._keys = [(self._incarnation, coerce_id(request.id)) for request in requests]
         self._size = size
         self._is_open = False
 
     def __enter__(self) -> Self:
         """Reserve the ids. Raises `Duplicate`."""
-        self._session.exchange.calls.reserve(self._requests, incarnation=self._incarnation, size=self._size)
+        self._session.exchange.calls.reserve(self._keys, self._requests, size=self._size)
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._is_open:
-            self._session.exchange.calls.release(self._requests, incarnation=self._incarnation)
+            self._session.exchange.calls.release(*self._keys)
 
     async def accept(self, bodies: Sequence[bytes], *steps: Step, most_calls: int | None = None) -> list[Call]:
-        """Write the rows and the stream, behind other steps; only then may the runtime see the requests.
-
-        `most_calls`: as many calls may run in all processes; what runs here was counted by the caller.
-        """
+        """Write the rows and the stream, behind other steps; only then may the runtime see the requests. `most_calls`:
+        as many calls may run in all processes; what runs here was counted by the caller."""
         session, context = self._session, self._session.context
-        stream = StreamRecord(
-            id=new_stream_id(context.random),
-            session=session.id,
-            kind=Kind.CALL,
-            node=context.node,
-            fence=context.fence,
-            opened=context.clock(),
-        )
+        stream = context.new_stream(session.id, Kind.CALL)
         rows = tuple(
             CallRecord(
                 session=session.id,
@@ -309,15 +269,11 @@ def log_key(params: object) -> bytes:
 
 
 def logged_in(payload: bytes) -> bytes | None:
-    """What stands for the log message in an event; `None` if it is another message, or has numbers that Python does not
-    read."""
-    if LOG_MESSAGE.encode() not in payload:
-        return None
-    try:
-        message = json.loads(payload)
-    except ValueError:
-        return None
-    return log_key(message.get("params")) if message.get("method") == LOG_MESSAGE else None
+    """What stands for the log message in an event; `None` if it is another message, or Python does not read it."""
+    with contextlib.suppress(ValueError):
+        if LOG_MESSAGE.encode() in payload and (message := json.loads(payload)).get("method") == LOG_MESSAGE:
+            return log_key(message.get("params"))
+    return None
 
 
 def progress_token(request: Request) -> int | str | None:

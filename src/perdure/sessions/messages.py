@@ -14,7 +14,6 @@ from pydantic_core import to_json
 
 
 def encode(value: object) -> bytes:
-    """A value as JSON."""
     return to_json(value, inf_nan_mode="null")
 
 
@@ -25,9 +24,8 @@ def encode_notification(method: str, params: dict[str, Any] | None) -> bytes:
 
 
 def encode_ask(ask_id: str, method: str, params: dict[str, Any] | None) -> bytes:
-    if params is None:
-        return b'{"jsonrpc":"2.0","id":%b,"method":%b}' % (encode(ask_id), _name(method))
-    return b'{"jsonrpc":"2.0","id":%b,"method":%b,"params":%b}' % (encode(ask_id), _name(method), encode(params))
+    given = b"" if params is None else b',"params":' + encode(params)
+    return b'{"jsonrpc":"2.0","id":%b,"method":%b%b}' % (encode(ask_id), _name(method), given)
 
 
 def encode_answer(request_id: int | str, body: bytes, *, failed: bool = False) -> bytes:

@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, Position
-from perdure._core.losses import NO_VISITS, ORPHAN, Orphan
+from perdure._core.losses import NO_VISITS, ORPHAN, Orphan, Visits
 from perdure._core.states import LogState, SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.log.stream import Stream
+from perdure.sessions.context import mail_to
 from perdure.sessions.ledger import name_of
 from perdure.sessions.messages import encode_notification
-from perdure.store.base import Reached, SendMail, Step, StreamRecord
+from perdure.store.base import Reached, Step, StreamRecord
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -43,18 +45,16 @@ else. There are more only if a client drops connection after connection; the nex
 """
 
 
+@dataclass(slots=True, eq=False)
 class Orphans:
     """Knows which calls of a session are orphans, and tells the client of them."""
 
-    __slots__ = ("_newest", "_session", "_tasks", "_timer", "_visits")
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._visits = NO_VISITS
-        self._newest = 0
-        """When the client was last given time, as an arrival number of the hub."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+    _session: Session
+    _visits: Visits = NO_VISITS
+    _newest: int = 0
+    """When the client was last given time, as an arrival number of the hub."""
+    _timer: asyncio.TimerHandle | None = None
+    _tasks: tuple[asyncio.Task[None], ...] = ()
 
     def is_orphan(self, stream: Stream) -> bool:
         """Whether no reader is on this call's stream, and its client has come back since without asking for it."""
@@ -65,6 +65,12 @@ class Orphans:
     def begun(self) -> None:
         """The client has come without positions, here or at another node."""
         self._visits = self._visits.without_positions(self._session.context.hub.arrive())
+
+    def tell_begun(self) -> None:
+        """Let the other nodes know that the client has come without positions: they may run calls that it lost."""
+        session = self._session
+        attached = mail.Attached(session=session.id, incarnation=session.record.incarnation)
+        session.put(*mail_to(session.context.nodes.others, attached))
 
     def give_time(self) -> None:
         """The client is here: what is still unread when it has had the time to resume is an orphan."""
@@ -107,20 +113,22 @@ class Orphans:
     # Telling
 
     def _spawn(self, *, here: bool) -> None:
+        def forget(done: asyncio.Task[None]) -> None:
+            self._tasks = tuple(task for task in self._tasks if task is not done)
+
         task = asyncio.create_task(self._tell(here=here), name="perdure-orphans")
         self._tasks += (task,)
-        task.add_done_callback(self._forget)
-
-    def _forget(self, done: asyncio.Task[None]) -> None:
-        self._tasks = tuple(task for task in self._tasks if task is not done)
+        task.add_done_callback(forget)
 
     async def _tell(self, *, here: bool) -> None:
-        if self._session.state is SessionState.ENDED:
+        """Tell of calls that run or have ended; `here`: the client came to this node, so other nodes tell of theirs."""
+        session, context = self._session, self._session.context
+        if session.state is SessionState.ENDED:
             return
         try:
-            for call in self._session.exchange.calls.all_running():
+            for call in session.exchange.calls.all_running():
                 if self._is_due(call.stream) and not self._visits.remembers(call.told_at):
-                    call.told_at, stream = self._session.context.hub.arrive(), call.stream
+                    call.told_at, stream = context.hub.arrive(), call.stream
                     running = Orphan(
                         incarnation=call.incarnation,
                         request_id=call.request.id,
@@ -131,11 +139,19 @@ class Orphans:
                         last=stream.tail.last,
                     )
                     self._say(running)
-            if self._session.context.journal.state is LogState.DEGRADED:
+            if context.journal.state is LogState.DEGRADED:
                 # A store that can be read would not learn what its client was told, and have it told again.
                 raise StoreUnavailable
-            async with self._session.context.hub.marks.one_at_a_time:
-                await self._tell_unread(here=here)
+            async with context.hub.marks.one_at_a_time:
+                elsewhere, told = set[NodeId](), 0
+                for record in await context.store.unread(session.id):
+                    if record.node in context.nodes.others:
+                        elsewhere.add(record.node)
+                    elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
+                        told += 1
+                        await self._tell_ended(record)
+                if here:
+                    session.put(*mail_to(elsewhere, mail.Unread(session=session.id)))
         except StoreError as failure:
             log_event(
                 logging.DEBUG,
@@ -144,32 +160,17 @@ class Orphans:
             )
             self.give_time()
 
-    async def _tell_unread(self, *, here: bool) -> None:
-        """Tell of calls that have ended, and let other nodes tell of theirs."""
-        context, elsewhere, told = self._session.context, set[NodeId](), 0
-        for record in await context.store.unread(self._session.id):
-            if record.node in context.nodes.others:
-                elsewhere.add(record.node)
-            elif record.sealed and (here or record.node == context.node) and told < MOST_TOLD:
-                told += 1
-                await self._tell_ended(record)
-        if here and elsewhere:
-            message = mail.encode(mail.Unread(session=self._session.id))
-            self._session.put(*(SendMail(node=node, message=message) for node in elsewhere))
-
     async def _tell_ended(self, record: StreamRecord) -> None:
-        context = self._session.context
-        rows = await context.store.calls_on(record.id)
-        held = self._session.streams.get(record.id)
+        session, last = self._session, record.last
+        rows = [row for row in await session.context.store.calls_on(record.id) if row.method != "initialize"]
+        held = session.streams.get(record.id)
         if held is not None and held.readers.present:
             return  # it is being resumed at this moment
-        position = Position(
-            kind=Kind.CALL, stream=record.id, generation=record.generation, seq=min(record.delivered, record.last)
-        )
+        seq = min(record.delivered, last)
+        position = Position(kind=Kind.CALL, stream=record.id, generation=record.generation, seq=seq)
         told = Reached(stream=record.id, generation=record.generation, through=record.delivered)
-        rows = [row for row in rows if row.method != "initialize"]
         if not rows:
-            self._session.put(told)  # a client that has sent another handshake since misses nothing
+            session.put(told)  # a client that has sent another handshake since misses nothing
         for place, row in enumerate(rows, 1):
             ended = Orphan(
                 incarnation=row.incarnation,
@@ -178,7 +179,7 @@ class Orphans:
                 name=None,
                 ended=True,
                 position=position,
-                last=record.last,
+                last=last,
             )
             self._say(ended, told if place == len(rows) else None)
 

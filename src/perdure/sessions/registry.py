@@ -10,32 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from perdure._core.ids import Kind, SessionId, new_session_id, new_stream_id, parse_session_id
+from perdure._core.ids import Kind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
-from perdure.sessions.call_streams import CallStreams
+from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext
-from perdure.sessions.info import SessionInfo, numbers, session_info
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode
-from perdure.sessions.reattach import tell_attached
 from perdure.sessions.session import Session
-from perdure.store.base import (
-    EndSession,
-    OpenStream,
-    PutSession,
-    SessionLimits,
-    SessionRecord,
-    StreamRecord,
-    stream_by_id,
-)
+from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, Step, stream_by_id
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
-from perdure.telemetry.prometheus import Snapshot
+from perdure.telemetry.prometheus import Snapshot, snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
@@ -46,6 +38,64 @@ class Caller(NamedTuple):
 
     owner: str
     address: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamInfo:
+    """A stream, as it is shown (S6)."""
+
+    id: str
+    kind: str
+    state: str
+    last: int
+    """Sequence number of the last event."""
+    connected_since: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionInfo:
+    """A session, as it is shown (S6)."""
+
+    id: str
+    owner: str
+    state: str
+    version: str
+    created: float
+    active: float
+    loaded: bool
+    """Its runtime is in memory."""
+    running_calls: tuple[str, ...]
+    """Methods of the requests that are not answered yet."""
+    streams: tuple[StreamInfo, ...]
+    """The standalone stream, then the calls' streams that are not over."""
+
+
+class CallStreams:
+    """The owner of the streams of all calls: tells sessions what happens to them. A stream may be in memory before its
+    session is (a call of a dead node that is being settled) and after it (an answer that is still being written). So
+    the owner looks for the session each time."""
+
+    def __init__(self, context: ServerContext, held: Mapping[SessionId, Session]) -> None:
+        """`held`: the sessions that are in memory and have not ended."""
+        self._context = context
+        self._held = held
+        self.streams = Streams(context.journal, self, limit=context.settings.max_stream_events)
+
+    def on_settled(self, stream: Stream) -> None:
+        if self.streams.release(stream) and (session := self._held.get(stream.session)) is not None:
+            session.on_call_settled(stream)
+
+    def on_grown(self, stream: Stream) -> None:
+        self._context.hub.registry.on_grown(stream)
+
+    def on_lost(self, stream: Stream, unwritten: Sequence[object], shown: int) -> None:
+        """Another node has claimed a call that runs here: whatever it still does is no longer wanted."""
+        if (session := self._held.get(stream.session)) is not None:
+            session.exchange.stop_calls(stream)
+
+    def on_step_written(self, stream: Stream, step: Step) -> None:
+        if (session := self._held.get(stream.session)) is not None:
+            session.keeper.on_written(step)
 
 
 class SessionRegistry:
@@ -67,18 +117,14 @@ class SessionRegistry:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[Session]:
-        """Those held at this moment."""
         return iter(list(self._by_id.values()))
 
     # Finding and loading
 
     async def find(self, text: str, owner: str) -> Session | None:
-        """The session of that id, if it belongs to that principal and has not ended.
-
-        Raises `HeldElsewhere` where that is not certain: another node may serve it, and hold what tells of it. Only a
-        caller that is about to be denied waits for that answer, and a foreign session is answered as one that is not
-        there.
-        """
+        """The session of that id, if it belongs to that principal and has not ended. Raises `HeldElsewhere` where that
+        is not certain: another node may serve it, and hold what tells of it. Only a caller that is about to be denied
+        waits for that answer, and a foreign session is answered as one that is not there."""
         session_id = parse_session_id(text)
         if session_id is None:
             return None
@@ -109,11 +155,8 @@ class SessionRegistry:
         return session
 
     async def load(self, session_id: SessionId) -> Session | None:
-        """The session as the store has it at this moment.
-
-        A caller that awaits anything before it has made the session busy keeps it with `Session.in_use`: until then
-        it may be put to rest.
-        """
+        """The session as the store has it at this moment. A caller that awaits anything before it has made the session
+        busy keeps it with `Session.in_use`: until then it may be put to rest."""
         while True:
             if (resting := self._resting.get(session_id)) is not None:
                 await asyncio.wait({resting[1]})  # or its home would be let go of under the caller
@@ -168,10 +211,8 @@ class SessionRegistry:
             await self._end_unused(record)
 
     async def _end_unused(self, record: SessionRecord) -> bool:
-        """End a session that rests in the store, if it is still as it was seen there; tells whether it has ended.
-
-        The store compares: another process may have begun to use it in this very moment, whatever the clocks say.
-        """
+        """End a session that rests in the store, if it is still as it was seen there; tells whether it has ended. The
+        store compares: another process may have begun to use it in this very moment, whatever the clocks say."""
         store, reason = self._context.store, SessionStep.WINDOW_PASSED.value
         end = EndSession(session=record.id, time=record.active, reason=reason, unused_since=record.active)
         await self._context.journal.write(end)
@@ -202,12 +243,14 @@ class SessionRegistry:
         return session
 
     async def reattach(self, text: str, owner: str, params: dict[str, Any]) -> tuple[Session, int] | None:
-        """Begin an incarnation of the caller's own session, if it is the same client by version and capabilities.
-
-        Gives its number as well: the session may be further already, if two come back at once.
-        """
+        """Begin an incarnation of the caller's own session, if it is the same client by version and capabilities. Gives
+        its number as well: the session may be further already, if two come back at once."""
         session = await self.find(text, owner)
-        if session is None or session.state is SessionState.OPENING or not _same_client(session.record, params):
+        if session is None or session.state is SessionState.OPENING:
+            return None
+        before = json.loads(session.record.client_params)
+        versions = before.get("protocolVersion"), session.record.version
+        if params.get("protocolVersion") not in versions or params.get("capabilities") != before.get("capabilities"):
             return None
         with session.in_use():
             record = await self._context.store.reattach(session.id)
@@ -216,13 +259,12 @@ class SessionRegistry:
             # Without a stamp: the next request reads again, because a change of ours may have been written in between.
             session.refresh(record, None, reattached=True)
             await session.come_back()
-        tell_attached(session)
+        session.orphans.tell_begun()
         self._context.counters.reattaches += 1
         log_event(logging.INFO, "session.reattached", "a client came back to its session", session=session.name)
         return session, record.incarnation
 
     def held(self, session_id: SessionId) -> Session | None:
-        """The session, if it is in memory."""
         return self._by_id.get(session_id)
 
     async def open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
@@ -255,15 +297,7 @@ class SessionRegistry:
         elif len(self) >= settings.max_sessions:
             # The store cannot count at the moment, and what is held must not be refused later: memory counts.
             raise StoreUnavailable("the store fails, and as many sessions are in memory as may be")
-        now = context.clock()
-        standalone = StreamRecord(
-            id=new_stream_id(context.random),
-            session=new_session_id(context.random),
-            kind=Kind.STANDALONE,
-            node=context.node,
-            fence=context.fence,
-            opened=now,
-        )
+        standalone = context.new_stream(new_session_id(context.random), Kind.STANDALONE)
         record = SessionRecord(
             id=standalone.session,
             owner=caller.owner,
@@ -276,8 +310,8 @@ class SessionRegistry:
             sticky=(),
             incarnation=1,
             standalone=standalone.id,
-            created=now,
-            active=now,
+            created=standalone.opened,
+            active=standalone.opened,
         )
         session = Session(context, record, standalone, self.streams, stamp=context.store.stamp())
         self._by_id[session.id] = session
@@ -301,7 +335,6 @@ class SessionRegistry:
             log_event(logging.INFO, "session.ended", f"a session ended: {step.value}", session=session.name)
 
     def is_ending(self, session_id: str) -> bool:
-        """Whether this process ends it at this moment."""
         return session_id in self._ending
 
     def forget_ended(self) -> None:
@@ -310,31 +343,58 @@ class SessionRegistry:
             self._ending = {session_id: False for session_id, ended in self._ending.items() if not ended}
 
     async def was_ended(self, session_id: SessionId, reason: str) -> None:
-        """Another process has ended a session."""
         if (session := self._by_id.pop(session_id, None)) is not None:
             await session.was_ended(reason)
 
     def info(self, session_id: str) -> SessionInfo | None:
         """What this process knows of a session (S6)."""
         session = self._by_id.get(SessionId(session_id))
-        resting = self._resting.get(SessionId(session_id))
-        if session is None and resting is not None:
-            session, _ = resting
-        return None if session is None else session_info(session)
+        if session is None and (resting := self._resting.get(SessionId(session_id))) is not None:
+            session = resting[0]
+        if session is None:
+            return None
+        record = session.record
+        return SessionInfo(
+            id=record.id,
+            owner=record.owner,
+            state=record.state.value,
+            version=record.version,
+            created=record.created,
+            active=session.keeper.active,
+            loaded=session.exchange.runtime.is_loaded,
+            running_calls=tuple(call.request.method for call in session.exchange.calls.all_running()),
+            streams=tuple(
+                StreamInfo(
+                    id=stream.id,
+                    kind="standalone" if stream.kind is Kind.STANDALONE else "call",
+                    state=stream.state,
+                    last=stream.tail.last,
+                    connected_since=stream.reader.since if stream.reader else None,
+                )
+                for stream in (session.standalone, *session.streams.values())
+            ),
+        )
 
     def numbers(self) -> Snapshot:
-        """What this node shows of itself at this moment."""
-        return numbers(self._context, self._by_id.values())
+        """The figures of this node and of the sessions that it holds, at this moment."""
+        context, held = self._context, self._by_id.values()
+        states = Counter(session.state.value for session in held)
+        return snapshot(
+            context.node,
+            context.counters,
+            sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
+            streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
+            readers=len(context.hub.readers),
+            degraded=context.journal.state is LogState.DEGRADED,
+        )
 
     def ids(self) -> Sequence[str]:
         return [*self._by_id, *self._resting]
 
     async def rest(self, session: Session) -> None:
-        """Let go of a session: from now on the store alone knows it, and the next request loads it again.
-
-        It is out of the table in the same moment in which it is seen to be unused, so that no request gets an object
-        that is let go of. Requests that come meanwhile wait in `load` and read it from the store.
-        """
+        """Let go of a session: from now on the store alone knows it, and the next request loads it again. It is out of
+        the table in the same moment in which it is seen to be unused, so that no request gets an object that is let go
+        of. Requests that come meanwhile wait in `load` and read it from the store."""
         if self._by_id.get(session.id) is not session or session.is_busy:
             return  # it has ended meanwhile, or is in use again
         del self._by_id[session.id]
@@ -351,10 +411,3 @@ class SessionRegistry:
         for session in self._by_id.values():
             session.orphans.close()
         await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
-
-
-def _same_client(record: SessionRecord, params: dict[str, Any]) -> bool:
-    """Whether a handshake would end as the recorded one."""
-    before = json.loads(record.client_params)
-    versions = (before.get("protocolVersion"), record.version)
-    return params.get("protocolVersion") in versions and params.get("capabilities") == before.get("capabilities")

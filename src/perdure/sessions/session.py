@@ -6,41 +6,120 @@ this process's own changes on top until they are written.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from perdure._core import mail, sticky
-from perdure._core.ids import SessionId, StreamId
-from perdure._core.revisions import REVISIONS
-from perdure._core.states import SESSION, SessionState, SessionStep, advance
-from perdure.errors import PerdureError, StoreError
+from perdure._core.codes import POSITION_LOST
+from perdure._core.ids import Kind, SessionId, StreamId
+from perdure._core.jsonrpc import error_payload
+from perdure._core.revisions import REVISIONS, Revision
+from perdure._core.states import SESSION, LogState, SessionState, SessionStep, WritingState, advance
+from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.log.journal import Steps
-from perdure.log.stream import Stream
-from perdure.log.streams import Streams
-from perdure.sessions import replay as replayed
-from perdure.sessions.context import ServerContext
-from perdure.sessions.exchange import Exchange
-from perdure.sessions.home import Home
-from perdure.sessions.kept_streams import KeptStreams, usage_of
+from perdure.log.stream import Stream, Streams
+from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.exchange import Exchange, node_of_ask
+from perdure.sessions.home import Home, look_at
+from perdure.sessions.kept_streams import KeptStreams
 from perdure.sessions.ledger import Call
 from perdure.sessions.orphans import Orphans
-from perdure.sessions.reattach import begin_incarnation
-from perdure.sessions.record import RecordKeeper
 from perdure.store.base import (
     ChangeSession,
     EndSession,
     Event,
     KeptRecord,
+    LeaveReader,
     Release,
-    SendMail,
     SessionRecord,
     Step,
     Stick,
     StreamRecord,
+    stream_by_id,
 )
 from perdure.telemetry.events import log_event
+
+
+@dataclass(slots=True, eq=False)
+class RecordKeeper:
+    """Keeps the record of one session: what was read, and this process's changes until they are written."""
+
+    _context: ServerContext
+    record: SessionRecord
+    stamp: object
+    """The store's stamp from before the record was last read; `None`: it has to be read again."""
+    active: float = field(init=False)
+    """When the client, or a call, last used the session."""
+    changes: int = 0
+    """How many of this process's changes have been written."""
+    _written_active: float = field(init=False)
+    _pending: tuple[ChangeSession | Stick, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.active = self._written_active = self.record.active
+
+    @property
+    def revision(self) -> Revision:
+        return REVISIONS[self.record.version]
+
+    def touch(self) -> None:
+        self.active = self._context.clock()
+
+    def end(self, reason: str) -> None:
+        """The session has ended; the caller writes that, or another process has."""
+        self.record = replace(self.record, state=SessionState.ENDED, ended=reason)
+
+    def update(self, **changes: Any) -> None:
+        step = self.change(ChangeSession(session=self.record.id, active=self.active, **changes))
+        self._written_active = self.active
+        self._context.journal.put(_Change(self, step))
+
+    def change(self, step: ChangeSession | Stick) -> ChangeSession | Stick:
+        """Change the record with a step that the caller writes."""
+        self.record = _changed(self.record, step)
+        self._pending += (step,)
+        return step
+
+    def on_written(self, step: Step) -> None:
+        """A change need not be remembered any more: it is stored, or never will be."""
+        self.changes += 1
+        self._pending = tuple(pending for pending in self._pending if pending is not step)
+
+    def take_in(self, stored: SessionRecord) -> None:
+        """Take over what is stored, with the changes on top that are not written yet."""
+        for step in self._pending:
+            stored = _changed(stored, step)
+        self.record = stored
+        self.active = max(self.active, stored.active)
+
+    def keep_fresh(self, *, busy: bool) -> None:
+        """Write the time of the last activity if it has moved; retention goes by it."""
+        if busy:
+            self.touch()
+        # Of a session in use it is enough to know the time roughly; the last one is written when it is left.
+        settings = self._context.settings
+        slack = min(settings.replay_window / 8, settings.session_grace / 2) if busy else 0.0
+        # While the store fails this would only add to what is held, round after round.
+        if self.active - self._written_active > slack and self._context.journal.state is LogState.HEALTHY:
+            self.update()
+
+
+class _Change(Steps):
+    __slots__ = ("_keeper",)
+
+    def __init__(self, keeper: RecordKeeper, step: ChangeSession | Stick) -> None:
+        super().__init__((step,))
+        self._keeper = keeper
+
+    def written(self, steps: Sequence[Step]) -> None:
+        self._keeper.on_written(steps[0])
+
+    def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
+        self._keeper.on_written(steps[0])
 
 
 class Session:
@@ -57,7 +136,6 @@ class Session:
         "retained",
         "seen",
         "standalone",
-        "tells_by_log",
         "waits",
     )
 
@@ -76,18 +154,15 @@ class Session:
         self.keeper = RecordKeeper(context, record, stamp)
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
-        self.home = Home(self, standalone, is_new=record.state is SessionState.OPENING)
+        self.home = Home(self, standalone, record.state is SessionState.OPENING)
         self.standalone = self.home.standalone
         self.call_streams = call_streams
         """The table of this node: those of its own calls are `streams`."""
-        self.retained = KeptStreams(context.limits)
-        self.retained.load(kept)
+        self.retained = KeptStreams(context.limits, kept)
         self.exchange = Exchange(self)
         self.orphans = Orphans(self)
         self.waits = waits
         """Calls of it wait for their principal to come back."""
-        self.tells_by_log = _declares_logging(record.result)
-        """The server declared logging, so a log message may tell of a gap."""
         self._users = 0
 
     @property
@@ -108,10 +183,11 @@ class Session:
         return self.keeper.record.state
 
     def put(self, *steps: Step) -> None:
-        """Write steps for which no caller waits."""
-        self.context.journal.put(Steps(steps))
+        """Write steps, if there are any, for which no caller waits."""
+        if steps:
+            self.context.journal.put(Steps(steps))
 
-    @contextmanager
+    @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep the session in memory: a request, or a chore, has yet to do something with it."""
         self._users += 1
@@ -122,8 +198,12 @@ class Session:
 
     @property
     def streams(self) -> Mapping[StreamId, Stream]:
-        """The streams of its calls that are in memory."""
         return self.call_streams.of(self.record.id)
+
+    @property
+    def tells_by_log(self) -> bool:
+        """The server declared logging, so a log message may tell of a gap."""
+        return bool(self.record.result) and "logging" in json.loads(self.record.result).get("capabilities", {})
 
     @property
     def is_connected(self) -> bool:
@@ -135,7 +215,6 @@ class Session:
         return bool(self._users or len(self.exchange.calls) or self.home.waiting) or self.is_connected
 
     def touch(self) -> None:
-        """The client is here."""
         self.keeper.touch()
         self.seen = self.keeper.active
         if self.state is SessionState.DORMANT:
@@ -153,7 +232,6 @@ class Session:
             await self.home.claim()
 
     def held_stream(self, stream_id: StreamId) -> Stream | None:
-        """A stream of it that is in memory."""
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
 
     def record_change(self, call: Call, result: bytes) -> Step | None:
@@ -164,7 +242,6 @@ class Session:
             if version not in REVISIONS:
                 return None  # a middleware answered in place of the SDK; the session does not open
             state = advance(SESSION, self.state, SessionStep.HANDSHAKE_DONE)
-            self.tells_by_log = _declares_logging(result)
             return self.keeper.change(ChangeSession(session=self.id, state=state, version=version, result=result))
         if method in sticky.METHODS:
             request = sticky.encode(call.request)
@@ -185,15 +262,29 @@ class Session:
         if level := sticky.changed_log_level(before.sticky, stored.sticky):
             self.exchange.runtime.repeat(level)
         if stored.incarnation > before.incarnation:
-            begin_incarnation(self, here=reattached)
+            # End the readers that the client left behind, and ask it again what still waits for it.
+            hub = self.context.hub
+            for stream in (self.standalone, *self.streams.values()):
+                if stream.is_sealed:
+                    continue  # what is over ends by itself, with its answer
+                if (reader := stream.reader) is not None:
+                    reader.end()
+                    hub.detach(reader)  # at once, as if it had left in this moment
+                # A reader at another node may be of this incarnation already, unless the client came here.
+                if reattached and stream.writer is not None and (remote := stream.readers.remote) is not None:
+                    stream.set_remote_reader(None, arrival=hub.arrive())
+                    reading = mail.Reading(session=self.id, stream=stream.id)
+                    self.put(LeaveReader(stream=stream.id, reader=remote.reader), *mail_to([remote.node], reading))
+            self.orphans.begun()  # after its readers have left, so that they count as lost before
+            if reattached:
+                self.orphans.give_time()
+            self.exchange.asks.repeat()
         if stored.initialized and not before.initialized:
             self.exchange.runtime.mark_initialized()
 
     async def rest(self) -> None:
-        """No client has used it for long: its runtime and its home go, record and answers stay (R8).
-
-        The runtime goes first, because what it still said behind the release would be refused.
-        """
+        """No client has used it for long: its runtime and its home go, record and answers stay (R8). The runtime goes
+        first, because what it still said behind the release would be refused."""
         self.orphans.close()
         await self.exchange.runtime.drop()
         if self.home.is_here:
@@ -214,9 +305,8 @@ class Session:
         self.keeper.end(step.value)
         await self._close(reason)
         self.context.counters.sessions_ended += 1
-        told = mail.encode(mail.Ended(session=self.id, reason=step.value))
         end = EndSession(session=self.id, time=self.context.clock(), reason=step.value)
-        posts = [SendMail(node=node, message=told) for node in self.context.nodes.others]
+        posts = mail_to(self.context.nodes.others, mail.Ended(session=self.id, reason=step.value))
         try:
             await self.context.journal.write(end, *posts)  # from then on every process answers 404
         except StoreError:
@@ -245,21 +335,92 @@ class Session:
         """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
         if (writer := stream.writer) is not None:  # else the node that writes it retains it
             self.orphans.ended(stream)
-            self.retained.add(usage_of(stream, writer), time=self.context.clock())
+            self.retained.add(writer.usage(idle=not stream.readers.present), time=self.context.clock())
             self.enforce_limits()
+
+    def enforce_limits(self) -> None:
+        self.put(*self.retained.enforce([self.standalone, *self.streams.values()]))
+
+    # The history of streams that are read again
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
-        return await replayed.lost_answers(self, stream)
+        # What is held is in memory alone; it is looked at first, because from there it goes into the store.
+        finals, after = stream.tail.finals, 0
+        while events := await self.context.store.read(stream.id, after=after, limit=1_000):
+            finals += [event for event in events if event.final]
+            after = events[-1].seq
+        answered = {json.loads(event.payload).get("id") for event in finals}
+        message = "The answer to this request is no longer retained"
+        return [
+            error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
+            for call in await self.context.store.calls_on(stream.id)
+            if call.request_id not in answered
+        ]
 
     async def closed_asks(self, events: Sequence[Event]) -> set[int]:
         """Of replayed events, those that are asks which wait for no answer any more."""
-        return await replayed.closed_asks(self, events)
+        # Every ask contains these letters; what does not contain them need not be read.
+        marked = {event.seq: json.loads(event.payload) for event in events if b'"ask-' in event.payload}
+        asked = {
+            seq: ask for seq, message in marked.items() if "method" in message and node_of_ask(ask := message.get("id"))
+        }
+        if not asked:
+            return set()
+        nodes, still = self.context.nodes, set(self.exchange.asks.open)
+        for waiting in await self.context.store.asks(self.id):
+            if waiting.node in (self.context.node, *nodes.others) or not await nodes.is_dead(waiting.node):
+                still.add(waiting.id)
+        return {seq for seq, ask in asked.items() if ask not in still}
 
-    def enforce_limits(self) -> None:
-        if steps := self.retained.enforce([self.standalone, *self.streams.values()]):
-            self.put(*steps)
+
+async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
+    """A call's stream of this session, from memory or from the store. The caller keeps it (`Stream.kept_whole`) in the
+    same turn of the loop, until its reader is there. Raises `HeldElsewhere` where another node may hold it."""
+    stream = await _look_for(session, stream_id)
+    if stream is None:
+        await session.context.nodes.refuse_while_held()
+        stream = await _look_for(session, stream_id)  # it may have been written before nothing was held
+    return stream
 
 
-def _declares_logging(result: bytes) -> bool:
-    return bool(result) and "logging" in json.loads(result).get("capabilities", {})
+async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
+    stream = session.streams.get(stream_id)
+    if stream is not None and stream.writing is not WritingState.LOST:
+        # A stream that this node has claimed and on which no call of its own runs may be overtaken: the call waits for
+        # its principal, and the node that the principal came to has claimed the stream since, without a word.
+        runs = any(call.stream is stream for call in session.exchange.calls.all_running())
+        if stream.writer is None or stream.is_over or runs:
+            return stream
+    record = await stream_by_id(session.context.store, stream_id)
+    if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
+        return None
+    return session.call_streams.follow(record)
+
+
+async def catch_up(session: Session, stream: Stream) -> None:
+    """What another node writes may have grown since it was last read here."""
+    if stream.writer is None and not stream.is_over:
+        await look_at(session.context, stream)
+
+
+async def look_how_far(session: Session) -> None:
+    """See how far readers at other nodes have got on the standalone stream. While the store fails, what is known here
+    counts."""
+    stream = session.standalone
+    if not session.context.nodes.alone:
+        with contextlib.suppress(StoreUnavailable):
+            record = await look_at(session.context, stream)
+            if record is not None and record.generation == stream.generation:
+                stream.readers.advance(record.delivered)
+
+
+def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
+    if isinstance(step, Stick):
+        return replace(record, sticky=sticky.after(record.sticky, step.request))
+    given = {
+        name: value
+        for name in ("state", "version", "result", "initialized")
+        if (value := getattr(step, name)) is not None
+    }
+    return replace(record, active=max(record.active, step.active or 0.0), **given)

@@ -1,10 +1,10 @@
-"""Asks the server which of its tools may run again."""
+"""Asks the server which of its tools may run again, and ends the calls of a process that stops accordingly."""
 
 from __future__ import annotations
 
 from perdure._core.ids import SessionId
 from perdure._core.jsonrpc import Request
-from perdure._core.settling import Rerun, may_run_again
+from perdure._core.settling import Rerun, may_run_again, rerun
 from perdure.sessions.registry import SessionRegistry
 
 _TOOL_PAGES = 100
@@ -22,33 +22,43 @@ class ToolHints:
     async def ask(self, session_id: SessionId, request: Request, origin: object) -> Rerun:
         """Whether the tool that a request calls may run again."""
         if origin is not None:
-            return (await self._list(session_id, origin)).get(_name(request), Rerun.HIDDEN)
+            return _of_tool(request, await self._list(session_id, origin))
         if self._known is None:  # asked once: a server that does not answer is not waited for with each call
             self._known = {}
             self._known = await self._list(session_id, None)
-        return self._known.get(_name(request), Rerun.HIDDEN)
+        return _of_tool(request, self._known)
 
-    def known(self, request: Request) -> Rerun:
-        """The same, as far as it was asked."""
-        return (self._known or {}).get(_name(request), Rerun.HIDDEN)
+    async def learn_running(self) -> None:
+        """Find out, while there is time, which of the tools that run here may run again elsewhere."""
+        for session, call in self._sessions.running_calls():
+            if call.request.method == "tools/call":
+                await self.ask(session.id, call.request, None)
+
+    def end_calls(self, reason: str, *, outlived: bool) -> None:
+        """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
+        process, because the store outlives this one."""
+        for session, call in self._sessions.running_calls():
+            may = rerun(call.request.method, attempt=call.attempt)
+            may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
+            if not (outlived and may is Rerun.YES):
+                session.exchange.answer_unknown(call, reason)
 
     async def _list(self, session_id: SessionId, origin: object) -> dict[str, Rerun]:
         session = await self._sessions.load(session_id)
         tools: dict[str, Rerun] = {}
         if session is None:
             return tools
-        cursor: object = None
         with session.in_use():
+            params: dict[str, object] = {}
             for _ in range(_TOOL_PAGES):
-                params = {} if cursor is None else {"cursor": cursor}
                 page = await session.exchange.runtime.ask("tools/list", params, origin) or {}
                 for tool in page.get("tools", ()):
                     tools[str(tool.get("name"))] = Rerun.YES if may_run_again(tool) else Rerun.NO
-                cursor = page.get("nextCursor")
-                if cursor is None:
+                if (cursor := page.get("nextCursor")) is None:
                     break
+                params = {"cursor": cursor}
         return tools
 
 
-def _name(request: Request) -> str:
-    return str((request.params or {}).get("name"))
+def _of_tool(request: Request, tools: dict[str, Rerun]) -> Rerun:
+    return tools.get(str((request.params or {}).get("name")), Rerun.HIDDEN)

@@ -25,17 +25,11 @@ from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
 from perdure._core.delivery import Purpose
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.attempts import Attempts
-from perdure.remote.call import DEPARTURE, Call
-from perdure.remote.endpoint import Endpoint
-from perdure.remote.failures import Refused, Unavailable
-from perdure.remote.limits import Limits
-from perdure.remote.link import Link
+from perdure.remote.call import DEPARTURE, Call, Sender
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
+from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, error
-from perdure.remote.notice import Notice
-from perdure.remote.sender import Sender
-from perdure.remote.state import Handshake
-from perdure.remote.stream import StrayAnswer
+from perdure.remote.stream import Attempts, Limits, StrayAnswer
 from perdure.stdio import earlier_calls
 from perdure.stdio.host_side import Dialogue, HostSide
 from perdure.stdio.logs import ConnectionLog

@@ -14,8 +14,8 @@ import json
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_PARAMS
+from perdure.remote.endpoint import Handshake
 from perdure.remote.message import Message, encode, error
-from perdure.remote.state import Handshake
 from perdure.stdio.notes import NotedCall
 
 SET_LEVEL = "logging/setLevel"

@@ -16,16 +16,15 @@ from typing import Any
 import anyio
 
 from perdure._core import splice
-from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE
+from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE, UNSUPPORTED_VERSION
 from perdure._core.delivery import Purpose
 from perdure._core.jsonrpc import Batch, InvalidMessage, Notification, Request, Response, parse_body
-from perdure._core.revisions import REVISIONS, UNSUPPORTED_VERSION
+from perdure._core.revisions import REVISIONS
 from perdure._core.sticky import METHODS as STICKY
 from perdure._core.sticky import encode as encode_sticky
-from perdure.remote.call import Call
+from perdure.remote.call import Call, Sender
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
-from perdure.remote.sender import Sender
 from perdure.stdio import earlier_calls
 from perdure.stdio.notes import NotedCall, Notes
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong

@@ -16,13 +16,9 @@ from pathlib import Path
 import httpx2
 
 from perdure.remote import endpoint
-from perdure.remote.auth import Bearer, TokenProvider
-from perdure.remote.endpoint import shown
-from perdure.remote.failures import Refusal, Refused
+from perdure.remote.endpoint import Bearer, Refusal, Refused, TokenProvider, shown
 from perdure.telemetry.events import log_event
 
-#: As the bridge's own HTTP library names them.
-SCHEMES = ("http", "https")
 #: Of the token's file. A signed token with many claims has some 10 KiB.
 MAX_BYTES = 64 << 10
 _FIT = re.compile(r"[!-~]+")
@@ -35,7 +31,7 @@ def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     except (httpx2.InvalidURL, ValueError) as error:
         raise _refused("bad_address", f"the address cannot be read: {error}") from error
     bad = ""
-    if parsed.scheme not in SCHEMES or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host:
         bad = f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://"
     elif parsed.port is not None and not 0 < parsed.port < 65_536:
         bad = f"{shown(url)} is not an address: there is no port {parsed.port}"

@@ -15,9 +15,8 @@ import threading
 from pathlib import Path
 
 from perdure.remote.endpoint import shown
-from perdure.remote.notice import Notice
-from perdure.telemetry.events import log_event
-from perdure.telemetry.log_lines import LogLines
+from perdure.remote.link import Notice
+from perdure.telemetry.events import LogLines, log_event
 
 #: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
 ROOM = 1_000
@@ -30,9 +29,13 @@ class Unblocked(logging.Handler):
 
     def __init__(self, below: logging.Handler) -> None:
         super().__init__()
-        self._below = below
         self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(ROOM)
-        self._thread = threading.Thread(target=self._run, name="perdure-stderr", daemon=True)
+
+        def run() -> None:
+            while (record := self._records.get()) is not None:
+                below.handle(record)
+
+        self._thread = threading.Thread(target=run, name="perdure-stderr", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -43,10 +46,6 @@ class Unblocked(logging.Handler):
         with contextlib.suppress(queue.Full):
             self._records.put_nowait(None)
         self._thread.join(FLUSH)
-
-    def _run(self) -> None:
-        while (record := self._records.get()) is not None:
-            self._below.handle(record)
 
 
 def to_stderr(level: str) -> Unblocked:

@@ -17,10 +17,9 @@ from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._files.locks import HAS_FLOCK
-from perdure.remote.endpoint import Endpoint
-from perdure.remote.failures import Refusal, Refused
+from perdure.remote.endpoint import Endpoint, Refusal, Refused
+from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
-from perdure.remote.notice import Notice
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.http_client import http_client, token_provider

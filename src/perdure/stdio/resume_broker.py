@@ -18,10 +18,8 @@ import anyio
 from perdure._core.delivery import Failure
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.attempts import Attempts
-from perdure.remote.endpoint import Endpoint
-from perdure.remote.failures import Refused, RequestFailed, Unavailable
-from perdure.remote.state import Handshake
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
+from perdure.remote.stream import Attempts
 from perdure.stdio.slot import Slot
 from perdure.telemetry.events import log_event
 
@@ -31,7 +29,6 @@ TIMEOUT = 5.0
 ONCE = Patience(max_time=0.0, max_tries=1)
 #: Of an answer. It holds a session's id and a token.
 MAX_ANSWER_BYTES = 64 << 10
-_FOR_GOOD = (Failure.UNTRUSTED, Failure.NO_CREDENTIALS)
 
 
 class _Rejected(Exception):
@@ -143,7 +140,7 @@ class ResumeBroker:
             except TimeoutError:
                 attempts.failed(f"the broker has not answered within {TIMEOUT:.0f} s")
             except RequestFailed as failed:
-                if failed.failure in _FOR_GOOD:
+                if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
                     raise Refused(failed.refusal) from failed
                 attempts.failed(str(failed))
             if not await attempts.wait():

@@ -1,4 +1,4 @@
-"""Passes every payload through one codec on its way into a store and out of it.
+"""Passes every payload through one codec on its way into a store and out of it, and weighs steps by their payloads.
 
 A payload is what a client or a server said: events, requests, `initialize` params and results, sticky requests, asks,
 forwarded messages, mail. Ids, names, states and numbers are not, because a store looks things up by them. `_changed`
@@ -107,3 +107,32 @@ def _changed(value: Any, change: Callable[[bytes], bytes]) -> Any:
         case base.PutSession() | base.OpenAsk():
             return replace(value, record=_changed(value.record, change))
     return value
+
+
+def weigh(steps: Sequence[base.Step]) -> tuple[int, int, bool]:
+    """Give how many rows and bytes the steps write, nearly; and whether they forget anything."""
+    count = size = 0
+    forget = False
+
+    def weighed(payload: bytes) -> bytes:
+        nonlocal size
+        size += len(payload)
+        return payload
+
+    for step in steps:
+        count += 1
+        # The steps of every call, without copies of them.
+        if type(step) is base.Append:
+            count += len(step.events)
+            for event in step.events:
+                size += len(event.payload)
+        elif type(step) is base.OpenStream:
+            count += len(step.calls)
+            for call in step.calls:
+                size += len(call.request)
+        elif isinstance(step, base.Trim | base.DropStream | base.EndSession):
+            forget = True
+        else:
+            count += len(step.payloads) if type(step) is base.Forward else 0
+            _changed(step, weighed)
+    return count, size, forget

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import Any, Self, cast
 
 from perdure.errors import StoreError, StoreUnavailable
@@ -31,6 +32,8 @@ class _Limited:
     """Hands everything on to a store, or to its `Liveness`, and limits what is waited for."""
 
     keeps_time = True
+    # Asked for with each call or commit: found without `__getattr__`, and they may change.
+    holds, shared = property(attrgetter("_inner.holds")), property(attrgetter("_inner.shared"))
 
     def __init__(self, inner: Store | Liveness, limit: TimeLimit | None) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""Writes log records with a sentence for people and a stable `action` for machines.
+"""Writes log records with a sentence for people and a stable `action` for machines, and formats them as lines.
 
 Clients import this module as well, so it uses `_core` only.
 """
@@ -11,7 +11,6 @@ import logging
 from perdure._core.text import printable
 
 _logger = logging.getLogger("perdure")
-
 
 MAX_SENTENCE = 2_000
 """Characters of a sentence or of a fact: room for any of ours and the reason in it, which a peer may have written."""
@@ -55,3 +54,28 @@ class PeerLog:
         if more > 0:
             sentence = f"{more} more records of {action} within {PEER_SECONDS:g} s were not written"
             log_event(level, action, sentence, suppressed=more)
+
+
+MAX_LINE = 4_000
+"""Characters of a line: more than our sentences and the lines of tracebacks have, less than a peer may write."""
+
+MAX_LINES = 400
+"""Lines of a record: Python folds repeated lines of a deep traceback to far fewer, but an exception's text may have any
+number."""
+
+_INDENT = "    "
+
+
+class LogLines(logging.Formatter):
+    """Every record begins at the left edge, and what follows its first line (a traceback) is indented.
+
+    The SDK and the target log method names, prompt names and exceptions whose texts peers have written. A line break in
+    one of them would begin what looks like a record, and an escape sequence would act on the operator's terminal.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        # The base class keeps the traceback's text in the record, for other handlers: only the lines are made safe.
+        first, *rest = super().format(record).split("\n")
+        if len(rest) > MAX_LINES:
+            rest = [*rest[:MAX_LINES], f"… {len(rest) - MAX_LINES} more lines"]
+        return "\n".join([printable(first, MAX_LINE), *(printable(_INDENT + line, MAX_LINE) for line in rest)])

@@ -49,26 +49,11 @@ class Snapshot:
     """Latencies: how many within each bound, and their sum."""
 
 
-def snapshot(
-    node: NodeId,
-    counters: Counters,
-    *,
-    sessions: Mapping[str, int],
-    streams: Mapping[str, int],
-    readers: int,
-    degraded: bool,
-) -> Snapshot:
+def snapshot(node: NodeId, counters: Counters, **held: Any) -> Snapshot:
+    """The numbers of this node at this moment. `held`: its `sessions`, `streams` and `readers`, and `degraded`."""
     timed = {"append": counters.append_seconds, "replay": counters.replay_seconds}
-    return Snapshot(
-        node=node,
-        version=_VERSION,
-        counters=counters.snapshot(),
-        sessions=sessions,
-        streams=streams,
-        readers=readers,
-        degraded=degraded,
-        seconds={name: (tuple(histogram.counts), histogram.total) for name, histogram in timed.items()},
-    )
+    seconds = {name: (tuple(histogram.counts), histogram.total) for name, histogram in timed.items()}
+    return Snapshot(node=node, version=_VERSION, counters=counters.snapshot(), seconds=seconds, **held)
 
 
 def facts(own: Snapshot) -> bytes:
@@ -130,15 +115,14 @@ class Metric:
         return lines
 
 
+Values = Callable[[Snapshot], Iterable[tuple[str, str, Any]]]
+"""What is added to the name, the label's value, and the number, which is `None` where the node has none."""
+
+
 def _of_node(
-    name: str,
-    kind: Literal["counter", "gauge", "histogram"],
-    says: str,
-    values: Callable[[Snapshot], Iterable[tuple[str, str, Any]]],
-    label: str = "",
+    name: str, kind: Literal["counter", "gauge", "histogram"], says: str, values: Values, label: str = ""
 ) -> Metric:
-    """A metric that each node has. `values` are what is added to the name, the label's value, and the number, which is
-    `None` where the node has none."""
+    """A metric that each node has."""
 
     def samples(page: Page) -> Iterator[Sample]:
         for node in page.nodes:
@@ -150,18 +134,19 @@ def _of_node(
                         own = {label: value} if value else {}
                         yield suffix, labels | own, int(number) if isinstance(number, int) else number
 
-    return Metric(name, kind, says, samples, ("node", label) if label else ("node",))
+    return Metric(f"perdure_{name}", kind, says, samples, ("node", label) if label else ("node",))
 
 
-def _counter(name: str) -> Metric:
-    return _of_node(f"perdure_{name}_total", "counter", HELP[name], lambda node: [("", "", node.counters.get(name))])
+def _gauge(name: str, says: str, numbers: Callable[[Snapshot], Mapping[str, Any]], label: str = "") -> Metric:
+    """A gauge of each node, by the value of its label."""
+    return _of_node(name, "gauge", says, lambda node: (("", *item) for item in numbers(node).items()), label)
 
 
-def _by_outcome(name: str, says: str, *counters: str) -> Metric:
+def _counter(name: str, says: str, label: str = "", *counters: str) -> Metric:
     def values(node: Snapshot) -> Iterable[tuple[str, str, Any]]:
-        return (("", OUTCOMES[counter], node.counters.get(counter)) for counter in counters)
+        return (("", OUTCOMES.get(counter, ""), node.counters.get(counter)) for counter in counters or (name,))
 
-    return _of_node(name, "counter", says, values, "outcome")
+    return _of_node(f"{name}_total", "counter", says, values, label)
 
 
 def _histogram(name: str) -> Metric:
@@ -174,52 +159,37 @@ def _histogram(name: str) -> Metric:
         yield "_sum", "", total
         yield "_count", "", within[-1]
 
-    return _of_node(f"perdure_{name}_seconds", "histogram", HELP[f"{name}_seconds"], values, "le")
+    return _of_node(f"{name}_seconds", "histogram", HELP[f"{name}_seconds"], values, "le")
 
 
 METRICS = (
-    _of_node(
-        "perdure_build_info",
-        "gauge",
-        "The release that a node runs.",
-        lambda node: [("", node.version, 1)] if node.version else [],
-        "version",
+    _gauge(
+        "build_info", "The release that a node runs.", lambda node: {node.version: 1} if node.version else {}, "version"
     ),
-    _of_node(
-        "perdure_sessions",
-        "gauge",
+    _gauge(
+        "sessions",
         "Sessions in the memory of a node, by state. Several nodes may hold the same one.",
-        lambda node: (("", state, count) for state, count in node.sessions.items()),
+        lambda node: node.sessions,
         "state",
     ),
-    _of_node(
-        "perdure_streams",
-        "gauge",
-        "Streams in the memory of a node, by kind.",
-        lambda node: (("", kind, count) for kind, count in node.streams.items()),
-        "kind",
-    ),
-    _of_node(
-        "perdure_readers",
-        "gauge",
-        "Event streams that clients are reading.",
-        lambda node: [("", "", node.readers)],
-    ),
-    _of_node(
-        "perdure_store_degraded",
-        "gauge",
+    _gauge("streams", "Streams in the memory of a node, by kind.", lambda node: node.streams, "kind"),
+    _gauge("readers", "Event streams that clients are reading.", lambda node: {"": node.readers}),
+    _gauge(
+        "store_degraded",
         "1 while the store fails and the node goes on from memory, or refuses.",
-        lambda node: [("", "", node.degraded)],
+        lambda node: {"": node.degraded},
     ),
-    *(_counter(name) for name in Counters().snapshot() if name not in OUTCOMES),
-    _by_outcome(
-        "perdure_settles_total",
+    *(_counter(name, HELP[name]) for name in Counters().snapshot() if name not in OUTCOMES),
+    _counter(
+        "settles",
         "Calls settled for a runtime or a node that died, by outcome.",
+        "outcome",
         *("calls_rerun", "calls_settled", "settles_cancelled"),
     ),
-    _by_outcome(
-        "perdure_recoveries_total",
+    _counter(
+        "recoveries",
         "Sessions issued again for clients whose session was gone, by outcome.",
+        "outcome",
         *("recoveries_tried", "recoveries_succeeded", "recoveries_failed", "recoveries_refused"),
     ),
     _histogram("append"),

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
@@ -53,18 +53,11 @@ _MOST_CHARS = 128
 _tracer = get_tracer("perdure")
 
 
-class TracedStream(Protocol):
-    """The stream of a traced reader."""
-
-    @property
-    def id(self) -> str: ...
-
-
 class TracedReader(Protocol):
     """What the span of a request needs of its reader."""
 
     @property
-    def stream(self) -> TracedStream: ...
+    def stream(self) -> Any: ...
     @property
     def cursor(self) -> int: ...
     @property
@@ -101,10 +94,9 @@ class Request:
 
     def refused(self, name: str, status: int, sentence: str) -> None:
         """The endpoint refused. `nothing_more` is not an error: the stream was read to its end."""
-        span = self._span
-        span.set_attributes({ERROR: name, STATUS: status})
+        self._span.set_attributes({ERROR: name, STATUS: status})
         if name != "nothing_more":
-            span.set_status(Status(StatusCode.ERROR, sentence))
+            self._span.set_status(Status(StatusCode.ERROR, sentence))
 
     def reads(
         self, reader: TracedReader, *, session: str, headers: Headers, resumes: bool, timed: Histogram
@@ -112,7 +104,7 @@ class Request:
         """The response is a stream. What it missed is what was there before its reader came (`resumes`: by GET); the
         replay of that is given back."""
         missed = max(0, reader.live_from - reader.cursor) if resumes else 0
-        stream = reader.stream.id
+        stream: str = reader.stream.id
         replay = Replay(session=session, stream=stream, missed=missed, timed=timed) if missed else None
         if self._span.is_recording():
             self._reader, self._replay = reader, replay
@@ -169,16 +161,6 @@ class _AsgiHeaders(Getter[dict[bytes, bytes]]):
         return [name.decode("latin-1") for name in carrier]
 
 
-def _by_name(headers: Headers) -> dict[bytes, bytes]:
-    """Lines of one name are one list (RFC 9110, 5.3); joining them makes a header invalid that may stand only once."""
-    named = dict(headers)
-    if len(named) != len(headers):
-        named = {}
-        for name, value in headers:
-            named[name] = named[name] + b"," + value if name in named else value
-    return named
-
-
 _HEADERS = _AsgiHeaders()
 _UNTRACED = _Untraced()
 
@@ -187,7 +169,15 @@ def request(method: str, headers: Headers) -> Request:
     """Begin the span of a request. Use it with `with`, around all work for the request."""
     current = contexts.get_current()
     inside = get_current_span(current).get_span_context().is_valid
-    context = current if inside else extract(_by_name(headers), context=current, getter=_HEADERS)
+    context = current
+    if not inside:
+        named = dict(headers)
+        # Lines of one name are one list (RFC 9110, 5.3); joining them makes a header invalid that may stand only once.
+        if len(named) != len(headers):
+            named = {}
+            for name, value in headers:
+                named[name] = named[name] + b"," + value if name in named else value
+        context = extract(named, context=current, getter=_HEADERS)
     kind = SpanKind.INTERNAL if inside else SpanKind.SERVER
     span = _tracer.start_span(REQUESTS.get(method, "perdure.request"), context=context, kind=kind)
     if context is current and not span.get_span_context().is_valid:

@@ -7,9 +7,9 @@ import os
 import sqlite3
 from urllib.parse import quote
 
-from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.sqlite import sql_files as _sql
-from perdure.store.sqlite.file import APPLICATION_ID, named, open_reader
+from perdure.store.sqlite.file import APPLICATION_ID, named, open_reader, pragma, refuse_newer
 from perdure.store.sqlite.store import SqliteStore
 
 PATIENCE = 5.0
@@ -25,18 +25,13 @@ def refuse_unfit(path: str) -> None:
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
         contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=PATIENCE)) as file,
     ):
-        application, version = (
-            file.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        )
-    if application != APPLICATION_ID:
-        raise StoreError(f"the SQLite file {path} is not a Perdure store; give the file that a server was started with")
-    ours = _sql.schema_version()
-    if version > ours:
-        raise StoreTooNew(
-            f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
-            f" {ours}"
-        )
-    if version < ours:
+        if pragma(file, "application_id") != APPLICATION_ID:
+            raise StoreError(
+                f"the SQLite file {path} is not a Perdure store; give the file that a server was started with"
+            )
+        refuse_newer(file, path)
+        version = pragma(file, "user_version")
+    if version < (ours := _sql.schema_version()):
         raise StoreError(
             f"the SQLite file {path} has version {version}, written by an older release; a server of this one brings it"
             f" to version {ours} when it starts"

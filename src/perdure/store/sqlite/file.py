@@ -160,7 +160,7 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
         raise StoreUnavailable(
             f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
         )
-    if _value(connection, "user_version") < _sql.schema_version():
+    if pragma(connection, "user_version") < _sql.schema_version():
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Looked at again: another process may have been faster.
@@ -175,16 +175,16 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
-    version = _value(connection, "user_version")
+    version = pragma(connection, "user_version")
     empty = version == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    if not empty and _value(connection, "application_id") != APPLICATION_ID:
+    if not empty and pragma(connection, "application_id") != APPLICATION_ID:
         raise StoreUnavailable(f"the SQLite file {path} belongs to another program; give Perdure a file of its own")
     refuse_newer(connection, path)
 
 
 def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
     """Raise if a newer release has migrated the file, perhaps while this one had it open."""
-    version, ours = _value(connection, "user_version"), _sql.schema_version()
+    version, ours = pragma(connection, "user_version"), _sql.schema_version()
     if version > ours:
         raise StoreTooNew(
             f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
@@ -194,14 +194,9 @@ def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
 
 def bring_up_to_date(connection: sqlite3.Connection) -> None:
     """Apply the schema to an empty file, or to an older one the migrations it lacks. The caller holds a transaction."""
-    version = _value(connection, "user_version")
-    if version == 0:
-        statements = list(_sql.schema())
-    else:
-        statements = [
-            statement for step in _sql.migrations() if step.version > version for statement in step.statements
-        ]
-    for statement in statements:
+    version = pragma(connection, "user_version")
+    lacking = [step.statements for step in _sql.migrations() if step.version > version] if version else [_sql.schema()]
+    for statement in itertools.chain.from_iterable(lacking):
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
@@ -213,6 +208,6 @@ def rollback(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def _value(connection: sqlite3.Connection, pragma: str) -> int:
-    (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+def pragma(connection: sqlite3.Connection, name: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {name}").fetchone()
     return int(value)

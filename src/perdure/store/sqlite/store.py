@@ -25,8 +25,7 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.store.base import HintListener, Liveness, Refusals, SendMail, SessionRecord, Step, StreamRecord
-from perdure.store.codec import PLAIN, Codec, Payloads
-from perdure.store.cost import weigh
+from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import Sync

@@ -27,12 +27,10 @@ _WRITES = 256 << 10
 
 
 async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
-    """Forget streams, then sessions; gives the number of rows that went."""
-    return await _sweep_streams(writer, readers, cutoffs) + await _sweep_sessions(writer, readers, cutoffs)
+    """Forget streams, then sessions; gives the number of rows that went.
 
-
-async def _sweep_streams(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
-    """Events of several streams go in one transaction, as many as fit; a stream that needs more gets more."""
+    Events of several streams go in one transaction, as many as fit; a stream that needs more gets more.
+    """
     rows = 0
     values = {"after": 0, "events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
     while keys := await readers.run(partial(_column, _SQL["stale_streams"], values)):
@@ -41,6 +39,12 @@ async def _sweep_streams(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) 
             done, gone = await writer.run(partial(_expire, keys=keys, cutoffs=cutoffs), size=_WRITES)
             rows += gone
             del keys[:done]
+    while sessions := await readers.run(partial(_column, _SQL["stale_sessions"], (cutoffs.answers, PAGE))):
+        for session in sessions:
+            over = False
+            while not over:
+                gone, over = await writer.run(partial(_forget, session=session, cutoffs=cutoffs), size=_WRITES)
+                rows += gone
     return rows
 
 
@@ -62,17 +66,6 @@ def _expire(
             steps.streams.forget()
             room -= 1
     return len(keys), CHUNK - room
-
-
-async def _sweep_sessions(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
-    rows = 0
-    while sessions := await readers.run(partial(_column, _SQL["stale_sessions"], (cutoffs.answers, PAGE))):
-        for session in sessions:
-            over = False
-            while not over:
-                gone, over = await writer.run(partial(_forget, session=session, cutoffs=cutoffs), size=_WRITES)
-                rows += gone
-    return rows
 
 
 def _forget(

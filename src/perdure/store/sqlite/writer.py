@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 from perdure.errors import StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store.base import Refusals, Step
-from perdure.store.codec import PLAIN, Codec
-from perdure.store.cost import weigh
+from perdure.store.codec import PLAIN, Codec, weigh
 from perdure.store.sqlite.file import NAMED, STUCK, Sync
 from perdure.store.sqlite.steps import MAX_INLINE_BYTES, MAX_INLINE_EVENTS, StepWriter
 from perdure.store.sqlite.writing_connection import Work, WritingConnection
@@ -45,14 +44,6 @@ class WriteJob:
     size: int
     result: Any = None
     error: BaseException | None = None
-
-    def settle(self) -> None:
-        if self.future.done():
-            return
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
 
 
 class Writer:
@@ -177,7 +168,13 @@ class Writer:
                     self._log_full = False
                     self._file.restart_log()
                 done = self._work_off_some() if self._jobs else []
-            _settle(done)
+            # One call into each event loop answers all the callers that wait there.
+            waiting: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}
+            for job in done:
+                waiting.setdefault(job.loop, []).append(job)
+            for loop, theirs in waiting.items():
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_settle, theirs)
 
     def _note_log_full(self) -> None:
         """Called by the checkpoints' thread. From here on nothing is written inline, until the log was restarted."""
@@ -191,8 +188,18 @@ class Writer:
             self._file.begin()
         except BaseException as error:
             self._file.undo()
-            return self._give_up(error, since)
-        group = self._take_group()
+            # The jobs that have waited for all of this try fail; the others get another one.
+            late = [self._jobs.popleft()]
+            while self._jobs and self._jobs[0].asked <= since:
+                late.append(self._jobs.popleft())
+            for job in late:
+                job.error = self._file.name(error)
+            return late
+        group = [self._jobs.popleft()]
+        size = group[0].size
+        while self._jobs and len(group) < MAX_GROUP and size + self._jobs[0].size <= MAX_GROUP_BYTES:
+            group.append(self._jobs.popleft())
+            size += group[-1].size
         try:
             self._do(group)
         except BaseException as error:
@@ -207,39 +214,17 @@ class Writer:
                         job.error = self._file.name(its_own)
         return group
 
-    def _take_group(self) -> list[WriteJob]:
-        group = [self._jobs.popleft()]
-        size = group[0].size
-        while self._jobs and len(group) < MAX_GROUP and size + self._jobs[0].size <= MAX_GROUP_BYTES:
-            group.append(self._jobs.popleft())
-            size += group[-1].size
-        return group
-
     def _do(self, group: Sequence[WriteJob]) -> None:
         results = self._file.transact([job.work for job in group], size=sum(job.size for job in group))
         for job, result in zip(group, results, strict=True):
             job.result = result
 
-    def _give_up(self, error: BaseException, since: float) -> list[WriteJob]:
-        """Fail the jobs that have waited for all of this try; the others get another one."""
-        late = [self._jobs.popleft()]
-        while self._jobs and self._jobs[0].asked <= since:
-            late.append(self._jobs.popleft())
-        for job in late:
-            job.error = self._file.name(error)
-        return late
-
 
 def _settle(jobs: Sequence[WriteJob]) -> None:
-    """Answer the callers that wait, with one call into each event loop."""
-    waiting: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}
     for job in jobs:
-        waiting.setdefault(job.loop, []).append(job)
-    for loop, theirs in waiting.items():
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(_settle_all, theirs)
-
-
-def _settle_all(jobs: Sequence[WriteJob]) -> None:
-    for job in jobs:
-        job.settle()
+        if job.future.done():
+            continue
+        if job.error is None:
+            job.future.set_result(job.result)
+        else:
+            job.future.set_exception(job.error)
