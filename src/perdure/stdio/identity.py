@@ -189,11 +189,7 @@ def _parents(processes: Processes, pid: int) -> list[ProcessInfo]:
         if not parent.words:
             raise _Changing
         chain.append(parent)
-        match classify(name=parent.name, words=parent.words):
-            case ProcessKind.HOST:
-                return chain
-            case ProcessKind.MANAGER:
-                return []
-            case ProcessKind.LAUNCHER:
-                pass
+        kind = classify(name=parent.name, words=parent.words)
+        if kind is not ProcessKind.LAUNCHER:
+            return chain if kind is ProcessKind.HOST else []
     return []
