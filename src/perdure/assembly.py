@@ -13,12 +13,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from perdure._core.ids import NodeId, new_node_id
+from perdure._core.ids import new_node_id
 from perdure._core.limits import Work
 from perdure._core.retention import Limits
-from perdure.cluster.mail_handler import MailHandler
-from perdure.cluster.node import Node
-from perdure.cluster.peers import Peers
+from perdure.cluster.node import Node, Peers
+from perdure.cluster.on_demand import cancel_all
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
@@ -33,7 +32,7 @@ from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
-from perdure.store.within_time import within_time
+from perdure.store.time_limit import within_time
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import PeerLog, log_event
@@ -104,8 +103,8 @@ async def running(
         stack.callback(context.hub.marks.close)
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
-        settler = Settler(context, sessions, monotonic=time.monotonic)
-        watcher = Watcher(context, sessions, readers, MailHandler(context, sessions, settler, readers))
+        settler = Settler(context, sessions)
+        watcher = Watcher(context, sessions, settler, readers)
         stack.push_async_callback(readers.aclose)
         stack.push_async_callback(watcher.aclose)
         stack.callback(watcher.subscribe())
@@ -129,7 +128,7 @@ async def running(
         )
         housekeeping = Housekeeping(context, sessions)
         chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
-        stack.push_async_callback(_cancel, [asyncio.create_task(keep_going(chore)) for chore in chores])
+        stack.push_async_callback(cancel_all, [asyncio.create_task(keep_going(chore)) for chore in chores])
         yield process
 
 
@@ -138,7 +137,7 @@ async def _build(
 ) -> tuple[ServerContext, Peers, RemoteReaders, Liveness]:
     """Join the store, and build what the sessions share."""
     random = secrets.token_bytes
-    node: NodeId = new_node_id(random)
+    node = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
     journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
@@ -194,9 +193,3 @@ async def _leave(context: ServerContext, liveness: Liveness) -> None:
             "node.left",
             f"this node could not leave the store, others will take it for dead: {failure!r}",
         )
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
-from perdure.cluster.peers import Peers
+from perdure.cluster.node import Peers
 from perdure.errors import StoreUnavailable
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import PutReader, ReaderRecord

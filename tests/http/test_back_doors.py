@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 
 import perdure
 from perdure.errors import Misuse
-from perdure.http.app import principal_of
+from perdure.http.credentials import principal_of
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.live import live
 from tests.support.outages import recovered

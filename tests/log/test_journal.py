@@ -30,7 +30,7 @@ from perdure.store.base import (
     StreamRecord,
     stream_by_id,
 )
-from perdure.store.within_time import within_time
+from perdure.store.time_limit import within_time
 from perdure.telemetry.counters import Counters
 from perdure.testing._values import a_call, a_session, count_open
 from tests.support.faulty_store import Fault, FaultyStore

@@ -12,7 +12,7 @@ import pytest
 
 from perdure._core import retention
 from perdure._core.states import SessionState
-from perdure.http.caller import caller_of
+from perdure.http.credentials import caller_of
 from perdure.sessions.registry import Caller
 from perdure.store import MemoryStore
 from perdure.testing._values import count_open

@@ -16,8 +16,7 @@ from typing import TypeVar
 import pytest
 
 from perdure.errors import StoreUnavailable
-from perdure.store.sqlite.file import RETRY, open_writer, patiently
-from perdure.store.sqlite.identity import FileIdentity
+from perdure.store.sqlite.file import RETRY, FileIdentity, open_writer, patiently
 from perdure.store.sqlite.read_pool import THREADS, ReaderPool
 from perdure.store.sqlite.writer import Writer
 from perdure.store.time_limit import TICKS, TimeLimit

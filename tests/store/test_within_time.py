@@ -13,7 +13,7 @@ from perdure._core.ids import Fence, NodeId, SessionId
 from perdure.errors import StoreTooNew, StoreUnavailable
 from perdure.store.base import Event, Liveness, PutSession, Refusals, SessionRecord, Step, Store
 from perdure.store.memory import MemoryStore
-from perdure.store.within_time import CALLS, within_time
+from perdure.store.time_limit import CALLS, within_time
 from perdure.testing import check_store
 from perdure.testing._values import NODE, SESSION, STREAM, a_session, put
 from tests.support.faulty_store import Fault, FaultyStore

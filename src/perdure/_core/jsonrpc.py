@@ -203,11 +203,12 @@ def _read_message(message: object) -> Envelope:
     if not isinstance(message, dict):
         raise _refused(f"a message must be an object, not {_seen(message)}")
     if message.get("jsonrpc") != "2.0":
-        raise _refused(f'"jsonrpc" must be "2.0", not {_seen_member(message, "jsonrpc")}', message)
-    method, params, result, error = map(message.get, ("method", "params", "result", "error"))
+        raise _refused(f'"jsonrpc" must be "2.0", not {_seen(message.get("jsonrpc", _MISSING))}', message)
+    result, error = message.get("result"), message.get("error")
     if ("method" in message) + (result is not None) + (error is not None) != 1:
         raise _refused('a message has either "method" or "result" or "error"', message)
     if "method" in message:
+        method, params = message["method"], message.get("params")
         if not isinstance(method, str) or not 0 < len(method) <= MAX_METHOD_CHARS:
             rule = f"a string of 1 to {MAX_METHOD_CHARS} characters"
             raise _refused(f'"method" must be {rule}, not {_seen(method)}', message)
@@ -229,7 +230,7 @@ def _read_id(message: JsonObject) -> RequestId:
     value = message.get("id")
     if not _is_request_id(value):
         rule = f"a 64-bit integer or a string of at most {MAX_ID_CHARS} characters"
-        raise _refused(f'"id" must be {rule}, not {_seen_member(message, "id")}', message)
+        raise _refused(f'"id" must be {rule}, not {_seen(message.get("id", _MISSING))}', message)
     return value
 
 
@@ -244,11 +245,12 @@ def _refused(reason: str, message: JsonObject | None = None) -> InvalidMessage:
     return InvalidMessage(reason, code=INVALID_REQUEST, id=id_ if _is_request_id(id_) else None)
 
 
-def _seen_member(message: JsonObject, name: str) -> str:
-    return _seen(message[name]) if name in message else "missing"
+_MISSING = object()
 
 
 def _seen(value: object) -> str:
+    if value is _MISSING:
+        return "missing"
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an array"
     return _shortened(json.dumps(value))

@@ -61,8 +61,7 @@ class StreamUsage:
 
 
 class StreamSizes:
-    """Counts what one stream keeps, as far as this process has appended it. What another process has appended is known
-    to the store only."""
+    """Counts what one stream keeps, of what this process has appended; the store alone knows of other processes."""
 
     __slots__ = ("_event_bytes", "_finals", "_sized_from", "_sizes", "trimmed")
 
@@ -82,8 +81,7 @@ class StreamSizes:
         return StreamSizes(last, finals=finals, trimmed=self.trimmed)
 
     def count(self, sizes: Sequence[int], finals: Mapping[int, int] | None = None) -> None:
-        """Add the next events; `finals` has the numbers of those that are final answers, with their sizes, which are 0
-        in `sizes`."""
+        """Add the next events; `finals`: numbers and sizes of those that are final answers, which are 0 in `sizes`."""
         if finals:
             self._finals += tuple(finals.items())
         self._event_bytes += sum(sizes)
@@ -92,7 +90,6 @@ class StreamSizes:
         self._sizes.extend(sizes)
 
     def trim(self, through: int) -> None:
-        """Events up to a number are forgotten, final answers excepted."""
         self.trimmed = through
         gone = through - self._sized_from
         if self._sizes is not None and gone > 0:
@@ -103,7 +100,7 @@ class StreamSizes:
     def overflow(self, last: int, *, limit: int, read: int | None) -> int:
         """Up to where events must go so that no more than the limit are kept; not past `read`, where a reader is."""
         events = last - self.trimmed
-        if self._finals:
+        if events > limit:
             events -= sum(1 for seq, _ in self._finals if seq > self.trimmed)
         if events <= limit:
             return self.trimmed
@@ -115,8 +112,10 @@ class StreamSizes:
 
     def usage(self, stream: StreamId, *, last: int, floor: int, idle: bool) -> StreamUsage:
         """What the stream keeps; events may go up to `floor`."""
-        events = floor - self.trimmed - sum(1 for seq, _ in self._finals if self.trimmed < seq <= floor)
-        event_bytes = self._event_bytes
+        events, event_bytes, answer_bytes = floor - self.trimmed, self._event_bytes, 0
+        for seq, size in self._finals:
+            events -= self.trimmed < seq <= floor
+            answer_bytes += size
         if floor < last and self._sizes is not None:
             event_bytes = sum(self._sizes[: max(0, floor - self._sized_from)])
         return StreamUsage(
@@ -125,7 +124,7 @@ class StreamSizes:
             answers=len(self._finals),
             idle=idle,
             event_bytes=event_bytes,
-            answer_bytes=sum(size for _, size in self._finals),
+            answer_bytes=answer_bytes,
         )
 
 
@@ -140,8 +139,8 @@ def cutoffs(*, now: float, event_ttl: float, replay_window: float) -> Cutoffs:
 
 
 def answers_to_drop(kept: Iterable[StreamUsage], *, total: int, size: int, limits: Limits) -> Sequence[StreamId]:
-    """The streams that go altogether so that no more than the limits allow of `total` answers with `size` bytes are
-    kept: the oldest (`kept` comes in that order, and is looked at no further than needed)."""
+    """The streams that go altogether, so that of `total` answers with `size` bytes no more than the limits allow are
+    kept: the oldest. `kept` comes in that order, and is looked at no further than needed."""
     dropped: list[StreamId] = []
     for stream in kept:
         if total <= limits.answers and size <= limits.size:

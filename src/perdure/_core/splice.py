@@ -4,10 +4,10 @@ A bridge changes ids and tokens of messages that it does not otherwise understan
 message would lose what a program's numbers cannot hold (`1e400`, an integer of a hundred digits), half an emoji, a
 member given twice. So the text is cut where the value stands. The text must be JSON: `decode` says whether it is.
 
-`find` has two ways. The walk reads every member on the way to the value. It takes 13 µs for the progress token of a
-usual message. The anchored way takes less than 2 µs: one regular expression matches the text from its beginning to the
-value. It holds for texts in which only members with plain values stand before the value, and in which no name of the
-path occurs behind it, because of members given twice the last counts. All other texts take the walk.
+`find` has two ways. The walk reads every member on the way to the value: 13 µs for the progress token of a usual
+message. The anchored way takes less than 2 µs: one regular expression matches the text up to the value. It holds where
+only members with plain values stand before the value, and no name of the path occurs behind it, because of members
+given twice the last counts. All other texts take the walk.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Encodes and decodes server-sent events by the rules of WHATWG HTML section 9.2 ("Server-sent events").
 
-Encoding takes bytes that are UTF-8 already and returns one whole frame. Decoding is incremental: a `Decoder` belongs
-to one HTTP response and is fed whatever the socket gives, cut anywhere. When the response ends, drop the decoder; the
-unfinished event in it was never sent as far as the rules are concerned.
-
-What a reader of a stream sees:
+Encoding takes bytes that are UTF-8 already and returns one whole frame. A `Decoder` belongs to one HTTP response and is
+fed whatever the socket gives, cut anywhere. An event that is unfinished when the response ends was never sent, by the
+rules.
 
 - `feed` returns the events that the rules dispatch. A `data` field without a value counts, so a priming event (an id
   and empty data) comes out as an event with `data == ""`; receivers remember its id and hand nothing on (B8).
@@ -90,9 +88,9 @@ class Decoder:
     `last_event_id` and `retry` are what a client needs to connect again: the id as of the last finished block, and
     the last reconnection time in milliseconds, or None.
 
-    Of each event at most `max_event_bytes` are kept: its data so far and the line being read, counted together.
-    Beyond that `feed` raises `EventTooLarge`, now and ever after; events that were complete before it in the same
-    chunk are returned first, and the next `feed` raises. So the chunking decides nothing.
+    Of each event at most `max_event_bytes` are kept, the line being read included. Beyond that `feed` raises
+    `EventTooLarge`, now and ever after; events that were complete before it in the same chunk are returned first, and
+    the next `feed` raises. So the chunking decides nothing.
     """
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
@@ -113,7 +111,8 @@ class Decoder:
         events: list[ServerSentEvent] = []
         if not self._overflown:
             for line in self._lines(chunk):
-                if self._exceeds(line):
+                if len(self._data) + len(line) > self._max:
+                    self._overflown = True
                     break
                 if self._at_start:
                     line, self._at_start = line.removeprefix(_BOM), False
@@ -122,7 +121,7 @@ class Decoder:
                 elif (event := self._dispatch()) is not None:
                     events.append(event)
             else:
-                self._exceeds(self._line)
+                self._overflown = len(self._data) + len(self._line) > self._max
         if self._overflown and not events:
             raise EventTooLarge(self._max)
         return events
@@ -143,10 +142,6 @@ class Decoder:
             self._line.clear()
         self._line += rest
         return lines
-
-    def _exceeds(self, line: bytes | bytearray) -> bool:
-        self._overflown = len(self._data) + len(line) > self._max
-        return self._overflown
 
     def _take(self, line: bytes) -> None:
         # Fields are told apart as bytes and decoded late: ASCII never stands inside a longer UTF-8 sequence,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -104,17 +105,14 @@ class Client(mcp.Client):
         if not self._rerun_safe_tools or not told_by_client:
             return False
         cursor: str | None = None
-        try:
+        with contextlib.suppress(MCPError):  # then it cannot be found out
             for _ in range(TOOL_PAGES):
                 page = await self.list_tools(cursor=cursor)
                 hints = next((found.annotations for found in page.tools if found.name == tool), None)
                 if hints is not None:
                     return hints.read_only_hint is True or hints.idempotent_hint is True
-                cursor = page.next_cursor
-                if cursor is None:
+                if (cursor := page.next_cursor) is None:
                     break
-        except MCPError:
-            return False  # it cannot be found out
         return False
 
 

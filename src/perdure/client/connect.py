@@ -145,12 +145,9 @@ async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
     """Enter a client; the error by which the server refused it, if it did."""
     try:
         await stack.enter_async_context(client)
-    except MCPError as error:
-        return error
-    except BaseExceptionGroup as group:
-        # The task groups of the SDK's session and of our link stand around the one error.
-        found = _innermost(group)
-        if isinstance(found, MCPError):
+    except (MCPError, BaseExceptionGroup) as error:
+        # The task groups of the SDK's session and of our link may stand around the one error.
+        if isinstance(found := _innermost(error), MCPError):
             return found
         raise
     return None

@@ -115,22 +115,21 @@ class Incoming:
         elif isinstance(message, JSONRPCNotification):
             await self._notification(message, tool)
 
-    async def deliver(self, message: JSONRPCMessage) -> bool:
+    async def deliver(self, item: JSONRPCMessage | Exception) -> bool:
         """Whether the SDK's client was there to take it."""
-        return await self._put(SessionMessage(message))
+        try:
+            await self.inbox.send(item if isinstance(item, Exception) else SessionMessage(item))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return False  # the SDK's client has left
+        return True
 
     async def complain(self, error: Exception) -> None:
         """The SDK's client hands what is not a message to its `message_handler`."""
-        await self._put(error)
+        await self.deliver(error)
 
     async def gap(self, gap: Gap) -> None:
-        log_event(
-            logging.WARNING,
-            "client.gap",
-            f"the server says that events {gap.first} to {gap.last} are gone: {gap.reason}",
-            stream=gap.stream,
-            tool=gap.tool,
-        )
+        sentence = f"the server says that events {gap.first} to {gap.last} are gone: {gap.reason}"
+        log_event(logging.WARNING, "client.gap", sentence, stream=gap.stream, tool=gap.tool)
         if self._on_gap is None:
             await self.complain(EventsLost(gap))
             return
@@ -168,13 +167,6 @@ class Incoming:
                 message = message.model_copy(update={"params": params})
         await self._callback_limit.room()
         await self.deliver(message)
-
-    async def _put(self, item: SessionMessage | Exception) -> bool:
-        try:
-            await self.inbox.send(item)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return False  # the SDK's client has left
-        return True
 
 
 def parse(message: Message) -> JSONRPCMessage:

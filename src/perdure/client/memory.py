@@ -139,9 +139,9 @@ class Memory:
             self._store.save(self.state.encode())
 
     def end(self, call: str) -> None:
-        """A call is over: forget it, if it was remembered."""
-        if call in self.state.calls:
-            self.state.end(call)
+        """A call is over, and so is what it asked: forget it, if it was remembered."""
+        if self.state.calls.pop(call, None) is not None:
+            self.state.asks = {key: ask for key, ask in self.state.asks.items() if ask.call != call}
             self.changed()
 
     def answered(self, ask: object) -> None:

@@ -87,11 +87,6 @@ class State(Place):
         self.handshake, self.position, self.retry = handshake, None, None
         self.asks.clear()
 
-    def end(self, call: str) -> None:
-        """A call is over, and so is what it asked."""
-        self.calls.pop(call, None)
-        self.asks = {key: ask for key, ask in self.asks.items() if ask.call != call}
-
     def stick(self, method: str, params: Mapping[str, Any]) -> None:
         request = {"method": method, "params": {key: value for key, value in params.items() if key != "_meta"}}
         match method:

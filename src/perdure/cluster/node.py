@@ -1,19 +1,22 @@
-"""Keeps this process alive as a node of the store, and has the calls of dead nodes settled."""
+"""Keeps this process alive as a node of the store, knows the other nodes, and has the calls of dead ones settled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from perdure._core.ids import NodeId
 from perdure._core.leases import BEATS_IN_LEASE
-from perdure.cluster.peers import Peers
+from perdure.cluster.on_demand import cancel_all
 from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
-from perdure.errors import StoreLost
-from perdure.store.base import Liveness
+from perdure.errors import HeldElsewhere, StoreLost
+from perdure.store.base import Liveness, Store
 from perdure.telemetry.events import log_event
+from perdure.telemetry.prometheus import has_left
 
 ROUND = 0.5
 """Seconds between two looks at who lives: the calls of a dead process are settled within about a second."""
@@ -21,32 +24,74 @@ ROUND = 0.5
 _LONGEST_PAUSE = 3.0
 """Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
 
+_KNOWN_DEAD = 64
+"""Dead nodes that are remembered: their sessions come in herds, soon after the death."""
 
+
+class Peers:
+    """The other nodes on the store, as this one knows them."""
+
+    def __init__(self, *, node: NodeId, store: Store, liveness: Liveness) -> None:
+        self.others: Sequence[NodeId] = ()
+        """The nodes that live, as far as is known."""
+        self.departed: frozenset[NodeId] = frozenset()
+        """The nodes that left in good order, and left something behind."""
+        self.alone = False
+        """No other node is there, not even a dead one whose calls are to be settled. Not known at first."""
+        self._node = node
+        self._store = store
+        self._liveness = liveness
+        self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
+
+    async def meet(self) -> Sequence[NodeId]:
+        """Read which nodes are there; gives the dead ones."""
+        dead = await self._liveness.dead()
+        nodes = await self._store.nodes()
+        known = [record.id for record in nodes if record.id != self._node]
+        self.alone = not known
+        self.others = tuple(node for node in known if node not in dead)
+        self.departed = frozenset(record.id for record in nodes if has_left(record))
+        return dead
+
+    async def is_dead(self, node: NodeId) -> bool:
+        """Whether a node certainly writes nothing more. A node that is dead stays dead, so the store is asked once,
+        however many of its sessions come here."""
+        if node == self._node:
+            return False
+        if node not in self._dead:
+            known = {record.id for record in await self._store.nodes()}
+            if node in known and node not in await self._liveness.dead():
+                return False
+            self._dead.append(node)
+        return True
+
+    async def holders(self) -> Sequence[NodeId]:
+        """The other nodes that live and show what is not in the store."""
+        return await self._liveness.holders()
+
+    async def refuse_while_held(self) -> None:
+        """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
+        if holders := await self.holders():
+            raise HeldElsewhere(f"{len(holders)} other nodes hold what is not written yet")
+
+
+@dataclass(kw_only=True)
 class Node:
     """Beats and goes round. Beats go on while a dead node is settled, however long that takes."""
 
-    def __init__(
-        self,
-        *,
-        liveness: Liveness,
-        peers: Peers,
-        settler: Settler,
-        watcher: Watcher,
-        lease: float,
-        facts: Callable[[], bytes],
-        on_lapsed: Callable[[], None],
-        on_lost: Callable[[StoreLost], None],
-    ) -> None:
-        self._liveness = liveness
-        self._peers = peers
-        self._settler = settler
-        self._watcher = watcher
-        self._every = min(lease / BEATS_IN_LEASE, _LONGEST_PAUSE)
-        self._facts = facts
-        self._on_lapsed = on_lapsed
-        self._on_lost = on_lost
-        self._failing: set[str] = set()
-        self._settling: set[NodeId] = set()
+    liveness: Liveness
+    peers: Peers
+    settler: Settler
+    watcher: Watcher
+    lease: float
+    facts: Callable[[], bytes]
+    on_lapsed: Callable[[], None]
+    on_lost: Callable[[StoreLost], None]
+    _failing: set[str] = field(default_factory=set, init=False)
+    _settling: set[NodeId] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._every = min(self.lease / BEATS_IN_LEASE, _LONGEST_PAUSE)
 
     async def run(self) -> None:
         """Runs until the lease has lapsed."""
@@ -56,14 +101,12 @@ class Node:
             asyncio.create_task(self._repeat("other nodes could not be looked after", self.go_round, pause)),
         ]
         try:
-            while self._liveness.holds:  # noqa: ASYNC110 - it ends by a clock, without an event
+            while self.liveness.holds:  # noqa: ASYNC110 - it ends by a clock, without an event
                 await asyncio.sleep(pause)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_all(tasks)
         log_event(logging.ERROR, "node.lapsed", "this node's lease has lapsed: it may write nothing more, and stops")
-        self._on_lapsed()
+        self.on_lapsed()
 
     async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
@@ -77,7 +120,7 @@ class Node:
             await work
             self._failing.discard(key)
         except StoreLost as failure:
-            self._on_lost(failure)
+            self.on_lost(failure)
         except Exception as failure:
             # The store fails, which the journal logs; or one node cannot be settled, which must not stop us.
             level = logging.DEBUG if key in self._failing else logging.WARNING
@@ -87,15 +130,15 @@ class Node:
     async def _beat(self) -> None:
         # One that hangs must not be the last: the store may be back long before the lease has lapsed.
         async with asyncio.timeout(2 * self._every):
-            await self._liveness.beat(self._facts())
+            await self.liveness.beat(self.facts())
 
     async def go_round(self) -> None:
         await self._attempt("meet", "the other nodes could not be seen", self._settle_dead())
-        await self._settler.go_round()  # which survives whatever fails in it
-        self._watcher.go_round()
+        await self.settler.go_round()  # which survives whatever fails in it
+        self.watcher.go_round()
 
     async def _settle_dead(self) -> None:
-        dead = await self._peers.meet()
+        dead = await self.peers.meet()
         self._settling &= set(dead)
         for node in dead:
             await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node))
@@ -103,13 +146,10 @@ class Node:
     async def _settle(self, dead: NodeId) -> None:
         if dead not in self._settling:
             self._settling.add(dead)
-            if dead in self._peers.departed:
-                log_event(
-                    logging.INFO, "node.departed", f"node {dead[:8]} has left; its calls are taken over", node=dead
-                )
+            name = dead[:8]
+            if dead in self.peers.departed:
+                log_event(logging.INFO, "node.departed", f"node {name} has left; its calls are taken over", node=dead)
             else:
-                log_event(
-                    logging.WARNING, "node.dead", f"node {dead[:8]} has died; its calls are being settled", node=dead
-                )
-        await self._settler.settle_node(dead)
-        await self._peers.meet()
+                log_event(logging.WARNING, "node.dead", f"node {name} has died; its calls are being settled", node=dead)
+        await self.settler.settle_node(dead)
+        await self.peers.meet()

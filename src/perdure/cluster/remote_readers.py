@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId
 from perdure.cluster.on_demand import OnDemand
-from perdure.cluster.peers import Peers
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import Chores
 from perdure.log.journal import Journal, Steps
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
+from perdure.sessions.context import OtherNodes
 from perdure.store.base import LeaveReader, MoveReader, PutReader, ReaderRecord, SendMail, Step, Store, StreamRecord
 from perdure.telemetry.events import log_event
 
@@ -41,7 +41,7 @@ class RemoteReaders:
     """Readers here of streams that other nodes write, and readers there of streams that this node writes."""
 
     def __init__(
-        self, *, node: NodeId, store: Store, journal: Journal, peers: Peers, arrivals: Iterator[int], lag: int
+        self, *, node: NodeId, store: Store, journal: Journal, peers: OtherNodes, arrivals: Iterator[int], lag: int
     ) -> None:
         self._node = node
         self._store = store

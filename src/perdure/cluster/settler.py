@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -22,15 +22,8 @@ from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id, error_payload
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
 from perdure._core.states import CALL, CallState, CallStep, SessionState, SessionStep, advance
-from perdure.cluster.abandoned_call import (
-    AbandonedCall,
-    CallKey,
-    SettleRequest,
-    abandoned_call,
-    said_before,
-)
+from perdure.cluster.abandoned_calls import AbandonedCall, SettleRequest, WaitingCalls, said_before
 from perdure.cluster.remote_readers import stream_ends
-from perdure.cluster.waiting_calls import WaitingCalls
 from perdure.errors import HeldElsewhere, SessionEnded, StaleFence, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
@@ -79,10 +72,10 @@ class _InProgress:
 class Settler:
     """Settles what dead nodes left behind."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
-        self.waiting = WaitingCalls(context, sessions, self.settle_waiting, monotonic=monotonic)
+        self.waiting = WaitingCalls(context, sessions, self.settle_waiting)
         self._in_progress: dict[StreamId, _InProgress] = {}
         """Streams that this node may have claimed, and whose calls it has not all settled yet."""
         self._chores = Chores()
@@ -93,7 +86,14 @@ class Settler:
         """Settle a dead node, and bury it. What fails does not hold up the rest, and is tried again by the next
         round."""
         context, tools = self._context, ToolHints(self._sessions)
-        by = SettleRequest(occasion=Occasion.NODE_DIED, tools=tools, cancelled=await self._cancelled(dead))
+        cancelled = set()  # by their clients, of which the dead node has not read
+        after = 0
+        while page := await context.store.mail(dead, after=after):
+            for _, raw in page:
+                if isinstance(message := mail.decode(raw), mail.Cancelled):
+                    cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
+            after = page[-1].key
+        by = SettleRequest(occasion=Occasion.NODE_DIED, tools=tools, cancelled=frozenset(cancelled))
         homes: list[StreamRecord] = []
         failures: list[Exception] = []
         calls: dict[SessionId, list[StreamRecord]] = {}  # all of a session are settled in one go, and reported once
@@ -115,26 +115,22 @@ class Settler:
         context.counters.nodes_settled += 1
         log_event(logging.INFO, "node.settled", f"what node {dead[:8]} left behind is settled", node=dead)
 
-    async def _cancelled(self, dead: NodeId) -> frozenset[CallKey]:
-        """Calls that their client has cancelled, of which the dead node has not read."""
-        messages: list[mail.Message | None] = []
-        after = 0
-        while page := await self._context.store.mail(dead, after=after):
-            messages += [mail.decode(raw) for _, raw in page]
-            after = page[-1].key
-        return frozenset(
-            (message.session, message.incarnation, coerce_id(message.request_id))
-            for message in messages
-            if isinstance(message, mail.Cancelled)
-        )
-
     async def go_round(self) -> None:
         """Go on with what could not be finished, answer what has waited for too long, and see whether the calls that
         run here are still this node's."""
         surviving = self._chores.surviving
         if self._in_progress:
             with surviving("what was begun to be settled could not be finished"):
-                await self._finish()
+                # The store failed behind a claim: the streams are this node's, and their calls are not settled.
+                records = await stream_ends(self._context.store, list(self._in_progress))
+                found = {record.id: record for record in records if not record.sealed}
+                for stream_id, progress in list(self._in_progress.items()):
+                    record = found.get(stream_id)
+                    if record is None or record.node != self._context.node:
+                        self._in_progress.pop(stream_id, None)
+                    else:
+                        with surviving(f"stream {stream_id} could not be settled", stream_id):
+                            await self._settle(record, progress.by)
         with surviving("what has waited for too long could not be answered"):
             await self.waiting.give_up()
         with surviving("clients could not be asked to come again"):
@@ -144,28 +140,14 @@ class Settler:
         )
         if not self._context.nodes.alone and (stamp := self._context.store.stamp()) != self._checked:
             with surviving("it could not be seen whose the running calls are"):
-                await self._check_own()
+                # Another node may have claimed a call that runs here, or that waits here for its principal, and says
+                # nothing for a while.
+                streams = self._sessions.streams
+                own = {stream.id: stream for stream in streams if stream.writer is not None and not stream.is_over}
+                for record in await stream_ends(self._context.store, list(own)):
+                    with surviving(f"stream {record.id} could not be followed", record.id):
+                        own[record.id].follow(record)
                 self._checked = stamp
-
-    async def _finish(self) -> None:
-        """The store failed behind a claim: the streams are this node's, and their calls are not settled."""
-        found = {record.id: record for record in await stream_ends(self._context.store, list(self._in_progress))}
-        for stream_id, progress in list(self._in_progress.items()):
-            record = found.get(stream_id)
-            if record is None or record.sealed or record.node != self._context.node:
-                self._in_progress.pop(stream_id, None)
-            else:
-                with self._chores.surviving(f"stream {stream_id} could not be settled", stream_id):
-                    await self._settle(record, progress.by)
-
-    async def _check_own(self) -> None:
-        """Another node may have claimed a call that runs here, or that waits here for its principal, and says nothing
-        for a while."""
-        streams = self._sessions.streams
-        own = {stream.id: stream for stream in streams if stream.writer is not None and not stream.is_over}
-        for record in await stream_ends(self._context.store, list(own)):
-            with self._chores.surviving(f"stream {record.id} could not be followed", record.id):
-                own[record.id].follow(record)
 
     # A call's stream
 
@@ -205,7 +187,7 @@ class Settler:
             else:
                 # Seen behind a claim, no other node can end them.
                 rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
-                progress.calls = [abandoned_call(row) for row in rows]
+                progress.calls = [AbandonedCall(row=row) for row in rows]
                 progress.stream = self._take_over(claimed, owed=len(rows), by=by)
                 await self._settle_calls(owner, progress.stream, progress, by)
         self._in_progress.pop(record.id, None)
@@ -240,9 +222,19 @@ class Settler:
                     case Verdict.KEEP:
                         pass
                     case Verdict.CANCEL:
-                        self._answer_cancelled(call, stream)
+                        payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
+                        with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
+                            stream.append(payload, end=_end_of(call, CallStep.CANCEL))
+                        self._context.counters.calls_cancelled += 1
+                        self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
-                        await self._have_wait(call, stream)
+                        await self._context.journal.write(_changed(call, stream, CallStep.LOSE_NODE))
+                        name, method = stream.id, call.row.method
+                        log_event(
+                            logging.INFO, "call.waits", f"a request waits for its principal ({method})", stream=name
+                        )
+                        self._send_all(mail.Waiting(session=owner.id))
+                        self.waiting.expect(owner.id)
                     case Verdict.RERUN if session is not None:
                         await self._run_again(session, call, stream, by)
                     case _:
@@ -276,20 +268,6 @@ class Settler:
         self._context.peers.log_event(
             logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream
         )
-
-    def _answer_cancelled(self, call: AbandonedCall, stream: Stream) -> None:
-        payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
-        with spans.settle(call.row.session[:8], call.row.stream, outcome="cancelled"):
-            stream.append(payload, end=_end_of(call, CallStep.CANCEL))
-        self._context.counters.calls_cancelled += 1
-        self._context.counters.settles_cancelled += 1
-
-    async def _have_wait(self, call: AbandonedCall, stream: Stream) -> None:
-        row = call.row
-        await self._context.journal.write(_changed(call, stream, CallStep.LOSE_NODE))
-        log_event(logging.INFO, "call.waits", f"a request waits for its principal ({row.method})", stream=row.stream)
-        self._send_all(mail.Waiting(session=row.session))
-        self.waiting.expect(row.session)
 
     async def _run_again(self, session: Session, call: AbandonedCall, stream: Stream, by: SettleRequest) -> None:
         row, request = call.row, call.request

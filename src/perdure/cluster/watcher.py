@@ -1,4 +1,4 @@
-"""Looks at what other nodes wrote, when the store hints at it and in each round.
+"""Looks at what other nodes wrote, and handles their mail, when the store hints at it and in each round.
 
 Streams, homes and mail are looked at apart from each other: a message may take its time (a session ends, a home is
 looked for), and readers must not wait for that.
@@ -10,14 +10,17 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from perdure._core.ids import StreamId
-from perdure.cluster.mail_handler import MailHandler
+from perdure._core import mail
+from perdure._core.ids import Kind, StreamId
+from perdure._core.jsonrpc import Notification, Response
 from perdure.cluster.on_demand import OnDemand
 from perdure.cluster.remote_readers import RemoteReaders
+from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
+from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import SessionRegistry
-from perdure.store.base import StreamRecord
+from perdure.store.base import MailReceived, SendMail, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 
@@ -25,11 +28,14 @@ class Watcher:
     """Follows the other nodes through the store."""
 
     def __init__(
-        self, context: ServerContext, sessions: SessionRegistry, readers: RemoteReaders, mail_handler: MailHandler
+        self, context: ServerContext, sessions: SessionRegistry, settler: Settler, readers: RemoteReaders
     ) -> None:
         self._context = context
         self._sessions = sessions
+        self._settler = settler
         self._readers = readers
+        self._handled = 0
+        """The key of the last message that was handled."""
         self._named: set[StreamId] = set()
         self._all = False
         self._looked: object = None
@@ -37,7 +43,7 @@ class Watcher:
         self._homeless: dict[StreamId, StreamRecord] = {}
         self._streams = OnDemand(self._look_at_streams, name="perdure-look", on_failure=self._not_looked)
         self._homes = OnDemand(self._look_at_homes, name="perdure-homes", on_failure=self._not_looked)
-        self._mail = OnDemand(mail_handler.handle_all, name="perdure-mail", on_failure=self._mail_waits)
+        self._mail = OnDemand(self._handle_mail, name="perdure-mail", on_failure=self._mail_waits)
 
     def subscribe(self) -> Callable[[], None]:
         """Look whenever the store hints; gives the way to stop."""
@@ -91,6 +97,75 @@ class Watcher:
                 raise
             except Exception as failure:  # it must not stand in the way of other streams
                 log_event(logging.ERROR, "forward.failed", f"what was forwarded could not be appended: {failure!r}")
+
+    async def _handle_mail(self) -> None:
+        """Handle the mail that has come, in order and one at a time. A message that cannot be handled must not stand in
+        the way of those behind it."""
+        context = self._context
+        while page := await context.store.mail(context.node, after=self._handled):
+            for key, raw in page:
+                try:
+                    if (message := mail.decode(raw)) is not None:
+                        log_event(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
+                        await self._handle(message)
+                    else:
+                        log_event(
+                            logging.WARNING,
+                            "mail.unknown",
+                            "a newer release sent mail of a kind that this one does not know",
+                        )
+                except StoreUnavailable:
+                    raise
+                except Exception as failure:
+                    log_event(logging.ERROR, "mail.failed", f"mail could not be handled: {failure!r}")
+                self._handled = key
+                context.journal.put(Steps((MailReceived(node=context.node, through=key),)))
+
+    async def _handle(self, message: mail.Message) -> None:
+        held = self._sessions.held(message.session)
+        match message:
+            case mail.Ended():
+                await self._sessions.was_ended(message.session, message.reason)
+            case mail.Waiting():
+                self._settler.waiting.expect(message.session)
+            case mail.Attached() if held is not None:
+                if message.incarnation > held.record.incarnation:
+                    await self._sessions.load(message.session)  # which begins the incarnation
+                else:
+                    held.orphans.begun()
+            case mail.Reading() if held is not None and (stream := held.held_stream(message.stream)) is not None:
+                if stream.kind is Kind.STANDALONE and stream.writer is not None:
+                    record = await stream_by_id(self._context.store, stream.id)
+                    if record is not None:
+                        stream.follow(record)  # another node may have become the home
+                await self._readers.look_who_reads(stream)
+            case mail.Missed() if held is not None and held.is_connected:
+                here = mail.encode(mail.Here(session=held.id))
+                self._context.journal.put(Steps((SendMail(node=message.node, message=here),)))
+            case mail.Lost() if held is not None and held.standalone.reader is not None:
+                held.orphans.give_time()
+            case mail.Here() if held is not None:
+                held.touch()
+            case mail.Unread():
+                if (session := await self._sessions.load(message.session)) is not None:
+                    session.orphans.time_has_passed_elsewhere()
+            case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
+                await self._pass_on(message)
+
+    async def _pass_on(self, message: mail.AskAnswered | mail.Notified | mail.Cancelled) -> None:
+        """Pass on what a client said to another node and concerns this one."""
+        session = await self._sessions.load(message.session)
+        if session is None:
+            return
+        exchange = session.exchange
+        match message:
+            case mail.AskAnswered():
+                exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
+            case mail.Notified():
+                exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
+            case mail.Cancelled():
+                if not exchange.cancel(message.request_id, incarnation=message.incarnation, params=message.params):
+                    await self._settler.waiting.cancel(message)
 
     # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;
     # anything else is logged once.

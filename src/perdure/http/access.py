@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
 from perdure._core import sse
 from perdure._core.states import SessionState
-from perdure.cluster.settler import Settler
+from perdure.assembly import ServerProcess
 from perdure.errors import SessionEnded, StoreError
-from perdure.http.body import Bodies
+from perdure.http.body import Bodies, Headers
 from perdure.http.credentials import Credentials
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.recovery import Recovery
-from perdure.http.refusals import RECOVERY, Refusal, Refused, refusal_of
+from perdure.http.refusals import Refusal, Refused, session_gone, store_refused
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
-from perdure.sessions.context import ServerContext
-from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import Event
 from perdure.telemetry import tracing as spans
-
-Headers = dict[bytes, bytes]
 
 
 class SessionAccess:
     """The endpoint's way to sessions."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry, settler: Settler, bodies: Bodies) -> None:
-        self.context = context
-        self.bodies = bodies
-        self.sessions = sessions
-        self.settler = settler
-        self.recovery = Recovery(context, sessions, monotonic=context.hub.monotonic)
+    def __init__(self, process: ServerProcess, is_draining: Callable[[], bool]) -> None:
+        self.context = process.context
+        self.settings = process.context.settings
+        self.sessions = process.sessions
+        self.waiting = process.settler.waiting
+        self.bodies = Bodies(self.settings)
         self.credentials = Credentials()
-        self.draining = False
-        self.settings = context.settings
-        self._retry_ms = round(context.settings.retry * 1000)
+        self._recovery = Recovery(process.context, process.sessions)
+        self._is_draining = is_draining
+        self._retry_ms = round(self.settings.retry * 1000)
 
     @asynccontextmanager
     async def session(
@@ -54,32 +50,36 @@ class SessionAccess:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
-        with ExitStack() as stack:
+        try:
+            session = await self.sessions.find(text.decode("latin-1"), owner)
+            if session is None or session.state is SessionState.OPENING:
+                raise await self._recovery.gone(headers, owner, scope)
+        except SessionEnded:
+            raise self.gone() from None
+        except StoreError as failure:
+            raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
+        with session.in_use():
             try:
-                session = await self.sessions.find(text.decode("latin-1"), owner)
-                if session is None or session.state is SessionState.OPENING:
-                    raise await self.recovery.gone(headers, owner, scope)
-                stack.enter_context(session.in_use())
                 spans.tell(session=session.name)
                 self.credentials.bring(session.id, scope)
                 await session.come_back()
                 if session.waits and resume:
-                    await self.settler.waiting.resume(session, HttpRequest(scope))
+                    await self.waiting.resume(session, HttpRequest(scope))
             except SessionEnded:
                 raise self.gone() from None
             except StoreError as failure:
-                raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+                raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
             yield session
 
-    def refuse_if_draining(self, request_id: int | str | None = None) -> None:
+    def refuse_if_draining(self) -> None:
         """Refuse new work once the end has begun: it goes elsewhere."""
-        if self.draining:
-            raise Refused(Refusal.STOPPING, id=request_id)
+        if self._is_draining():
+            raise Refused(Refusal.STOPPING)
 
     def gone(self) -> Refused:
         """The session ended while a request for it was on its way."""
         self.context.counters.sessions_not_found += 1
-        return Refused(Refusal.SESSION_GONE, data=RECOVERY)
+        return session_gone()
 
     def read(
         self,

@@ -11,32 +11,28 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, BearerAuthBackend, RequireAuthMiddleware
-from mcp.server.auth.provider import TokenVerifier, principal_components
+from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import TokenVerifier
 from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from perdure._core.principals import ANONYMOUS, token_principal, user_principal
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
 from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, StoreLost
-from perdure.http.body import Bodies, ClientGone
-from perdure.http.endpoint import ALLOW, Endpoint
+from perdure.http.body import ClientGone, Headers, HostAndOrigin
+from perdure.http.credentials import principal_of
+from perdure.http.endpoint import ALLOW, Endpoint, SessionlessHandler
 from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
-from perdure.http.host_and_origin import HostAndOrigin
 from perdure.http.metrics import SCRAPE, scrape
 from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
-from perdure.http.resume_tokens import ALLOW_POST, RESUME, ResumeTokenEndpoint, resume_paths
-from perdure.http.sessionless import SessionlessHandler
+from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
-from perdure.sessions.broker import Broker
 from perdure.sessions.registry import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
@@ -73,8 +69,6 @@ class App:
         self._shell = Starlette(lifespan=self.lifespan)
         self._process: ServerProcess | None = None
         self._endpoint: Endpoint | None = None
-        self._resume: ResumeTokenEndpoint | None = None
-        self._sessionless: SessionlessHandler | None = None
         self._stopping = False
         self._draining = False
         self._told_sessionless = False
@@ -82,7 +76,10 @@ class App:
         self._lost: StoreLost | None = None
         self._on_lost: Callable[[StoreLost], None] | None = None
         self._entry = self._make_entry(auth)
-        self._beside = self._make_beside(auth)
+        # With `auth` the served server's own routes need a token as the endpoint does: an operator who asks for tokens
+        # does not expect a way in without one.
+        web: ASGIApp = self._hosted.web or _not_found
+        self._beside = web if auth is None or web is _not_found else _protected(web, auth)
 
     def _make_entry(self, auth: TokenVerifier | None) -> ASGIApp:
         """Wrap the endpoint in authentication, and in CORS where it is wanted."""
@@ -101,14 +98,6 @@ class App:
                 expose_headers=["Mcp-Session-Id", "WWW-Authenticate", "Retry-After"],
             )
         return entry
-
-    def _make_beside(self, auth: TokenVerifier | None) -> ASGIApp:
-        """Give the served server's own routes. With `auth` they need a token as the endpoint does: an operator who asks
-        for tokens does not expect a way in without one."""
-        web = self._hosted.web
-        if web is None:
-            return _not_found
-        return web if auth is None else _protected(web, auth)
 
     # Starting and stopping
 
@@ -138,14 +127,10 @@ class App:
                 # FastMCP looks at its own manager once more when it stops.
                 stack.callback(setattr, own, "session_manager", own.session_manager)
                 own.session_manager = _EndpointInPlace(self._serve)
-            bodies = Bodies(settings)
-            self._process = process
-            self._endpoint = Endpoint(process.context, process.sessions, process.settler, bodies)
             if started.sessionless is not None:
                 await stack.enter_async_context(started.sessionless.run())
-                self._sessionless = SessionlessHandler(started.sessionless, process.context, bodies)
-            broker = Broker(process.context, process.sessions)
-            self._resume = ResumeTokenEndpoint(broker, bodies, monotonic=process.context.hub.monotonic)
+            self._process = process
+            self._endpoint = Endpoint(process, started.sessionless, is_draining=lambda: self._draining)
             try:
                 yield
             finally:
@@ -154,10 +139,7 @@ class App:
     async def drain(self) -> None:
         """Take no new work, send idle clients elsewhere, and wait for running calls, for `drain_timeout` at most."""
         self._draining = True
-        if self._endpoint is not None and self._process is not None:
-            self._endpoint.drain()
-            assert self._resume is not None
-            self._resume.draining = True
+        if self._process is not None:
             await self._process.drain()
 
     @property
@@ -248,7 +230,7 @@ class App:
         # HTTP says that blanks around a header's value are not part of it; httptools leaves those at its end.
         if any(value[-1:].isspace() for _, value in scope["headers"]):
             scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: Headers = dict(scope["headers"])
         # Lines of a list are one list (RFC 9110, 5.3); the only list that matters here is Accept.
         accept = [value for name, value in scope["headers"] if name == b"accept"]
         if len(accept) > 1:
@@ -256,13 +238,8 @@ class App:
         self._host_and_origin.check(scope["headers"], headers)
         if scope["method"] == "OPTIONS":
             return Answer(status=204, headers=ALLOW_POST if RESUME in scope else ALLOW)
-        if RESUME in scope:
-            self._started()
-            assert self._resume is not None
-            return await self._resume(scope, receive, headers, principal_of(scope))
-        if self._is_sessionless(headers):
-            assert self._sessionless is not None
-            await self._sessionless(scope, receive, send, headers)
+        if RESUME not in scope and (handler := self._without_session(headers)) is not None:
+            await handler(scope, receive, send, headers)
             return None
         return await self._started()(scope, receive, headers, principal_of(scope))
 
@@ -275,24 +252,25 @@ class App:
             raise Refused(Refusal.STORE_LOST, state=self._lost.state)
         return self._endpoint
 
-    def _is_sessionless(self, headers: dict[bytes, bytes]) -> bool:
-        """Tell whether a request belongs to the era without sessions, by its header, before its body is read."""
+    def _without_session(self, headers: Headers) -> SessionlessHandler | None:
+        """Give the handler of a request that belongs to the era without sessions, by its header, before its body is
+        read."""
         header = headers.get(b"mcp-protocol-version")
         version = None if header is None else header.decode("latin-1")
         if version is None or version in REVISIONS:
-            return False
+            return None
         # An unknown version without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
-            self._started()
+            handler = self._started().sessionless
             if self._draining:
                 raise Refused(Refusal.STOPPING)
-            if self._sessionless is not None:
+            if handler is not None:
                 if not self._told_sessionless:
                     # Once: the clients that most profit from a session may never ask for one.
                     self._told_sessionless = True
                     told = "this client has no session; serve with --eras session to give it one"
                     log_event(logging.WARNING, "era.sessionless", f"a client speaks 2026-07-28: {told}")
-                return True
+                return handler
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
 
     async def _health(self, _: Scope, receive: Receive, send: Send) -> None:
@@ -345,23 +323,3 @@ def _protected(app: ASGIApp, auth: TokenVerifier) -> ASGIApp:
 
 async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
     await Answer(status=404, body=b'{"error":"not found"}').send(receive, send)
-
-
-def principal_of(scope: Scope) -> str:
-    """Name the caller: one name for each (client, issuer, subject), whatever token it shows.
-
-    An outer application may authenticate its own users. Then the user's identity is the name: a display name is not
-    unique, and two users who share one would share sessions (promise 5).
-    """
-    user: Any = scope.get("user")
-    if isinstance(user, AuthenticatedUser):
-        return token_principal(*principal_components(user.access_token))
-    if not getattr(user, "is_authenticated", False):
-        return ANONYMOUS
-    try:
-        identity = user.identity
-    except (AttributeError, NotImplementedError):  # Starlette's BaseUser leaves it to its subclasses
-        identity = None
-    if not identity:
-        raise Misuse(f"the application's {type(user).__name__} has no identity; sessions need one to know their owner")
-    return user_principal(str(identity))

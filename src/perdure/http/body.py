@@ -1,13 +1,16 @@
-"""Reads a request: its body within limits, and the media types in its headers."""
+"""Reads a request: the headers that every one must have, its body within limits, and the media types."""
 
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 from starlette.types import Message, Receive
 
 from perdure.http.refusals import Refusal, Refused
 from perdure.settings import Settings
+
+Headers = dict[bytes, bytes]
 
 PACE_SECONDS = 20.0
 PACE_BYTES = 10_000
@@ -15,8 +18,53 @@ PACE_BYTES = 10_000
 (`RequestReadTimeout body=20,MinRate=500`), and less than the slowest telephone line brings."""
 
 
+_THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "[::1]"})
+
+
 class ClientGone(Exception):
     """The client left before its request was there."""
+
+
+class HostAndOrigin:
+    """Refuses requests from other sites (DNS rebinding), and headers that are too large."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._hosts = frozenset(host.lower() for host in settings.allowed_hosts)
+        self._origins = frozenset(origin.lower() for origin in (*settings.allowed_origins, *settings.cors_origins))
+        self._most = settings.max_headers
+
+    def check(self, raw: list[tuple[bytes, bytes]], headers: Headers) -> None:
+        """Raise `Refused` unless the request may come in."""
+        if sum(len(name) + len(value) for name, value in raw) > self._most:
+            raise Refused(Refusal.HEADERS_TOO_LARGE, limit=self._most)
+        names = [name for name, _ in raw if name in (b"host", b"origin")]
+        for name in names:
+            # A proxy in front may have judged another of two lines than this does (RFC 9112, 3.2).
+            if (count := names.count(name)) > 1:
+                raise Refused(Refusal.REPEATED_HEADER, count=count, name=name.decode().capitalize())
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        bare = _without_port(host)
+        # Listed as it is, without its port, with any port (`name:*`), or everything is (`*`).
+        if bare not in _THIS_MACHINE and not {"*", host, bare, f"{bare}:*"} & self._hosts:
+            raise Refused(Refusal.BAD_HOST, host=host or "(none)")
+        if (given := headers.get(b"origin")) is None:
+            return
+        origin = given.decode("latin-1").lower()
+        # Listed as it is (an origin without a port has the scheme's own), with any port (`…:*`), or everything is.
+        if {"*", origin, f"{_without_port(origin)}:*"} & self._origins:
+            return
+        try:
+            parts = urlsplit(origin)
+            is_here = parts.scheme in ("http", "https") and _without_port(parts.netloc) in _THIS_MACHINE
+        except ValueError:
+            is_here = False  # no address at all
+        if not is_here:
+            raise Refused(Refusal.BAD_ORIGIN, origin=given.decode("latin-1"))
+
+
+def _without_port(value: str) -> str:
+    head, colon, port = value.rpartition(":")
+    return head if colon and port.isascii() and port.isdigit() else value
 
 
 class Bodies:
@@ -30,9 +78,12 @@ class Bodies:
         """Bytes of bodies that are not complete yet. One that arrives in one piece is never counted, so ordinary
         messages get through while others fill this up."""
 
-    async def read(self, receive: Receive, headers: dict[bytes, bytes]) -> bytes:
+    async def read(self, receive: Receive, headers: Headers) -> bytes:
         """The whole body, or `Refused` as soon as it is known to be too large, too slow or too much."""
-        if _exceeds(headers.get(b"content-length", b""), self._limit):
+        declared = headers.get(b"content-length", b"")
+        digits = declared.lstrip(b"0")
+        # Python refuses to read a number of more than 4,300 digits, so one that has more than the limit is not read.
+        if declared.isdigit() and (len(digits) > len(str(self._limit)) or int(digits or b"0") > self._limit):
             raise Refused(Refusal.BODY_TOO_LARGE, limit=self._limit)
         now = asyncio.get_running_loop().time
         end = now() + self._timeout
@@ -72,13 +123,6 @@ class Bodies:
             self._held -= size
 
 
-def _exceeds(declared: bytes, limit: int) -> bool:
-    """Whether a Content-Length is above a limit. Python refuses to read a number of more than 4,300 digits, so one that
-    has more digits than the limit is not read at all."""
-    digits = declared.lstrip(b"0")
-    return declared.isdigit() and (len(digits) > len(str(limit)) or int(digits or b"0") > limit)
-
-
 def replayed(body: bytes) -> Receive:
     """A `receive` that gives the body again, for tools that look at the HTTP request."""
 
@@ -100,7 +144,7 @@ def replayed_first(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def accepts(headers: dict[bytes, bytes]) -> tuple[bool, bool]:
+def accepts(headers: Headers) -> tuple[bool, bool]:
     """Whether the client takes JSON, and whether it takes event streams."""
     accept = headers.get(b"accept", b"").lower()
     kinds = {kind.partition(b";")[0].strip() for kind in accept.split(b",")}
@@ -109,3 +153,10 @@ def accepts(headers: dict[bytes, bytes]) -> tuple[bool, bool]:
         everything or bool(kinds & {b"application/json", b"application/*"}),
         everything or bool(kinds & {b"text/event-stream", b"text/*"}),
     )
+
+
+def require_json(headers: Headers) -> None:
+    """Raise `Refused` unless the body says that it is JSON."""
+    content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if content_type != b"application/json":
+        raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")

@@ -1,20 +1,29 @@
-"""Credentials of running calls: a call sees the newest token of its principal, not only the one it began with (R9).
+"""Names the caller of a request, and keeps the credentials of running calls.
 
-The SDK hands a call the context of the request that brought it, with the user in it, and copies that context. So the
-user in it is one object for all calls of a session, and a request with another token of the same principal replaces the
-token in that object. Tokens stay in this process: a call that runs in another one keeps the token that it knows.
+A call sees the newest token of its principal, not only the one it began with (R9). The SDK hands a call the context of
+the request that brought it, with the user in it, and copies that context. So the user in it is one object for all calls
+of a session, and a request with another token of the same principal replaces the token in that object. Tokens stay in
+this process: a call that runs in another one keeps the token that it knows.
 """
 
 from __future__ import annotations
 
+import ipaddress
+from typing import Any
 from weakref import WeakValueDictionary
 
 from mcp.server.auth.middleware.auth_context import auth_context_var
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.provider import AccessToken, principal_components
 from starlette.types import Scope
 
 from perdure._core.ids import SessionId
+from perdure._core.principals import ANONYMOUS, token_principal, user_principal
+from perdure.errors import Misuse
+from perdure.sessions.registry import Caller
+
+_NETWORK = 64
+"""Bits of an IPv6 address that tell callers apart: one customer has the rest to itself (RFC 6177)."""
 
 
 class RenewableUser(AuthenticatedUser):
@@ -46,3 +55,44 @@ class Credentials:
             user.renew(shown.access_token)
         scope["user"] = user
         auth_context_var.set(user)
+
+
+def principal_of(scope: Scope) -> str:
+    """Name the caller: one name for each (client, issuer, subject), whatever token it shows.
+
+    An outer application may authenticate its own users. Then the user's identity is the name: a display name is not
+    unique, and two users who share one would share sessions (promise 5).
+    """
+    user: Any = scope.get("user")
+    if isinstance(user, AuthenticatedUser):
+        return token_principal(*principal_components(user.access_token))
+    if not getattr(user, "is_authenticated", False):
+        return ANONYMOUS
+    try:
+        identity = user.identity
+    except (AttributeError, NotImplementedError):  # Starlette's BaseUser leaves it to its subclasses
+        identity = None
+    if not identity:
+        raise Misuse(f"the application's {type(user).__name__} has no identity; sessions need one to know their owner")
+    return user_principal(str(identity))
+
+
+def caller_of(owner: str, scope: Scope) -> Caller:
+    """Name the caller that a request is counted for.
+
+    Behind a proxy the address is the proxy's, unless the ASGI server was told to believe its headers; on a Unix socket
+    there is none.
+    """
+    if owner:
+        return Caller(owner)
+    client = scope.get("client")
+    text = str(client[0]) if client else ""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return Caller("", text[:64])
+    if isinstance(address, ipaddress.IPv4Address):
+        return Caller("", str(address))
+    if address.ipv4_mapped is not None:
+        return Caller("", str(address.ipv4_mapped))
+    return Caller("", str(ipaddress.ip_network((int(address), _NETWORK), strict=False)))

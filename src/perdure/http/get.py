@@ -10,10 +10,10 @@ from starlette.types import Scope
 from perdure._core.ids import Kind, Position, parse_position, place
 from perdure._core.states import ContentState, SessionState
 from perdure.errors import StoreError
-from perdure.http.access import Headers, SessionAccess
-from perdure.http.body import accepts
+from perdure.http.access import SessionAccess
+from perdure.http.body import Headers, accepts
 from perdure.http.event_stream import EventStreamResponse
-from perdure.http.refusals import Refusal, Refused, refusal_of
+from perdure.http.refusals import Refusal, Refused, store_refused
 from perdure.log.hub import warning_frames
 from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
@@ -32,49 +32,49 @@ class _Start(NamedTuple):
 class GetHandler:
     """Attaches readers."""
 
-    def __init__(self, desk: SessionAccess) -> None:
-        self._desk = desk
-        self._context = desk.context
-        self._settings = desk.settings
+    def __init__(self, access: SessionAccess) -> None:
+        self._access = access
+        self._context = access.context
+        self._settings = access.settings
 
     async def __call__(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
         if not accepts(headers)[1]:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
-        async with self._desk.session(headers, owner, scope) as session:
+        async with self._access.session(headers, owner, scope) as session:
             arrival = self._context.hub.arrive()
             text = headers.get(b"last-event-id", b"").decode("latin-1")
+            if text:
+                self._context.counters.resumes += 1
             try:
-                stream, position = await self._find(session, text)
+                position = parse_position(text)
+                stream = await self._find(session, position)
                 with stream.kept_whole():
                     start = await self._start(session, stream, text, position)
                     if stream.kind is Kind.STANDALONE:
-                        self._desk.refuse_if_draining()
+                        self._access.refuse_if_draining()
                     if not self._context.nodes.alone and stream.writer is not None:
                         # A reader at another node, of which this one may not know yet, is overtaken with the rest.
                         await self._context.hub.registry.look_who_reads(stream)
                     return await self._read(session, stream, start, arrival)
             except StoreError as failure:
-                raise Refused(refusal_of(failure, Refusal.STORE_UNREADABLE)) from None
+                raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
 
-    async def _find(self, session: Session, text: str) -> tuple[Stream, Position | None]:
-        """The stream that a position names, the standalone one without a position; and the position."""
-        if text:
-            self._context.counters.resumes += 1
-        position = parse_position(text)
+    async def _find(self, session: Session, position: Position | None) -> Stream:
+        """The stream that a position names; the standalone one without a position."""
         if position is None or position.kind is Kind.STANDALONE:
-            return session.standalone, position
+            return session.standalone
         if not self._settings.enable_replay:
             raise Refused(Refusal.REPLAY_OFF)
         stream = await find_stream(session, position.stream)
         if session.state is SessionState.ENDED:
-            raise self._desk.gone()
+            raise self._access.gone()
         if stream is None:
             self._context.counters.positions_lost += 1
             self._context.peers.log_event(
                 logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name
             )
             raise Refused(Refusal.POSITION_UNKNOWN)
-        return stream, position
+        return stream
 
     async def _read(self, session: Session, stream: Stream, start: _Start, arrival: int) -> EventStreamResponse:
         """Attach the reader. It reads before the response begins, so that the status says when the store fails."""
@@ -94,7 +94,7 @@ class GetHandler:
                 session.orphans.begun()
                 session.orphans.tell_begun()
             session.orphans.give_time()
-        return self._desk.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
+        return self._access.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
 
     async def _start(self, session: Session, stream: Stream, text: str, position: Position | None) -> _Start:
         """Where to begin. Without a position: where the readers of the standalone stream had got to, in whatever

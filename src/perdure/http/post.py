@@ -14,11 +14,11 @@ from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification,
 from perdure._core.limits import weigh
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
-from perdure.http.access import Headers, SessionAccess
-from perdure.http.body import accepts, replayed
-from perdure.http.caller import caller_of
+from perdure.http.access import SessionAccess
+from perdure.http.body import Headers, accepts, replayed, require_json
+from perdure.http.credentials import caller_of
 from perdure.http.event_stream import EventStreamResponse
-from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
+from perdure.http.refusals import Answer, Refusal, Refused, store_refused
 from perdure.log.stream import Stream
 from perdure.sessions.client_messages import receive
 from perdure.sessions.ledger import Call, Duplicate, Intake
@@ -46,7 +46,11 @@ class PostHandler:
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str
     ) -> Answer | EventStreamResponse:
-        self._check_headers(headers)
+        require_json(headers)
+        takes_json, takes_events = accepts(headers)
+        if not takes_json or not (takes_events or self._settings.json_response):
+            alone = self._settings.json_response
+            raise Refused(Refusal.NOT_ACCEPTABLE_JSON if alone else Refusal.NOT_ACCEPTABLE_POST)
         body = await self._access.bodies.read(receive, headers)
         try:
             parsed = parse_body(body)
@@ -63,53 +67,42 @@ class PostHandler:
         except Refused as refused:
             raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
 
-    def _check_headers(self, headers: Headers) -> None:
-        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if content_type != b"application/json":
-            raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
-        takes_json, takes_events = accepts(headers)
-        if self._settings.json_response:
-            if not takes_json:
-                raise Refused(Refusal.NOT_ACCEPTABLE_JSON)
-        elif not (takes_json and takes_events):
-            raise Refused(Refusal.NOT_ACCEPTABLE_POST)
-
     async def _take(
         self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest
     ) -> Answer | EventStreamResponse:
         messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
+        requests = [message for message in messages if isinstance(message, Request)]
         if isinstance(parsed, Batch):
-            if any(isinstance(message, Request) and message.method == "initialize" for message in messages):
+            if any(request.method == "initialize" for request in requests):
                 raise Refused(Refusal.INITIALIZE_IN_BATCH)
             if not session.keeper.revision.batches:
                 raise Refused(Refusal.BATCH, version=session.record.version)
         size = weigh(body)
-        self._check_work(session, messages, size)
-        requests = [message for message in messages if isinstance(message, Request)]
-        if not requests:
+        try:
+            self._check_work(session, messages, size)
+            calls = await self._accept(session, requests, body, size) if requests else []
+        except Refused as refused:
+            raise refused.answering(requests[0].id if requests else None) from None
+        if not calls:
             await self._pass_on(session, messages, (), http, size)
             return Answer(status=202, headers=_session_header(session))
-        calls = await self._accept(session, requests, body, size)
         spans.tell(stream=calls[0].stream.id)
         await self._pass_on(session, messages, calls, http, 0)
-        if self._settings.json_response:
-            return await self._as_json(session, calls[0].stream, batch=isinstance(parsed, Batch))
-        return self._access.read(session, calls[0].stream, cursor=0)
+        return await self._answer(session, calls[0].stream, batch=isinstance(parsed, Batch))
 
     def _check_work(self, session: Session, messages: Sequence[Envelope], size: int) -> None:
         """Refuse what would have more handled at once than may be. What ends work is always taken: a cancellation, or
         the answer to an ask."""
-        first = next((message.id for message in messages if isinstance(message, Request)), None)
         notifications = sum(isinstance(m, Notification) and m.method != "notifications/cancelled" for m in messages)
-        if first is None and not notifications:
+        if not notifications and not any(isinstance(message, Request) for message in messages):
             return
         exchange, settings = session.exchange, self._settings
         if notifications and exchange.runtime.notifications + notifications > settings.max_notifications:
-            raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, id=first, limit=settings.max_notifications)
+            raise Refused(Refusal.TOO_MANY_NOTIFICATIONS, limit=settings.max_notifications)
         if exchange.work and exchange.work + size > settings.max_session_work:
-            raise Refused(Refusal.TOO_MUCH_OF_SESSION, id=first, limit=settings.max_session_work)
+            raise Refused(Refusal.TOO_MUCH_OF_SESSION, limit=settings.max_session_work)
         if not self._context.work.has_room(size):
-            raise Refused(Refusal.TOO_MUCH_WORK, id=first, limit=settings.max_work)
+            raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
 
     async def _pass_on(
         self, session: Session, messages: Sequence[Envelope], calls: Sequence[Call], http: HttpRequest, size: int
@@ -120,23 +113,21 @@ class PostHandler:
             if isinstance(message, Request):
                 session.exchange.start(next(waiting), http)
                 continue
+            share = size // len(messages) or 1
             try:
-                cancel_waiting = self._access.settler.waiting.cancel
-                share = size // len(messages) or 1
-                await receive(session, message, http, size=share, cancel_waiting=cancel_waiting)
+                await receive(session, message, http, size=share, cancel_waiting=self._access.waiting.cancel)
             except StoreError:
                 raise Refused(Refusal.STORE_FAILS) from None
 
     # Requests
 
     async def _accept(self, session: Session, requests: Sequence[Request], body: bytes, size: int) -> list[Call]:
-        first, settings, calls = requests[0].id, self._settings, session.exchange.calls
-        self._check_room(first)
+        settings, calls = self._settings, session.exchange.calls
+        self._check_room()
         if calls.load + len(requests) > settings.max_calls:
-            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=settings.max_calls)
+            raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
         if sticky.is_full(session.record.sticky, [call.request for call in calls.all_running()], requests):
-            full = Refusal.TOO_MANY_SUBSCRIPTIONS
-            raise Refused(full, id=first, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
+            raise Refused(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:
             with Intake(session, requests, size=size) as intake:
@@ -148,22 +139,25 @@ class PostHandler:
         except Duplicate as taken:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.request_id, seen=taken.request_id) from None
         except IdTaken:
-            raise Refused(Refusal.DUPLICATE_ID, id=first, seen=first) from None
+            raise Refused(Refusal.DUPLICATE_ID, seen=requests[0].id) from None
         except TooManyCalls:
-            raise Refused(Refusal.TOO_MANY_CALLS, id=first, limit=settings.max_calls) from None
+            raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
         except StoreError as failure:
-            raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=first) from None
+            raise store_refused(failure, Refusal.STORE_FAILS) from None
         except SessionEnded:
             raise self._access.gone() from None
 
-    def _check_room(self, request_id: int | str) -> None:
-        self._access.refuse_if_draining(request_id)
+    def _check_room(self) -> None:
+        self._access.refuse_if_draining()
         if self._context.journal.refuses:
-            raise Refused(Refusal.STORE_FAILS, id=request_id)
+            raise Refused(Refusal.STORE_FAILS)
         if self._context.hub.full and not self._settings.json_response:
-            raise Refused(Refusal.TOO_MANY_READERS, id=request_id, limit=self._settings.max_readers)
+            raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
 
-    async def _as_json(self, session: Session, stream: Stream, *, batch: bool = False) -> Answer:
+    async def _answer(self, session: Session, stream: Stream, *, batch: bool = False) -> Answer | EventStreamResponse:
+        """The response that shows a stream: its events or, where the server is set so, its answers as JSON."""
+        if not self._settings.json_response:
+            return self._access.read(session, stream, cursor=0)
         with stream.kept_whole():
             await stream.wait_over()
             answers = await _answers(stream)
@@ -177,10 +171,10 @@ class PostHandler:
     ) -> Answer | EventStreamResponse:
         """Go on with the session that the client names, or open one."""
         if len(body) > MAX_HANDSHAKE:
-            raise Refused(Refusal.HANDSHAKE_TOO_LARGE, id=request.id, limit=MAX_HANDSHAKE)
+            raise Refused(Refusal.HANDSHAKE_TOO_LARGE, limit=MAX_HANDSHAKE)
         if weigh(body) > MAX_HANDSHAKE_MEMORY:
-            raise Refused(Refusal.HANDSHAKE_TOO_RICH, id=request.id, limit=MAX_HANDSHAKE_MEMORY)
-        self._check_room(request.id)
+            raise Refused(Refusal.HANDSHAKE_TOO_RICH, limit=MAX_HANDSHAKE_MEMORY)
+        self._check_room()
         reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
 
@@ -200,20 +194,18 @@ class PostHandler:
             self._access.credentials.bring(session.id, http.scope)
             with session.in_use():
                 if session.waits:
-                    await self._access.settler.waiting.resume(session, http)
+                    await self._access.waiting.resume(session, http)
                 with Intake(session, [request], incarnation=incarnation) as intake:
                     [call] = await intake.accept([body])
         except IdTaken:
-            raise Refused(Refusal.DUPLICATE_ID, id=request.id, seen=request.id) from None
+            raise Refused(Refusal.DUPLICATE_ID, seen=request.id) from None
         except StoreError as failure:
-            raise Refused(refusal_of(failure, Refusal.STORE_FAILS), id=request.id) from None
+            raise store_refused(failure, Refusal.STORE_FAILS) from None
         except SessionEnded:
             return None
         with call.stream.kept_whole():
             session.exchange.answer_recorded(call)
-            if self._settings.json_response:
-                return await self._as_json(session, call.stream)
-            return self._access.read(session, call.stream, cursor=0)
+            return await self._answer(session, call.stream)
 
     async def _open(self, request: Request, body: bytes, http: HttpRequest, owner: str) -> Answer | EventStreamResponse:
         """Open a session. Its id leaves only with a successful answer, so the response waits for it."""
@@ -227,9 +219,9 @@ class PostHandler:
                 refusal, limit = Refusal.TOO_MANY_OF_YOURS, settings.max_principal_sessions
             elif full.of_caller:
                 refusal, limit = Refusal.TOO_MANY_FROM_THERE, settings.max_address_sessions
-            raise Refused(refusal, id=request.id, limit=limit) from None
+            raise Refused(refusal, limit=limit) from None
         except (StoreError, SessionEnded):  # ended: the store took longer than a handshake may
-            raise Refused(Refusal.STORE_FAILS, id=request.id) from None
+            raise Refused(Refusal.STORE_FAILS) from None
         with call.stream.kept_whole():
             session.exchange.start(call, http)
             await call.stream.wait_over()
@@ -237,9 +229,7 @@ class PostHandler:
                 answers = await _answers(call.stream)
                 await sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
                 return Answer(status=200, body=answers[0])
-            if self._settings.json_response:
-                return await self._as_json(session, call.stream)
-            return self._access.read(session, call.stream, cursor=0)
+            return await self._answer(session, call.stream)
 
 
 async def _answers(stream: Stream) -> list[bytes]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -24,15 +23,14 @@ from perdure._core.limits import RateLimit
 from perdure._core.revisions import REVISIONS
 from perdure._core.states import SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreError, TooManySessions
-from perdure.http.caller import caller_of
-from perdure.http.refusals import Refusal, Refused
+from perdure.http.body import Headers
+from perdure.http.credentials import caller_of
+from perdure.http.refusals import Refusal, Refused, session_gone
 from perdure.sessions.context import ServerContext
 from perdure.sessions.registry import Caller, SessionRegistry
 from perdure.sessions.session import Session
 from perdure.store.base import SessionRecord
 from perdure.telemetry.events import log_event
-
-Headers = dict[bytes, bytes]
 
 REISSUES = 30
 REISSUES_A_SECOND = 0.5
@@ -65,11 +63,11 @@ V = TypeVar("V")
 class Recovery:
     """Answers for a session that is gone, and may give another one."""
 
-    def __init__(self, context: ServerContext, sessions: SessionRegistry, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, context: ServerContext, sessions: SessionRegistry) -> None:
         self._context = context
         self._sessions = sessions
         self._reissues = context.settings.recover == "reissue"
-        self._monotonic = monotonic
+        self._monotonic = context.hub.monotonic
         self._limit = RateLimit[str](REISSUES, per_second=REISSUES_A_SECOND)
         self._replaced: dict[tuple[str, str], None] = {}
         """Lost sessions that were replaced, by owner and id."""
@@ -92,8 +90,14 @@ class Recovery:
         program = caller, headers.get(b"user-agent", b"")[:_MOST_AGENT]
         # Clients that take a new id take it from the answer to a POST. One that listens as well may do that first.
         wanted = self._reissues and scope["method"] == "POST" and not deleted and lost not in self._replaced
-        if not wanted or await self._left_unused(program) or lost in self._replaced or not self._may(owner):
-            return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
+        if not wanted or await self._left_unused(program) or lost in self._replaced:
+            return session_gone(why=why)
+        if not self._limit.take(owner, now=self._monotonic()):
+            self._context.counters.recoveries_refused += 1
+            self._context.peers.log_event(
+                logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one"
+            )
+            return session_gone(why=why)
         _remember(self._replaced, lost, None)  # before the handshake, during which the same id may be asked for
         session: Session | None = None
         try:
@@ -102,10 +106,9 @@ class Recovery:
             if session is None:
                 self._replaced.pop(lost, None)
         if session is None:
-            return Refused(Refusal.SESSION_GONE, data=_recovery("initialize", why))
+            return session_gone(why=why)
         _remember(self._given, program, (session.id, self._monotonic()))
-        header = (b"mcp-session-id", session.id.encode())
-        return Refused(Refusal.SESSION_GONE, data=_recovery("continue", why), headers=(header,))
+        return session_gone("continue", why, session=session.id)
 
     async def _left_unused(self, program: _Program) -> bool:
         """Tell whether the program got a new session earlier and made no request on it, at any process."""
@@ -124,16 +127,6 @@ class Recovery:
         self._context.counters.recoveries_refused += 1
         return True
 
-    def _may(self, owner: str) -> bool:
-        """Whether the caller may have another one; counted if so."""
-        may = self._limit.take(owner, now=self._monotonic())
-        if not may:
-            self._context.counters.recoveries_refused += 1
-            self._context.peers.log_event(
-                logging.WARNING, "session.loop", "a caller lost too many sessions to be given another one"
-            )
-        return may
-
     async def _reissue(
         self, headers: Headers, caller: Caller, record: SessionRecord | None, scope: Scope
     ) -> Session | None:
@@ -146,10 +139,22 @@ class Recovery:
             version = headers.get(b"mcp-protocol-version", b"").decode("latin-1") or _OLDEST
             client = {"name": "unknown", "version": "unknown"}
             params = {"protocolVersion": version, "capabilities": {}, "clientInfo": client}
-        session: Session | None = None
+        raw = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+        request, http = Request(id=0, method="initialize", params=params, raw=raw), HttpRequest(scope)
+        is_done = False
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                session = await self._open(caller, params, HttpRequest(scope))
+                session, call = await self._sessions.open(caller, request, json.dumps(raw).encode())
+                try:
+                    with call.stream.kept_whole():
+                        session.exchange.start(call, http)
+                        await call.stream.wait_over()
+                finally:
+                    if session.state is not SessionState.ACTIVE:
+                        await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
+                if is_done := session.state is SessionState.ACTIVE:
+                    told = Notification(method="notifications/initialized", params=None, raw={})
+                    session.exchange.pass_on(told, http)
         except TooManySessions:
             return None
         except (StoreError, SessionEnded, TimeoutError) as failure:
@@ -157,27 +162,11 @@ class Recovery:
                 logging.ERROR, "session.reissue", f"no new session could be made in place of a lost one: {failure!r}"
             )
         counters.recoveries_tried += 1
-        if session is None:
+        if not is_done:
             counters.recoveries_failed += 1
             raise Refused(Refusal.REISSUE_FAILED)
         counters.recoveries_succeeded += 1
         log_event(logging.INFO, "session.reissued", "a lost session was replaced by a new one", session=session.name)
-        return session
-
-    async def _open(self, caller: Caller, params: dict[str, Any], http: HttpRequest) -> Session | None:
-        raw = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-        request = Request(id=0, method="initialize", params=params, raw=raw)
-        session, call = await self._sessions.open(caller, request, json.dumps(raw).encode())
-        try:
-            with call.stream.kept_whole():
-                session.exchange.start(call, http)
-                await call.stream.wait_over()
-        finally:
-            if session.state is not SessionState.ACTIVE:
-                await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake failed")
-        if session.state is not SessionState.ACTIVE:
-            return None
-        session.exchange.pass_on(Notification(method="notifications/initialized", params=None, raw={}), http)
         return session
 
 
@@ -187,13 +176,3 @@ def _remember(table: dict[K, V], key: K, value: V) -> None:
     table[key] = value
     if len(table) > _MOST_REMEMBERED:
         del table[next(iter(table))]
-
-
-def _recovery(action: str, why: str | None) -> dict[str, object]:
-    """What a client does about it; why it is so is for its owner alone."""
-    details = {
-        "initialize": "Send initialize without Mcp-Session-Id, then go on.",
-        "continue": "Go on with the session in Mcp-Session-Id: its handshake is done.",
-    }
-    recovery = {"action": action, "detail": details[action]}
-    return {"recovery": recovery} if why is None else {"recovery": recovery, "reason": why}

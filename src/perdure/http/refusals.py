@@ -100,13 +100,15 @@ class Refusal(enum.Enum):
         self.sentence = sentence
 
 
-def refusal_of(failure: StoreError, otherwise: Refusal) -> Refusal:
-    """Choose the refusal for a failing store: another node knows more, or what the caller was about to do fails."""
-    return Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise
+def store_refused(failure: StoreError, otherwise: Refusal) -> Refused:
+    """Refuse because of a failing store: another node knows more, or what the caller was about to do fails."""
+    return Refused(Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise)
 
 
-RECOVERY = {"recovery": {"action": "initialize", "detail": "Send initialize without Mcp-Session-Id, then go on."}}
-"""What a client does about a session that is gone. The same for every caller: only its owner may learn why."""
+_RECOVERIES = {
+    "initialize": "Send initialize without Mcp-Session-Id, then go on.",
+    "continue": "Go on with the session in Mcp-Session-Id: its handshake is done.",
+}
 
 RETRY_AFTER = {429: b"1", 503: b"1"}
 """Seconds after which a client may try again, for refusals that end by themselves."""
@@ -146,6 +148,15 @@ class Refused(Exception):
         status = self.refusal.status
         wait = ((b"retry-after", RETRY_AFTER[status]),) if status in RETRY_AFTER else ()
         return Answer(status=status, body=body, headers=(*self.headers, *wait))
+
+
+def session_gone(action: str = "initialize", why: str | None = None, *, session: str = "") -> Refused:
+    """The answer for a session that is gone, with what a client does about it and, where there is one, a new session.
+    `why` it is gone is for its owner alone."""
+    data: dict[str, object] = {"recovery": {"action": action, "detail": _RECOVERIES[action]}}
+    if why is not None:
+        data["reason"] = why
+    return Refused(Refusal.SESSION_GONE, data=data, headers=((b"mcp-session-id", session.encode()),) if session else ())
 
 
 @dataclass(frozen=True, kw_only=True)

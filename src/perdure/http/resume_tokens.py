@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
 from pydantic_core import from_json
 from starlette.types import Receive, Scope
@@ -17,9 +16,9 @@ from starlette.types import Receive, Scope
 from perdure._core.chains import TOKEN_LENGTH
 from perdure._core.limits import RateLimit
 from perdure.errors import StoreError
-from perdure.http.access import Headers
-from perdure.http.body import Bodies
-from perdure.http.refusals import Answer, Refusal, Refused, refusal_of
+from perdure.http.access import SessionAccess
+from perdure.http.body import Headers, require_json
+from perdure.http.refusals import Answer, Refusal, Refused, store_refused
 from perdure.sessions.broker import Broker, Rejected, TokenUser
 
 ACTIONS = ("open", "resume", "confirm", "revoke")
@@ -50,26 +49,21 @@ def resume_paths(endpoint: str) -> dict[str, str]:
 class ResumeTokenEndpoint:
     """Answers requests to the broker; raises `Refused` for those that it does not take, unless a token is rejected."""
 
-    def __init__(self, broker: Broker, bodies: Bodies, *, monotonic: Callable[[], float]) -> None:
-        self.draining = False
-        self._broker = broker
-        self._bodies = bodies
-        self._monotonic = monotonic
+    def __init__(self, access: SessionAccess) -> None:
+        self._access = access
+        self._broker = Broker(access.context, access.sessions)
         self._limit = RateLimit[tuple[str, str]](REQUESTS, per_second=REQUESTS_A_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, headers: Headers, owner: str) -> Answer:
         if scope["method"] != "POST":
             raise Refused(Refusal.RESUME_METHOD, method=scope["method"], headers=ALLOW_POST)
-        if self.draining:
-            raise Refused(Refusal.STOPPING)
+        self._access.refuse_if_draining()
         client = scope.get("client")
         name = ("principal", owner) if owner else ("address", client[0] if client else "")
-        if not self._limit.take(name, now=self._monotonic()):
+        if not self._limit.take(name, now=self._access.context.hub.monotonic()):
             raise Refused(Refusal.TOO_MANY_RESUMES, limit=REQUESTS)
-        content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if content_type != b"application/json":
-            raise Refused(Refusal.MEDIA_TYPE, seen=content_type.decode("latin-1") or "(none)")
-        body = await self._bodies.read(receive, headers)
+        require_json(headers)
+        body = await self._access.bodies.read(receive, headers)
         try:
             fields = from_json(body)
         except ValueError:
@@ -81,7 +75,7 @@ class ResumeTokenEndpoint:
         except Rejected:
             return REJECTED
         except StoreError as failure:
-            raise Refused(refusal_of(failure, Refusal.STORE_FAILS)) from None
+            raise store_refused(failure, Refusal.STORE_FAILS) from None
 
     async def _answer(self, action: str, fields: dict[str, object], headers: Headers, owner: str) -> Answer:
         holder, token = fields.get("holder"), fields.get("token")

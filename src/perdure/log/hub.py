@@ -1,5 +1,4 @@
-"""Keeps all readers of this process: attaches them to their streams, ends them, looks after the silent ones, and writes
-down how far they have got."""
+"""Keeps all readers of this process: attaches and ends them, looks after the silent ones, and records their reach."""
 
 from __future__ import annotations
 

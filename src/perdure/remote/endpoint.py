@@ -26,9 +26,9 @@ from perdure.remote.http11 import Direct
 from perdure.remote.message import Message, messages_in
 
 _SESSION = "mcp-session-id"
-_POST = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-_GET = {"accept": EVENTS, "cache-control": "no-store"}
 _DELETE = {"accept": "application/json, text/event-stream"}
+_POST = {**_DELETE, "content-type": "application/json"}
+_GET = {"accept": EVENTS, "cache-control": "no-store"}
 
 #: As the SDK's client: seconds for connecting and writing, and between two bytes of an answer.
 TIMEOUT = httpx2.Timeout(30.0, read=300.0)
@@ -66,10 +66,6 @@ class Handshake:
     @property
     def version(self) -> str:
         return str(self.result.get("protocolVersion", ""))
-
-    def fits(self, request: Mapping[str, Any]) -> bool:
-        """Whether a client that would say this goes on in the session: the server holds both sides to these two."""
-        return all(self.request.get(key) == request.get(key) for key in ("protocolVersion", "capabilities"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,15 +142,8 @@ class Response:
         self.status = response.status_code
         self.media = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         """The media type, without parameters."""
-
-    @property
-    def is_stream(self) -> bool:
-        return self.status == 200 and self.media == EVENTS
-
-    @property
-    def session(self) -> str:
+        self.session = str(response.headers.get(_SESSION, ""))
         """The session that the server has named; "" if it has not."""
-        return str(self._response.headers.get(_SESSION, ""))
 
     @property
     def retry_after(self) -> float | None:
@@ -193,16 +182,17 @@ class Response:
         Raises `EventTooLarge`, and `RequestFailed` where the body breaks off.
         """
         body, message = Body.NONE, None
-        if request_id is not None and not self.is_stream:
+        if request_id is not None and not (self.status == 200 and self.media == EVENTS):
             try:
                 found = messages_in((await self.whole(limit)).decode())
             except EventTooLarge:
                 raise
             except ValueError:
                 found = []
-            kinds = [(kind, one) for one in found if (kind := body_of(one.body, request_id)) is not Body.NONE]
-            if kinds:
-                body, message = kinds[0]
+            for one in found:
+                if (body := body_of(one.body, request_id)) is not Body.NONE:
+                    message = one
+                    break
         says_when = self.retry_after is not None
         return of_response(attempt, status=self.status, media=self.media, body=body, says_when=says_when), message
 
@@ -255,28 +245,25 @@ class Endpoint:
                     await response.aclose()
                     response = await self._client.send(following, stream=True, follow_redirects=False)
         except RequestFailed as failed:
-            raise self._untrusted(failed) or failed from failed.__cause__
+            found: BaseException | None = failed
+            while found is not None:
+                if isinstance(found, ssl.SSLError) and not isinstance(found, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                    # TLS does not fit: trying again cannot help.
+                    said = str(getattr(found, "verify_message", "") or found.reason)
+                    sentence = f"{shown(self.url)} cannot be trusted: {said[:_MAX_SHOWN]} (TLS)"
+                    refusal = Refusal(reason="tls", sentence=sentence)
+                    raise RequestFailed(Failure.UNTRUSTED, sentence, refusal=refusal) from failed.__cause__
+                found = found.__cause__ or found.__context__
+            raise
         except Exception as error:
             # An auth flow of the user's may raise anything. Nothing of the request has left then.
-            said = Refusal(reason="no_credentials", sentence=f"{type(error).__name__}: {error}")
-            refusal = error.refusal if isinstance(error, Refused) else said
+            unforeseen = Refusal(reason="no_credentials", sentence=f"{type(error).__name__}: {error}")
+            refusal = error.refusal if isinstance(error, Refused) else unforeseen
             raise RequestFailed(Failure.NO_CREDENTIALS, refusal.sentence, refusal=refusal) from error
         try:
             yield Response(response)
         finally:
             await response.aclose()
-
-    def _untrusted(self, failed: RequestFailed) -> RequestFailed | None:
-        """The failure by its own name, if TLS does not fit: trying again cannot help."""
-        found: BaseException | None = failed
-        while found is not None:
-            if isinstance(found, ssl.SSLError) and not isinstance(found, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-                said = str(getattr(found, "verify_message", "") or found.reason)
-                sentence = f"{shown(self.url)} cannot be trusted: {said[:_MAX_SHOWN]} (TLS)"
-                refusal = Refusal(reason="tls", sentence=sentence)
-                return RequestFailed(Failure.UNTRUSTED, sentence, refusal=refusal)
-            found = found.__cause__ or found.__context__
-        return None
 
     def refusal(self, response: Response) -> Refusal:
         """Tells what a response means that is neither an answer nor a passing trouble."""

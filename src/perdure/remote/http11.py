@@ -16,6 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -47,26 +48,23 @@ class Direct(httpx2.AsyncBaseTransport):
         origin = (url.scheme, url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80))
         body = b"".join([chunk async for chunk in request.stream])  # type: ignore[union-attr]
         data = _head(request, len(body)) + body
-        connection = self._take(origin) or await self._connect(origin, timeout.get("connect"))
+        idle = self._idle.setdefault(origin, [])
+        while idle:
+            connection = idle.pop()  # the one that was used last
+            if connection.is_idle and time.monotonic() - connection.idle_since < self._idle_seconds:
+                break
+            connection.abort()
+        else:
+            connection = await self._connect(origin, timeout.get("connect"))
         try:
             await connection.send(data, timeout.get("write"))
             await connection.receive_head(timeout.get("read"))
         except BaseException:
             connection.abort()
             raise
-        stream = _Body(self, origin, connection, timeout.get("read"))
+        stream = _Body(self, idle, connection, timeout.get("read"))
         extensions = {"http_version": b"HTTP/1.1"}
         return httpx2.Response(connection.status, headers=connection.headers, stream=stream, extensions=extensions)
-
-    def _take(self, origin: Origin) -> _Connection | None:
-        """The idle connection that was used last, unless the server has closed it or it has been idle for too long."""
-        idle = self._idle.get(origin, [])
-        while idle:
-            connection = idle.pop()
-            if connection.is_idle and time.monotonic() - connection.idle_since < self._idle_seconds:
-                return connection
-            connection.abort()
-        return None
 
     async def _connect(self, origin: Origin, seconds: float | None) -> _Connection:
         scheme, host, port = origin
@@ -88,9 +86,8 @@ class Direct(httpx2.AsyncBaseTransport):
         except OSError as error:  # TLS that fails is one, too
             raise httpx2.ConnectError(str(error)) from error
 
-    def give_back(self, origin: Origin, connection: _Connection) -> None:
+    def give_back(self, idle: list[_Connection], connection: _Connection) -> None:
         """A response was read to its end, or is not read further."""
-        idle = self._idle.setdefault(origin, [])
         if connection.is_idle and len(idle) < self._max_idle:
             connection.idle_since = time.monotonic()
             idle.append(connection)
@@ -105,9 +102,10 @@ class Direct(httpx2.AsyncBaseTransport):
 
 
 class _Body(httpx2.AsyncByteStream):
-    def __init__(self, transport: Direct, origin: Origin, connection: _Connection, seconds: float | None) -> None:
-        self._transport = transport
-        self._origin = origin
+    def __init__(
+        self, transport: Direct, idle: list[_Connection], connection: _Connection, seconds: float | None
+    ) -> None:
+        self._give_back = partial(transport.give_back, idle)
         self._connection: _Connection | None = connection
         self._seconds = seconds
 
@@ -118,7 +116,7 @@ class _Body(httpx2.AsyncByteStream):
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._transport.give_back(self._origin, connection)
+            self._give_back(connection)
 
 
 class _Connection(asyncio.Protocol):

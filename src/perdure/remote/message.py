@@ -78,15 +78,10 @@ def encode(value: Any) -> str:
 
 def error(request_id: str, code: int, message: str, data: Mapping[str, Any] | None = None) -> Message:
     """An error response of our own; the id is given as JSON."""
-    told: dict[str, Any] = {"code": code, "message": message}
-    if data is not None:
-        told["data"] = data
+    told = {"code": code, "message": message, **({} if data is None else {"data": data})}
     text = f'{{"jsonrpc":"2.0","id":{request_id},"error":{encode(told)}}}'
     return Message(text=text, body={"jsonrpc": "2.0", "id": splice.decode(request_id), "error": told})
 
 
-def notification(method: str, params: Mapping[str, Any] | None = None) -> str:
-    body: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
-    if params is not None:
-        body["params"] = params
-    return encode(body)
+def notification(method: str) -> str:
+    return encode({"jsonrpc": "2.0", "method": method})

@@ -633,6 +633,21 @@ class NodeStore(Protocol):
         """A node's messages that it has not dealt with yet, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
 
 
+class Opens:
+    """Opens a store for the time of an `async with`."""
+
+    async def open(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
 class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderStore, Wakeups, NodeStore, Protocol):
     """All of it. Open it with `async with`, or call `open` and `aclose`."""
 
@@ -642,7 +657,7 @@ class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderSto
     """It keeps promise 20 by itself.
 
     A store that queues, or that shares a file or a server with others, knows best what is stuck and what only waits its
-    turn (`store.time_limit`). The calls of any other store are limited by `store.within_time`, in their order."""
+    turn (`store.time_limit`). The calls of any other store are limited by `within_time` there, in their order."""
 
     async def open(self) -> None: ...
 

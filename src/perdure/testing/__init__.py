@@ -13,7 +13,6 @@ of the promise and what was seen. `store_machine` is a Hypothesis state machine:
 store with `MemoryStore` after each step.
 """
 
-from perdure.testing._checks import check_store
-from perdure.testing._machine import store_machine
+from perdure.testing._checks import check_store, store_machine
 
 __all__ = ["check_store", "store_machine"]

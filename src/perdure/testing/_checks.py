@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from perdure.testing import _keeping_checks, _node_checks, _session_checks, _stream_checks
 from perdure.testing._case import Case
 from perdure.testing._values import NODE, Make
+
+if TYPE_CHECKING:
+    from hypothesis.stateful import RuleBasedStateMachine
 
 Hang = Callable[[str], AbstractContextManager[object]]
 
@@ -54,3 +58,10 @@ async def check_store(
             raise AssertionError(f"{name.replace('_', ' ')}: {error}") from error
         finally:
             await case.store.aclose()
+
+
+def store_machine(make: Make, *, durable: bool = True) -> type[RuleBasedStateMachine]:
+    """A state machine for the stores that `make` gives; its `TestCase` is what a test runner collects."""
+    from perdure.testing._rules import StoreMachine  # Hypothesis is an extra
+
+    return type("StoreMachine", (StoreMachine,), {"make": staticmethod(make), "durable": durable})

@@ -12,7 +12,7 @@ from perdure._core.retention import Cutoffs
 from perdure._core.states import SessionState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store import base
-from perdure.store.within_time import CALLS, within_time
+from perdure.store.time_limit import CALLS, within_time
 from perdure.testing._case import Case, StreamCase, same
 from perdure.testing._values import (
     NODE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from perdure._core.ids import Fence, Generation, NodeId, StreamId
@@ -143,24 +143,20 @@ class MemoryNodes:
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
         return MemoryLiveness(self, node, lease=lease, monotonic=monotonic)
 
-    def _has(self, node: NodeId) -> bool:
-        row = self._nodes.get(node)
-        return row is not None and not row.left
-
-    def _beat(self, node: NodeId, facts: bytes) -> None:
-        self._writes += 1
-        row = self._nodes[node]
-        row.record = replace(row.record, beat=row.record.beat + 1, facts=facts)
+    def _living(self) -> dict[NodeId, NodeRow]:
+        """Give the nodes that have not left by themselves."""
+        return {node: row for node, row in self._nodes.items() if not row.left}
 
     def _hold(self, node: NodeId, holding: bool) -> None:
         self._nodes[node].holding = holding
 
     def _holders(self) -> list[NodeId]:
-        return [node for node, row in self._nodes.items() if row.holding and not row.left]
+        return [node for node, row in self._living().items() if row.holding]
 
-    def _beats(self) -> tuple[Mapping[NodeId, int], list[NodeId]]:
-        """Give the counters, and the nodes that have left by themselves."""
-        return {n: row.record.beat for n, row in self._nodes.items()}, [n for n, row in self._nodes.items() if row.left]
+    def _beat(self, node: NodeId, facts: bytes) -> None:
+        self._writes += 1
+        row = self._nodes[node]
+        row.record = replace(row.record, beat=row.record.beat + 1, facts=facts)
 
 
 class MemoryLiveness:
@@ -176,8 +172,8 @@ class MemoryLiveness:
 
     @property
     def holds(self) -> bool:
-        now = self._monotonic()
-        if not self._store._has(self._node):
+        now, row = self._monotonic(), self._store._nodes.get(self._node)
+        if row is None or row.left:
             self._leases.lapse()
         elif len(self._store._nodes) == 1:  # it is alone
             self._leases.alone(now=now)
@@ -191,12 +187,12 @@ class MemoryLiveness:
 
     async def dead(self) -> Sequence[NodeId]:
         asked = self._monotonic()
-        beats, left = self._store._beats()
-        silent = self._leases.observe(beats, asked=asked, now=self._monotonic())
-        return [node for node in beats if (node in silent or node in left) and node != self._node]
+        beats = {node: row.record.beat for node, row in self._store._nodes.items()}
+        silent, living = self._leases.observe(beats, asked=asked, now=self._monotonic()), self._store._living()
+        return [node for node in beats if (node in silent or node not in living) and node != self._node]
 
     def hold(self, holding: bool) -> None:
-        if self._store._has(self._node):
+        if self._node in self._store._living():
             self._store._hold(self._node, holding)
 
     async def holders(self) -> Sequence[NodeId]:

@@ -11,7 +11,6 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Self
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Generation, SessionId, StreamId
@@ -23,27 +22,14 @@ from perdure.store.memory.writes import MemoryWrites, call_key, caller
 _seq = attrgetter("seq")
 
 
-class MemoryStore(MemoryWrites):
+class MemoryStore(MemoryWrites, base.Opens):
     """Keeps everything in dictionaries. This part reads; `MemoryWrites` and `MemoryNodes` have the rest."""
 
     shared = False
     keeps_time = False
 
-    async def open(self) -> None:
-        pass
-
     async def probe(self, size: int) -> None:
         bytes(size)
-
-    async def aclose(self) -> None:
-        pass
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     # Events
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from perdure.errors import StoreReplaced
-from perdure.store.sqlite.file import NAMED, open_checkpointer
-from perdure.store.sqlite.identity import FileIdentity
+from perdure.store.sqlite.file import NAMED, FileIdentity, open_checkpointer
 
 STEP = 4 << 20
 """Bytes written between two checkpoints: SQLite's own default."""

@@ -63,8 +63,8 @@ class Locks:
     def holds(self, node: NodeId) -> bool:
         return node in self._own
 
-    def socket_name(self, node: NodeId) -> str:
-        return _name(node) + _SOCKET
+    def socket_path(self, node: NodeId) -> str:
+        return self._path(node, _SOCKET)
 
     def join(self, node: NodeId) -> None:
         """Lock the file of a node that is about to join."""
@@ -109,12 +109,20 @@ class Locks:
         """The nodes that live and hold something, this process's own included."""
         with self._turn:
             others = [node for node in self.names() if node not in self._settling]
-            return [*self._holding, *(node for node in others if self._is_holder(node))]
+            # One without the second file is of a release that has none, or is about to join or to leave.
+            wells = [node for node in others if self._is_free(node, _WELL) is True]
+            return [*self._holding, *(node for node in wells if self._is_free(node, _LOCK) is False)]
 
-    def _is_holder(self, node: NodeId) -> bool:
-        """One without the second file is of a release that has none, or is about to join or to leave."""
+    def _is_free(self, node: NodeId, suffix: str) -> bool | None:
+        """Whether no process has a file locked; `None` if there is no such file. Several may look at once."""
         try:
-            return _is_free(self._path(node, _WELL)) is True and _is_free(self._path(node, _LOCK)) is False
+            file = os.open(self._path(node, suffix), os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                return flock(file, shared=True)
+            finally:
+                os.close(file)
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -210,7 +218,7 @@ class Locks:
             os.close(well)
 
     def _path(self, node: NodeId, suffix: str) -> str:
-        return os.path.join(self.folder, _name(node) + suffix)
+        return os.path.join(self.folder, quote(node, safe="") + suffix)
 
 
 class SoleLocks(Locks):
@@ -260,19 +268,3 @@ class SoleLocks(Locks):
 def locks_of(path: str) -> Locks:
     """The locks of a log, of the best kind that there is."""
     return Locks(path) if HAS_FLOCK else SoleLocks(path)
-
-
-def _is_free(path: str) -> bool | None:
-    """Whether no process has a file locked; `None` if there is no such file. Several may look at once."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        return flock(file, shared=True)
-    finally:
-        os.close(file)
-
-
-def _name(node: NodeId) -> str:
-    return quote(node, safe="")

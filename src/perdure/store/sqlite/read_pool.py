@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from perdure.errors import StoreUnavailable
-from perdure.store.sqlite.file import NAMED, STUCK, failure, open_reader, refuse_newer
-from perdure.store.sqlite.identity import FileIdentity
+from perdure.store.sqlite.file import NAMED, STUCK, FileIdentity, failure, open_reader, refuse_newer
 from perdure.store.time_limit import TimeLimit
 
 T = TypeVar("T")

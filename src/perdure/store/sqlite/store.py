@@ -19,12 +19,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
-from perdure.store.base import HintListener, Liveness, Refusals, SendMail, SessionRecord, Step, StreamRecord
+from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
@@ -39,7 +38,7 @@ from perdure.store.sqlite.writer import Writer
 _SQL = _sql.queries()
 
 
-class SqliteStore(Reads):
+class SqliteStore(Reads, Opens):
     """A store in the file at `path`, which is made (readable by its owner only) if it is not there.
 
     `busy_timeout`: seconds that one operation may be stuck, or another program may hold the file, before it fails. Time
@@ -93,13 +92,6 @@ class SqliteStore(Reads):
         self._readers.close()
         self._writer.join()
         self._locks.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     # Writing
 

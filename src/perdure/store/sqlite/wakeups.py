@@ -110,7 +110,7 @@ class Hints:
             loop.remove_reader(ear.socket.fileno())
             ear.socket.close()
             with contextlib.suppress(OSError):
-                os.unlink(self._path(node))
+                os.unlink(self._locks.socket_path(node))
         if not self._ears and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -122,8 +122,8 @@ class Hints:
         try:
             ear.setblocking(False)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(node))
-            with _reachable(self._path(node)) as address:
+                os.unlink(self._locks.socket_path(node))
+            with _reachable(self._locks.socket_path(node)) as address:
                 ear.bind(address)
         except OSError:
             ear.close()
@@ -195,7 +195,7 @@ class Hints:
             if self._out is None:
                 self._out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._out.setblocking(False)
-            with _reachable(self._path(node)) as address:
+            with _reachable(self._locks.socket_path(node)) as address:
                 message = b"\n".join(stream.encode() for stream in hinted or ())
                 self._out.sendto(message if len(message) <= MAX_DATAGRAM else b"", address)
         except BlockingIOError:
@@ -203,9 +203,6 @@ class Hints:
         except (OSError, AttributeError):
             pass  # it does not listen, or there are no such sockets here
         return True
-
-    def _path(self, node: NodeId) -> str:
-        return os.path.join(self._locks.folder, self._locks.socket_name(node))
 
 
 @contextlib.contextmanager

@@ -95,9 +95,9 @@ class Writer:
         try:
             self.identity.check()
         except StoreReplaced:
-            # The lost file is completed, and its log does not meet the next file of that name.
+            # The lost file is completed, wherever it is now, and its log does not meet the next file of that name.
             with self._lock:
-                self._file.complete_lost_file()
+                self._file.move_log("TRUNCATE")
             self.identity.take_logs_away()
             raise
 
@@ -166,7 +166,7 @@ class Writer:
             with self._lock:
                 if self._log_full:
                     self._log_full = False
-                    self._file.restart_log()
+                    self._file.move_log("RESTART")
                 done = self._work_off_some() if self._jobs else []
             # One call into each event loop answers all the callers that wait there.
             waiting: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}

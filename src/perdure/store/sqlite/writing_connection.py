@@ -10,14 +10,23 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew
 from perdure.store.base import Refusals, Step
 from perdure.store.codec import Codec, Payloads
 from perdure.store.sqlite.checkpoints import Checkpoints
-from perdure.store.sqlite.file import NAMED, Sync, failure, is_busy, open_writer, patiently, refuse_newer, rollback
-from perdure.store.sqlite.identity import FileIdentity
+from perdure.store.sqlite.file import (
+    NAMED,
+    FileIdentity,
+    Sync,
+    failure,
+    is_busy,
+    open_writer,
+    patiently,
+    refuse_newer,
+    rollback,
+)
 from perdure.store.sqlite.steps import StepWriter
 
 _log = logging.getLogger(__name__)
@@ -78,13 +87,16 @@ class WritingConnection:
         """Give a number that changes when another process has written; raise if that was a newer release."""
         version = self._data_version()
         if version != self._seen:
-            try:
-                refuse_newer(self._connection, self._path)
-            except StoreTooNew as error:
-                self.too_new = str(error)
-                raise
+            self._refuse_newer()
             self._seen = version
         return version
+
+    def _refuse_newer(self) -> None:
+        try:
+            refuse_newer(self._connection, self._path)
+        except StoreTooNew as error:
+            self.too_new = str(error)
+            raise
 
     def _data_version(self) -> int:
         (version,) = self._execute("PRAGMA data_version").fetchone()
@@ -155,24 +167,19 @@ class WritingConnection:
         If a newer release has changed the file, that is the failure, whatever it led to."""
         if not isinstance(error, NAMED):
             return error
-        with contextlib.suppress(*NAMED):
-            try:
-                refuse_newer(self._connection, self._path)
-            except StoreTooNew as newer:
-                self.too_new = str(newer)
-                return newer
+        try:
+            self._refuse_newer()
+        except StoreTooNew as newer:
+            return newer
+        except NAMED:
+            pass  # the first failure is the one to tell
         ours: StoreError = failure(error, self._path, "written")
         ours.__cause__ = error
         return ours
 
     # The log beside the file
 
-    def restart_log(self) -> None:
+    def move_log(self, mode: Literal["RESTART", "TRUNCATE"]) -> None:
         """Copy the rest, so that the next commit begins the log again. Readers in the way put that off, no more."""
         with contextlib.suppress(*NAMED):
-            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-
-    def complete_lost_file(self) -> None:
-        """Move the log into a file that is not at its path any more, wherever that is now."""
-        with contextlib.suppress(*NAMED):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
