@@ -16,11 +16,12 @@ from perdure import Patience
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio import bridge as bridges
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.host.identity import Identity
+from perdure.stdio.identity import Identity
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.slots import Target, open_slot
+from perdure.stdio.slot import open_slot
+from perdure.stdio.slot_choice import Target
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, question, sentences
 from tests.stdio.test_bridge_trouble import _delete

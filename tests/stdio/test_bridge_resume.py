@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import here
-from perdure.stdio.slots import Target, open_slot
+from perdure.stdio.identity import Identity, here
+from perdure.stdio.slot import open_slot
+from perdure.stdio.slot_choice import Target
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
 from tests.support.bridges import HostedBridge, a_host, text_of

@@ -26,10 +26,10 @@ from hypothesis import strategies as st
 
 import perdure
 from perdure.remote.endpoint import Endpoint
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import ProcessInfo
+from perdure.stdio.identity import Identity, Processes, ProcessInfo
 from perdure.stdio.resume_broker import ONCE, ResumeBroker
-from perdure.stdio.slots import KeptSlot, Target, open_slot
+from perdure.stdio.slot import KeptSlot, Slot, open_slot
+from perdure.stdio.slot_choice import Target
 from tests.support.workshop import Workshop
 
 HOSTS = 2
@@ -46,7 +46,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class Deadly:
+class Deadly(Slot):
     """A slot whose process dies at a point."""
 
     def __init__(self, slot: KeptSlot, dies: str | None) -> None:
@@ -133,7 +133,7 @@ class World:
         """The slots of this host and target whose sessions no living bridge has."""
         held = [instance.slot.notes for instance in self.alive]
         mine = [notes for notes, (its_target, _) in self.written.items() if its_target == target and notes not in held]
-        return [notes for notes in mine if notes.name.startswith(f"notes-{host.name}")]
+        return [notes for notes in mine if notes.name.startswith(f"notes-{host.pid}-{host.start}")]
 
     async def _initialize(self) -> str:
         accept = {"accept": "application/json, text/event-stream"}
@@ -176,7 +176,7 @@ class World:
             self.robbed.add(instance.session)
 
 
-class _NoneDies:
+class _NoneDies(Processes):
     """All hosts live: nothing is swept away."""
 
     boot = "boot"

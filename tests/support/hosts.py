@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import Processes, ProcessInfo
-from perdure.stdio.slots import KeptSlot, Slot, Target, open_slot
+from perdure.stdio.identity import Identity, Processes, ProcessInfo
+from perdure.stdio.slot import KeptSlot, Slot, open_slot
+from perdure.stdio.slot_choice import Target
 
 
 def host(*, pid: int = 7, start: int = 70, boot: str = "boot", space: str = "space") -> Identity:
@@ -26,7 +26,7 @@ def token(number: int = 0) -> str:
 
 
 @dataclass(frozen=True)
-class Living:
+class Living(Processes):
     """Processes by pid and start."""
 
     alive: set[tuple[int, int]]

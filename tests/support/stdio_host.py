@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from tests.support.crash_child import EDGES, code_of, in_child
 
-PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.slots")
+PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.slot")
 
 
 def die_at(module: str, qualname: str, edge: str, nth: int) -> None:

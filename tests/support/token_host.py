@@ -13,8 +13,8 @@ import secrets
 import signal
 import sys
 
-from perdure.stdio.host.identity import identify
-from perdure.stdio.slots import open_slot
+from perdure.stdio.identity import identify
+from perdure.stdio.slot import open_slot
 from tests.support.hosts import target
 
 PATIENCE = 0.2

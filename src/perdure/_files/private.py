@@ -39,13 +39,22 @@ def read(
         is_link = error.errno in {errno.ELOOP, errno.EMLINK}
         raise Untrusted("it is a link" if is_link else f"it cannot be opened: {error.strerror}") from error
     try:
-        _check_file(os.fstat(file), may_be_shared=may_be_shared)
-        data = bytearray()
-        while chunk := os.read(file, 1 << 20 if limit is None else limit + 1 - len(data)):
-            data += chunk
-            if limit is not None and len(data) > limit:
-                raise Untrusted(f"it has more than {limit:,} bytes")
-        return bytes(data)
+        about = os.fstat(file)
+        mode = stat.S_IMODE(about.st_mode)
+        if not stat.S_ISREG(about.st_mode):
+            raise Untrusted("it is not a plain file")
+        if hasattr(os, "geteuid"):  # not on Windows, whose folders say who may read
+            if about.st_uid != os.geteuid():
+                raise Untrusted("it belongs to another user")
+            if mode & (0o022 if may_be_shared else 0o077):
+                raise Untrusted(f"others may {'write' if may_be_shared else 'use'} it (mode {mode:04o})")
+            if about.st_nlink != 1 and not may_be_shared:
+                raise Untrusted("it has a second name")
+        with open(file, "rb", closefd=False) as opened:
+            data = opened.read(-1 if limit is None else limit + 1)
+        if limit is not None and len(data) > limit:
+            raise Untrusted(f"it has more than {limit:,} bytes")
+        return data
     except OSError as error:
         raise Untrusted(f"it cannot be read: {error.strerror}") from error
     finally:
@@ -63,14 +72,11 @@ def replace(path: str | os.PathLike[str], data: bytes, *, dir_fd: int | None = N
         os.unlink(made, dir_fd=dir_fd)
     file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600, dir_fd=dir_fd)
     try:
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(file, left) :]
+        with open(file, "wb") as opened:
+            opened.write(data)
+            opened.flush()
             if dir_fd is not None:
                 os.fsync(file)
-        finally:
-            os.close(file)
         os.replace(made, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -89,20 +95,6 @@ def check_folder(about: os.stat_result, path: str | os.PathLike[str]) -> None:
     if about.st_mode & 0o077:
         mode = stat.S_IMODE(about.st_mode)
         raise PermissionError(errno.EACCES, f"others may use it (mode {mode:04o}; chmod 700 it)", str(path))
-
-
-def _check_file(about: os.stat_result, *, may_be_shared: bool) -> None:
-    if not stat.S_ISREG(about.st_mode):
-        raise Untrusted("it is not a plain file")
-    if not hasattr(os, "geteuid"):  # Windows, whose folders say who may read
-        return
-    if about.st_uid != os.geteuid():
-        raise Untrusted("it belongs to another user")
-    mode = stat.S_IMODE(about.st_mode)
-    if mode & (0o022 if may_be_shared else 0o077):
-        raise Untrusted(f"others may {'write' if may_be_shared else 'use'} it (mode {mode:04o})")
-    if about.st_nlink != 1 and not may_be_shared:
-        raise Untrusted("it has a second name")
 
 
 class Folder:
@@ -132,17 +124,16 @@ class Folder:
         return os.listdir(self._fd)
 
     def read(self, name: str, *, limit: int) -> bytes | None:
-        """What a file holds, or None if there is none. Raises `Untrusted`."""
         return read(name, limit=limit, dir_fd=self._fd)
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file, whole or not at all; a power cut cannot undo it. Raises `OSError`."""
         replace(name, data, dir_fd=self._fd)
 
-    def remove(self, name: str) -> None:
+    def remove(self, *names: str) -> None:
         """A file that is not there, or that cannot be removed, is left."""
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=self._fd)
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._fd)
 
     def is_plain(self, name: str) -> bool:
         """Whether it is this user's own file, and not a link."""
@@ -181,7 +172,6 @@ class Folder:
                 release(file)
 
     def is_still(self, name: str, file: int) -> bool:
-        """Whether an open file is the one of this name."""
         return is_still(name, file, dir_fd=self._fd)
 
     def _about(self, name: str) -> os.stat_result | None:

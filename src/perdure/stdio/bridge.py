@@ -1,7 +1,7 @@
 """The bridge between a host that speaks MCP over a pipe and a session on a server: every message, both ways, in order.
 
 **Order.** A pipe keeps the order of messages, and HTTP requests do not. So each message leaves when the server has
-taken the one before it (`send_queue`). While the server is away all of them wait, each no longer than the patience from
+taken the one before it (`SendQueue`). While the server is away all of them wait, each no longer than the patience from
 the moment it was read. Answers to the server's asks and cancellations are sent at once: what stands in front of them
 may be waiting for them.
 
@@ -17,26 +17,25 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import anyio
 
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
+from perdure._core.delivery import Purpose
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.call import DEPARTURE, Sender
-from perdure.remote.endpoint import Endpoint, Handshake
-from perdure.remote.link import Link
-from perdure.remote.message import Message
-from perdure.remote.stream import Limits, StrayAnswer
-from perdure.stdio import log_capability
-from perdure.stdio.connection_log import ConnectionLog
-from perdure.stdio.dialogue import Dialogue
-from perdure.stdio.earlier_calls import EarlierCalls
-from perdure.stdio.handshake import HostHandshake
-from perdure.stdio.host_side import HostSide
-from perdure.stdio.notes import Notes
+from perdure.remote.call import DEPARTURE, Call, Sender
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
+from perdure.remote.link import Link, Notice
+from perdure.remote.message import Message, error
+from perdure.remote.stream import Attempts, Limits, StrayAnswer
+from perdure.stdio import earlier_calls
+from perdure.stdio.host_side import Dialogue, HostSide
+from perdure.stdio.logs import ConnectionLog
+from perdure.stdio.notes import NotedCall, Notes
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.send_queue import SendQueue
 from perdure.telemetry.events import log_event
 
 REVOKED = "notifications/perdure/resume_revoked"
@@ -86,19 +85,28 @@ class Bridge:
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
         )
-        sender = Sender(self._link)
-        self._earlier = EarlierCalls(self._link, notes, self.take, output.write)
-        self._handshake = HostHandshake(self._link, sender, broker, notes, self._earlier)
-        self._queue = SendQueue(self._link.start)
+        self._sender = Sender(self._link)
         self._host = HostSide(
-            self._link, sender, self._queue, self._handshake, self._dialogue, notes, take=self.take, write=output.write
+            self._link,
+            self._sender,
+            self._dialogue,
+            notes,
+            initialize=self._initialize,
+            finish=self._finish,
+            take=self.take,
+            write=output.write,
         )
+        self._text = ""  #: the host's own `initialize`
+        self._is_resumed = False
+        self._earlier: dict[str, NotedCall] = {}
+        """Calls of an earlier process, until the host has finished its handshake."""
+        self._earlier_running: set[Call] = set()
         self._reading = anyio.CancelScope()
 
     async def run(self, lines: AsyncIterator[Line], on_leaving: Callable[[], None]) -> None:
         """Until the host closes the pipe. `on_leaving` is called before the last messages are waited for."""
         async with self._link.running() as scope:
-            self._link.start(self._queue.run)
+            self._link.start(self._host.queue.run)
             self._link.start(self._broker.start)
             with self._reading:
                 try:
@@ -108,16 +116,121 @@ class Bridge:
                     pass
             # What comes from now on is for the next process, which must not find its streams taken from it.
             self._link.stop_listening()
-            self._earlier.stop()
+            for call in list(self._earlier_running):
+                call.scope.cancel()
             self._host.stop()
             on_leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
-            await self._queue.flush()
+            await self._host.queue.flush()
             scope.cancel()
 
     def stop(self) -> None:
         """End as if the host had closed the pipe."""
         self._reading.cancel()
+
+    # The handshake of the host
+
+    async def _initialize(self, host_id: str, text: str, params: dict[str, Any]) -> str:
+        """The answer to the host's `initialize`: a reattach to the earlier session, or a new one."""
+        self._text = text
+        link, limits = self._link, self._link.limits
+        current = link.handshake
+        try:
+            with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
+                known = current.session if current else await self._broker.session(limits.handshake)
+                answer, session = await link.handshakes.begin(text, link.new_id(), known=known or "")
+            if scope.cancelled_caught:
+                raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
+            if answer.is_error:
+                return answer.answering(host_id)
+            made = Handshake(session=session, request=params, result=answer.result)
+            self._is_resumed = known is not None and session == known
+            if known is not None and not self._is_resumed:
+                log_event(
+                    logging.INFO,
+                    "stdio.session_other",
+                    "the earlier session does not fit the host's version or capabilities; a new one has begun",
+                )
+            link.use(made)
+            if not self._is_resumed:
+                await self._get_token(session)
+                self._notes.begin(session)
+            elif current is None or current.session != session:
+                self._notes.recall(session)
+                self._earlier = dict(self._notes.noted.calls)  # before this process adds its own
+            return earlier_calls.with_logging(answer.answering(host_id), made)
+        except Unavailable as unavailable:
+            link.report(Notice.WAITING, str(unavailable))
+            found = error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
+        except Refused as refused:
+            refusal = refused.refusal
+            link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
+            found = error(host_id, NO_SERVER, refusal.sentence, {"reason": refusal.reason})
+        except Exception as failure:  # the host waits, whatever it is
+            self.fail(failure)
+            found = error(host_id, INTERNAL_ERROR, f"{type(failure).__name__}: {failure}")
+        return found.text
+
+    async def _finish(self, text: str, departed: anyio.Event) -> None:
+        """The host's `initialized`. In a resumed session the server swallows it."""
+        try:
+            await self._sender.send(text.encode(), Purpose.NOTIFICATION)
+            handshake = self._link.handshake
+            if handshake is None or handshake.initialized:
+                return
+            handshake.initialized = True
+            await self._link.listen(position=self._notes.noted.position, is_new=not self._is_resumed)
+        finally:
+            departed.set()
+        if self._is_resumed:
+            for wire_id, noted in self._earlier.items():
+                self._link.start(self._read_to_end, wire_id, noted)
+            self._earlier = {}
+
+    async def _read_to_end(self, wire_id: str, noted: NotedCall) -> None:
+        """Go on with a call of an earlier process, and report its end to the host."""
+        call = Call(
+            self._link,
+            None,
+            request_id=wire_id,
+            method=noted.method,
+            name=noted.name,
+            take=self.take,
+            move=lambda position, _: self._notes.move_call(noted, position),
+            position=noted.position,
+        )
+        self._earlier_running.add(call)
+        try:
+            with call.scope:
+                if noted.position is None:
+                    answer = call.unknown("the bridge ended before the server had answered")
+                else:
+                    answer = await call.answer()
+                log_event(
+                    logging.INFO,
+                    "stdio.ended_before",
+                    f"the call of {noted.name or noted.method} that an earlier process made has ended",
+                    tool=noted.name,
+                )
+                if earlier_calls.wants_info(self._notes.noted.sticky):
+                    await self._output.write(earlier_calls.report(noted, answer))
+                self._notes.end_call(wire_id)
+        finally:
+            self._earlier_running.discard(call)
+
+    async def _get_token(self, session: str) -> None:
+        """Get the first resume token of a new session; the host waits for one attempt at most."""
+
+        async def later() -> None:
+            attempts = Attempts(self._link.limits.listening)
+            while self._link.handshake is not None and self._link.handshake.session == session:
+                attempts.failed("the broker does not answer")
+                await attempts.wait()
+                if await self._broker.get_first_token(session):
+                    return
+
+        if not await self._broker.get_first_token(session):
+            self._link.start(later)
 
     # The link's program
 
@@ -139,18 +252,18 @@ class Bridge:
         return None  # the connection log has said so
 
     def initialize(self, gone: Handshake) -> str:
-        return self._handshake.text
+        return self._text
 
     async def prepare(self, handshake: Handshake) -> None:
         return None  # the host judges what the server agrees to
 
     def sticky(self, handshake: Handshake) -> list[str]:
-        is_own = log_capability.is_own(handshake)
-        return [text for text in self._notes.noted.sticky if not (is_own and log_capability.is_set_level(text))]
+        is_own = earlier_calls.is_own(handshake)
+        return [text for text in self._notes.noted.sticky if not (is_own and earlier_calls.is_set_level(text))]
 
     async def adopt(self, handshake: Handshake) -> None:
         self._notes.begin(handshake.session)
-        await self._handshake.get_token(handshake.session)
+        await self._get_token(handshake.session)
         for ask in self._dialogue.close_asks():
             params = f'{{"requestId":{ask},"reason":"the session is gone"}}'
             await self._output.write(f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}')
@@ -169,4 +282,4 @@ class Bridge:
             "another process used a resume token of this session; a new one is asked for",
         )
         if self._link.handshake is not None:
-            await self._handshake.get_token(self._link.handshake.session)
+            await self._get_token(self._link.handshake.session)

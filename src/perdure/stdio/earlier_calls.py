@@ -1,85 +1,68 @@
-"""Calls of an earlier process of the bridge: reads them to their ends and reports their results.
+"""Reports how calls of an earlier process of the bridge ended, by the bridge's own `logging` capability where need be.
 
-The host forgot them when it ended that process, and its ids begin from 0 again, so their results answer no request of
-the host. The report is a log message (`notifications/message`, level info). A host that has asked for less does not get
-it; the bridge's own log has a line about it in any case.
+The host forgot these calls when it ended that process, and its ids begin from 0 again, so their results answer no
+request of the host. The report is a log message (`notifications/message`, level info). A host that has asked for less
+does not get it; the bridge's own log has a line about it in any case.
+
+Only a server that has declared `logging` may send log messages, and most do not. For these the bridge declares it to
+the host, and keeps the level that the host sets.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
+import json
 
 from perdure._core import splice
-from perdure.remote.call import Call
-from perdure.remote.link import Link
-from perdure.remote.message import Message, encode
-from perdure.stdio import log_capability
-from perdure.stdio.notes import NotedCall, Notes
-from perdure.telemetry.events import log_event
+from perdure._core.codes import INVALID_PARAMS
+from perdure.remote.endpoint import Handshake
+from perdure.remote.message import Message, encode, error
+from perdure.stdio.notes import NotedCall
+
+SET_LEVEL = "logging/setLevel"
+
+#: Of the specification, the least important first.
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
-class EarlierCalls:
-    """`take` is given what their streams bring, `write` the reports for the host."""
+def is_own(handshake: Handshake | None) -> bool:
+    """Whether the bridge does the logging."""
+    if handshake is None:
+        return False
+    capabilities = handshake.result.get("capabilities")
+    return not isinstance(capabilities, dict) or "logging" not in capabilities
 
-    def __init__(
-        self,
-        link: Link,
-        notes: Notes,
-        take: Callable[[Message], Awaitable[None]],
-        write: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._link = link
-        self._notes = notes
-        self._take = take
-        self._write = write
-        self._noted: dict[str, NotedCall] = {}
-        self._running: set[Call] = set()
 
-    def recall(self) -> None:
-        """Keep those that stand in the notes, before this process adds its own."""
-        self._noted = dict(self._notes.noted.calls)
+def with_logging(answer: str, handshake: Handshake) -> str:
+    """The server's answer to `initialize`, as the host gets it."""
+    if not is_own(handshake):
+        return answer
+    given = splice.cut(answer, "result", "capabilities")
+    if given is None or not isinstance(splice.decode(given), dict):
+        return answer  # the host judges a server that says so little
+    rest = given.strip()[1:].lstrip()
+    return splice.replaced(answer, '{"logging":{}' + ("" if rest == "}" else ",") + rest, "result", "capabilities")
 
-    def revive(self) -> None:
-        """Go on with them, once the host has finished its handshake."""
-        for wire_id, noted in self._noted.items():
-            self._link.start(self._go_on, wire_id, noted)
-        self._noted = {}
 
-    def stop(self) -> None:
-        """The host does not listen any more: they are for the next process."""
-        for call in list(self._running):
-            call.scope.cancel()
+def is_set_level(request: str) -> bool:
+    return bool(json.loads(request)["method"] == SET_LEVEL)
 
-    async def _go_on(self, wire_id: str, noted: NotedCall) -> None:
-        call = Call(
-            self._link,
-            None,
-            request_id=wire_id,
-            method=noted.method,
-            name=noted.name,
-            take=self._take,
-            move=lambda position, _: self._notes.move_call(noted, position),
-            position=noted.position,
-        )
-        self._running.add(call)
-        try:
-            with call.scope:
-                if noted.position is None:
-                    answer = call.unknown("the bridge ended before the server had answered")
-                else:
-                    answer = await call.answer()
-                log_event(
-                    logging.INFO,
-                    "stdio.ended_before",
-                    f"the call of {noted.name or noted.method} that an earlier process made has ended",
-                    tool=noted.name,
-                )
-                if log_capability.wants_info(self._notes.noted.sticky):
-                    await self._write(report(noted, answer))
-                self._notes.end_call(wire_id)
-        finally:
-            self._running.discard(call)
+
+def wants_info(requests: list[str]) -> bool:
+    """Whether the host wants messages of level info, by its sticky requests. It does until it sets another level."""
+    levels = [_level(request) for request in requests if is_set_level(request)]
+    return not levels or levels[-1] in ("debug", "info")
+
+
+def answer_set_level(request_id: str, request: str) -> str:
+    """The answer to a host that sets the level of the bridge's own logging."""
+    seen = _level(request)
+    if seen in LEVELS:
+        return f'{{"jsonrpc":"2.0","id":{request_id},"result":{{}}}}'
+    return error(request_id, INVALID_PARAMS, f"The level {encode(seen)} is none of {', '.join(LEVELS)}").text
+
+
+def _level(request: str) -> object:
+    return json.loads(request)["params"].get("level")
 
 
 def report(noted: NotedCall, answer: Message) -> str:

@@ -1,9 +1,15 @@
-"""Handles the host's lines: each is a request, a notification or an answer for the server, or is refused."""
+"""Handles the host's lines: each is a request, a notification or an answer for the server, or is refused.
+
+Hosts count their requests from 0 or 1 each time they start their server. On the wire a request has an id that is never
+used again, and its progress token is that id. The host gets both back as it gave them. So nothing of an earlier process
+can be taken for something of this one.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,62 +25,148 @@ from perdure._core.sticky import encode as encode_sticky
 from perdure.remote.call import Call, Sender
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
-from perdure.stdio import log_capability
-from perdure.stdio.dialogue import Dialogue
-from perdure.stdio.handshake import HostHandshake
+from perdure.stdio import earlier_calls
 from perdure.stdio.notes import NotedCall, Notes
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
-from perdure.stdio.send_queue import Job, SendQueue
 from perdure.telemetry.events import log_event
 
 #: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
 MAX_RUNNING = 256
 #: Characters of a tool's name that are noted and reported. Names have 128 at most (2025-11-25).
 MAX_NAME = 200
+#: Asks of the server that the host has not answered. The answer to one that was forgotten is not sent.
+MAX_ASKS = 1_000
+#: In front of the progress token of an earlier incarnation's call. Our own tokens have no colon.
+_OF_EARLIER = re.compile(r"^\d+:")
+#: Messages that wait to leave. Beyond that the host's pipe is not read, and the host has to wait.
+MAX_WAITING = 100
+#: Characters beyond which a message is waited for before the next one is read: so at most one large one waits.
+LARGE = 1 << 20
+#: Seconds for what the host said last before it closed the pipe.
+FLUSH_SECONDS = 0.5
+
+Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
+
+
+class Dialogue:
+    """Progress tokens of the host's calls, and the server's asks that wait for the host."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
+        self._asks: dict[str, None] = {}  #: the ids of open asks, as JSON
+
+    def to_host(self, message: Message) -> str | None:
+        """The server's message as the host gets it; None if it is not for this host."""
+        if message.is_request:
+            self._asks[_same_id(splice.cut(message.text, "id") or "null")] = None
+            if len(self._asks) > MAX_ASKS:
+                del self._asks[next(iter(self._asks))]
+        elif message.method == "notifications/progress":
+            # A host that sends `initialize` twice begins another incarnation. What its earlier calls say from then on
+            # carries the number of theirs in front of the token.
+            found = message.params.get("progressToken")
+            own = self.tokens.get(_OF_EARLIER.sub("", found)) if isinstance(found, str) else None
+            if own is None:
+                log_event(logging.DEBUG, "stdio.progress_dropped", "progress of a call that this process has not made")
+                return None
+            return splice.replaced(message.text, own, "params", "progressToken")
+        elif message.method == "notifications/cancelled":
+            # Only if this host was asked: it has never seen the asks of an earlier process.
+            ask = splice.cut(message.text, "params", "requestId") or "null"
+            return message.text if self.close_ask(ask) else None
+        return None if message.method is None else message.text
+
+    def close_ask(self, ask: str) -> bool:
+        """An ask is answered or withdrawn; whether it was open."""
+        return self._asks.pop(_same_id(ask), False) is None
+
+    def close_asks(self) -> list[str]:
+        """The session is another one: no tool waits for these answers any more."""
+        asks, self._asks = list(self._asks), {}
+        return asks
+
+
+class SendQueue:
+    """A queue of jobs. Each sets its event when the next may begin, and may go on after that."""
+
+    def __init__(self, start: Callable[[Job, anyio.Event], None]) -> None:
+        self._start = start
+        self._urgent: set[anyio.Event] = set()
+        self._put, self._waiting = anyio.create_memory_object_stream[tuple[anyio.Event, Job]](MAX_WAITING)
+
+    async def run(self) -> None:
+        with self._put, self._waiting:
+            async for departed, job in self._waiting:
+                if not departed.is_set():
+                    self._start(job, departed)
+                    await departed.wait()
+
+    async def add(self, job: Job, departed: anyio.Event | None = None, *, weight: int = 0) -> None:
+        """Waits while too much waits already."""
+        departed = departed or anyio.Event()
+        await self._put.send((departed, job))
+        if weight > LARGE:
+            await departed.wait()
+
+    def start_now(self, job: Job) -> None:
+        """Start a job that does not wait for those in front of it: they may be waiting for it."""
+        departed = anyio.Event()
+        self._urgent = {earlier for earlier in self._urgent if not earlier.is_set()} | {departed}
+        self._start(job, departed)
+
+    async def flush(self) -> None:
+        """Wait until everything has departed, or `FLUSH_SECONDS` are over."""
+        last = anyio.Event()
+
+        async def mark(departed: anyio.Event) -> None:
+            departed.set()
+
+        with anyio.move_on_after(FLUSH_SECONDS):
+            await self.add(mark, last)
+            for departed in (last, *self._urgent):
+                await departed.wait()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _HostRequest:
     """A request of the host that runs."""
 
-    id: str
-    """As the host wrote it, as JSON."""
     call: Call
     noted: NotedCall
-    sticky: str
-    """The request as it is repeated in a new session; "" where its method is not sticky."""
+    sticky: str  #: the request as it is repeated in a new session; "" where its method is not sticky
 
 
 class HostSide:
-    """`take` is given what the streams of calls bring, `write` what the host gets."""
+    """`take` is given what the streams of calls bring, `write` what the host gets.
+
+    `initialize` returns the answer to the host's `initialize`, and `finish` takes its `initialized`.
+    """
 
     def __init__(
         self,
         link: Link,
         sender: Sender,
-        queue: SendQueue,
-        handshake: HostHandshake,
         dialogue: Dialogue,
         notes: Notes,
         *,
+        initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
+        finish: Callable[[str, anyio.Event], Coroutine[Any, Any, None]],
         take: Callable[[Message], Awaitable[None]],
         write: Callable[[str], Awaitable[None]],
     ) -> None:
         self._link = link
         self._sender = sender
-        self._queue = queue
-        self._handshake = handshake
+        self.queue = SendQueue(link.start)
+        self._initialize = initialize
+        self._finish = finish
         self._dialogue = dialogue
         self._notes = notes
         self._take = take
         self._write = write
-        self._requests: dict[str, _HostRequest] = {}
-        """Those that run, by the id that the host gave, as JSON."""
-        self._has_begun = False
-        """The host has sent `initialize`, and it has not failed."""
+        self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
+        self._has_begun = False  #: the host has sent `initialize`, and it has not failed
 
     async def take(self, line: Line) -> None:
-        """One line."""
         if isinstance(line, TooLong):
             await self._refuse("null", PARSE_ERROR, f"The line is longer than {MAX_LINE_BYTES} bytes, and was not read")
             return
@@ -93,12 +185,16 @@ class HostSide:
                     await self._refuse(host_id, INVALID_REQUEST, sentence)
             case Request():
                 await self._request(message, text)
-            case Notification():
-                await self._notification(message, text)
+            case Notification(method="notifications/cancelled"):
+                self._cancel(text)
+            case Notification(method="notifications/initialized"):
+                await self.queue.add(lambda departed: self._finish(text, departed))
+            case Notification() if self._has_begun:
+                await self.queue.add(self._sending(text, Purpose.NOTIFICATION), weight=len(text))
             case Response():
                 if self._dialogue.close_ask(splice.cut(text, "id") or "null"):
                     # It does not wait: the request in front of it may be waiting for the very call that asked.
-                    self._send_now(text, Purpose.REPLY)
+                    self.queue.start_now(self._sending(text, Purpose.REPLY))
                 else:
                     log_event(logging.DEBUG, "stdio.answer_unasked", "the host answers what is not asked, or no longer")
 
@@ -114,8 +210,17 @@ class HostSide:
         host_id = splice.cut(text, "id") or "null"
         if message.method == "initialize":
             self._has_begun = True
-            params = message.params or {}
-            await self._queue.add(anyio.Event(), lambda departed: self._initialize(host_id, text, params, departed))
+
+            async def initialize(departed: anyio.Event) -> None:
+                """Nothing else leaves before the handshake is answered: there is no session to send it in."""
+                try:
+                    answer = await self._initialize(host_id, text, message.params or {})
+                    self._has_begun = self._link.handshake is not None
+                    await self._write(answer)
+                finally:
+                    departed.set()
+
+            await self.queue.add(initialize)
         elif not self._has_begun:
             await self._write(_before_the_handshake(message, host_id))
         elif host_id in self._requests:
@@ -125,16 +230,7 @@ class HostSide:
             await self._refuse(host_id, TOO_MANY_AT_ONCE, f"{MAX_RUNNING} requests run already, as many as may")
         else:
             request = self._started(message, host_id, text)
-            await self._queue.add(request.call.departed, lambda _: self._follow(request), weight=len(text))
-
-    async def _initialize(self, host_id: str, text: str, params: dict[str, Any], departed: anyio.Event) -> None:
-        """Nothing else leaves before the handshake is answered: there is no session to send it in."""
-        try:
-            answer = await self._handshake.initialize(host_id, text, params)
-            self._has_begun = self._link.handshake is not None
-            await self._write(answer)
-        finally:
-            departed.set()
+            await self.queue.add(lambda _: self._follow(request), request.call.departed, weight=len(text))
 
     def _started(self, message: Request, host_id: str, text: str) -> _HostRequest:
         wire_id = self._link.new_id()
@@ -143,7 +239,7 @@ class HostSide:
         # What is not a token stays as it is, for the server to refuse.
         if token is not None and type(params["_meta"]["progressToken"]) in (int, str):
             text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
-            self._dialogue.add_token(wire_id, token)
+            self._dialogue.tokens[wire_id] = token
         noted = NotedCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
 
         def move(position: str | None, retry: int | None) -> None:
@@ -161,7 +257,7 @@ class HostSide:
         )
         # The message itself is not kept: it may be large, and the call may take long.
         sticky = encode_sticky(message).decode() if message.method in STICKY else ""
-        request = self._requests[host_id] = _HostRequest(id=host_id, call=call, noted=noted, sticky=sticky)
+        request = self._requests[host_id] = _HostRequest(call=call, noted=noted, sticky=sticky)
         return request
 
     async def _follow(self, request: _HostRequest) -> None:
@@ -169,10 +265,10 @@ class HostSide:
         if not call.is_repeatable:
             self._notes.add_call(call.first_id, request.noted)
         with call.scope:
-            if request.noted.method == log_capability.SET_LEVEL and log_capability.is_own(self._link.handshake):
-                answer = log_capability.answer_set_level(request.id, request.sticky)
+            if request.noted.method == earlier_calls.SET_LEVEL and earlier_calls.is_own(self._link.handshake):
+                answer = earlier_calls.answer_set_level(request.noted.id, request.sticky)
             else:
-                answer = (await call.answer()).answering(request.id)
+                answer = (await call.answer()).answering(request.noted.id)
             if request.sticky and splice.find(answer, "result") is not None:
                 self._notes.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
@@ -181,23 +277,15 @@ class HostSide:
         self._end(request)
 
     def _free(self, request: _HostRequest) -> None:
-        self._dialogue.remove_token(request.call.first_id)
-        if self._requests.get(request.id) is request:
-            del self._requests[request.id]
+        self._dialogue.tokens.pop(request.call.first_id, None)
+        if self._requests.get(request.noted.id) is request:
+            del self._requests[request.noted.id]
 
     def _end(self, request: _HostRequest) -> None:
         self._free(request)
         self._notes.end_call(request.call.first_id)
 
     # Notifications and replies
-
-    async def _notification(self, message: Notification, text: str) -> None:
-        if message.method == "notifications/cancelled":
-            self._cancel(text)
-        elif message.method == "notifications/initialized":
-            await self._queue.add(anyio.Event(), lambda departed: self._handshake.finish(text, departed))
-        elif self._has_begun:
-            await self._queue.add(anyio.Event(), self._sending(text, Purpose.NOTIFICATION), weight=len(text))
 
     def _cancel(self, text: str) -> None:
         """The answer is no longer wanted: say so under the id that the server knows, if it knows the request."""
@@ -208,12 +296,9 @@ class HostSide:
         self._end(request)
         if request.call.is_begun:
             named = splice.replaced(text, encode(request.call.id), "params", "requestId")
-            self._send_now(named, Purpose.NOTIFICATION)
+            self.queue.start_now(self._sending(named, Purpose.NOTIFICATION))
         else:
             request.call.departed.set()
-
-    def _send_now(self, text: str, purpose: Purpose) -> None:
-        self._queue.start_now(anyio.Event(), self._sending(text, purpose))
 
     def _sending(self, text: str, purpose: Purpose) -> Job:
         """The job that sends a message. Its patience runs from now, however long it waits in the queue."""
@@ -240,7 +325,7 @@ class HostSide:
             ask = splice.cut(line.decode(), "id") or "null"
             if self._dialogue.close_ask(ask):
                 sentence = f"The host's answer cannot be sent on: {invalid.reason.replace('the body', 'it')}"
-                self._send_now(error(ask, invalid.code, sentence).text, Purpose.REPLY)
+                self.queue.start_now(self._sending(error(ask, invalid.code, sentence).text, Purpose.REPLY))
         host_id = encode(invalid.id)
         if invalid.id is None and "method" in found and type(found.get("id")) in (int, str):
             host_id = splice.cut(line.decode(), "id") or "null"  # the host may be waiting for it
@@ -259,3 +344,9 @@ def _before_the_handshake(message: Request, host_id: str) -> str:
         sentence = "The bridge speaks the revisions that have sessions"
         return error(host_id, UNSUPPORTED_VERSION, sentence, data).text
     return error(host_id, INVALID_REQUEST, "Begin with an initialize request").text
+
+
+def _same_id(text: str) -> str:
+    """An id in one spelling: `"\\u00e9"` and `"é"` are the same, and the two sides escape differently."""
+    found = splice.decode(text)
+    return encode(found) if isinstance(found, str) else text

@@ -19,8 +19,6 @@ from perdure.remote import endpoint
 from perdure.remote.endpoint import Bearer, Refusal, Refused, TokenProvider, shown
 from perdure.telemetry.events import log_event
 
-#: As the bridge's own HTTP library names them.
-SCHEMES = ("http", "https")
 #: Of the token's file. A signed token with many claims has some 10 KiB.
 MAX_BYTES = 64 << 10
 _FIT = re.compile(r"[!-~]+")
@@ -28,42 +26,40 @@ _FIT = re.compile(r"[!-~]+")
 
 def http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
-    _check_address(url)
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise _refused("bad_address", f"the address cannot be read: {error}") from error
+    bad = ""
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        bad = f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://"
+    elif parsed.port is not None and not 0 < parsed.port < 65_536:
+        bad = f"{shown(url)} is not an address: there is no port {parsed.port}"
+    elif parsed.userinfo:
+        bad = "credentials must not stand in the address: give them with --token-env or --token-file"
+    if bad:
+        raise _refused("bad_address", bad)
     try:
         return endpoint.http_client(url, auth=None if token is None else Bearer(token))
     except OSError as error:
         sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
-        raise Refused(Refusal(reason="bad_certificates", sentence=sentence)) from error
+        raise _refused("bad_certificates", sentence) from error
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
         # Not all of it: some libraries add advice.
         first_line = str(error).partition("\n")[0].partition(". ")[0]
         sentence = f"the proxy that the environment names cannot be used: {first_line}"
-        raise Refused(Refusal(reason="bad_proxy", sentence=sentence)) from error
+        raise _refused("bad_proxy", sentence) from error
 
 
-def _check_address(url: str) -> None:
-    """Refuses an address that cannot work, before any request is sent."""
-    try:
-        parsed = httpx2.URL(url)
-    except (httpx2.InvalidURL, ValueError) as error:
-        raise _bad_address(f"the address cannot be read: {error}") from error
-    if parsed.scheme not in SCHEMES or not parsed.host:
-        raise _bad_address(f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://")
-    if parsed.port is not None and not 0 < parsed.port < 65_536:
-        raise _bad_address(f"{shown(url)} is not an address: there is no port {parsed.port}")
-    if parsed.userinfo:
-        raise _bad_address("credentials must not stand in the address: give them with --token-env or --token-file")
-
-
-def _bad_address(sentence: str) -> Refused:
-    return Refused(Refusal(reason="bad_address", sentence=sentence))
+def _refused(reason: str, sentence: str) -> Refused:
+    return Refused(Refusal(reason=reason, sentence=sentence))
 
 
 def token_provider(token_env: str | None, token_file: Path | None, environ: Mapping[str, str]) -> TokenProvider | None:
     """Gives the token each time it is needed; None if the user named none. Raises `Refused`."""
     if token_env is not None:
         if token_env not in environ:
-            raise _no_credentials(f"the variable {token_env} of --token-env is not set")
+            raise _refused("no_credentials", f"the variable {token_env} of --token-env is not set")
         token = _checked_token(environ[token_env], f"the variable {token_env} of --token-env")
         return lambda: token
     if token_file is not None:
@@ -81,11 +77,11 @@ def _read_token(path: Path) -> str:
             data = opened.read(MAX_BYTES + 1)
             mode = os.fstat(opened.fileno()).st_mode
     except OSError as error:
-        raise _no_credentials(f"{where} cannot be read: {error.strerror}") from error
+        raise _refused("no_credentials", f"{where} cannot be read: {error.strerror}") from error
     if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
         log_event(logging.WARNING, "stdio.token_file_open", f"{where} can be read by other users")
     if len(data) > MAX_BYTES:
-        raise _no_credentials(f"{where} is larger than {MAX_BYTES} bytes")
+        raise _refused("no_credentials", f"{where} is larger than {MAX_BYTES} bytes")
     return _checked_token(data.decode("utf-8", "replace"), where)
 
 
@@ -93,9 +89,6 @@ def _checked_token(text: str, where: str) -> str:
     token = text.strip()
     if not _FIT.fullmatch(token):
         # Not what was seen: it is a secret.
-        raise _no_credentials(f"{where} does not hold a token: one line of visible ASCII characters is expected")
+        sentence = f"{where} does not hold a token: one line of visible ASCII characters is expected"
+        raise _refused("no_credentials", sentence)
     return token
-
-
-def _no_credentials(sentence: str) -> Refused:
-    return Refused(Refusal(reason="no_credentials", sentence=sentence))

@@ -14,7 +14,9 @@ import sys
 import threading
 from pathlib import Path
 
-from perdure.telemetry.events import LogLines
+from perdure.remote.endpoint import shown
+from perdure.remote.link import Notice
+from perdure.telemetry.events import LogLines, log_event
 
 #: Records that wait for stderr. A bridge writes a few at its start and at trouble, and none for each message.
 ROOM = 1_000
@@ -27,9 +29,13 @@ class Unblocked(logging.Handler):
 
     def __init__(self, below: logging.Handler) -> None:
         super().__init__()
-        self._below = below
         self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(ROOM)
-        self._thread = threading.Thread(target=self._run, name="perdure-stderr", daemon=True)
+
+        def run() -> None:
+            while (record := self._records.get()) is not None:
+                below.handle(record)
+
+        self._thread = threading.Thread(target=run, name="perdure-stderr", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -40,10 +46,6 @@ class Unblocked(logging.Handler):
         with contextlib.suppress(queue.Full):
             self._records.put_nowait(None)
         self._thread.join(FLUSH)
-
-    def _run(self) -> None:
-        while (record := self._records.get()) is not None:
-            self._below.handle(record)
 
 
 def to_stderr(level: str) -> Unblocked:
@@ -64,3 +66,46 @@ def to_file(path: Path) -> None:
     written = logging.StreamHandler(os.fdopen(opened, "a", encoding="utf-8"))
     written.setFormatter(LogLines("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logging.getLogger("perdure").addHandler(written)
+
+
+class ConnectionLog:
+    """Writes the link's notices to the log: once that a server is away or refuses, and again after a success."""
+
+    def __init__(self, url: str) -> None:
+        self._where = shown(url)
+        self._last: str | None = None
+        """The refusal that was said last, "" for a server that is away, None for one that answers."""
+
+    def __call__(self, notice: Notice, why: str = "", *, reason: str = "") -> None:
+        match notice:
+            case Notice.REFUSED if self._last != why:
+                self._last = why
+                log_event(logging.ERROR, "stdio.refused", why, reason=reason)
+            case Notice.WAITING if self._last is None:
+                self._last = ""
+                log_event(
+                    logging.WARNING, "stdio.waiting", f"{self._where} cannot be reached, and is tried again: {why}"
+                )
+            case Notice.REACHED if self._last is not None:
+                self._last = None
+                log_event(logging.INFO, "stdio.reached", f"{self._where} answers again")
+            case Notice.SESSION_GONE:
+                log_event(logging.WARNING, "stdio.session_gone", "the session is gone; a new one is begun")
+            case Notice.NOT_RENEWED:
+                log_event(logging.WARNING, "stdio.not_renewed", f"no new session could be begun: {why}")
+            case Notice.NOT_REPEATED:
+                log_event(logging.WARNING, "stdio.not_repeated", f"subscriptions or the log level are lost: {why}")
+            case Notice.NOT_SENT:
+                log_event(logging.WARNING, "stdio.not_told", f"a message of the host could not be sent: {why}")
+            case Notice.POSITION_LOST:
+                log_event(
+                    logging.WARNING,
+                    "stdio.position_lost",
+                    "the server refused the position; what was missed is not repeated",
+                )
+            case Notice.LISTENING_LOST:
+                log_event(
+                    logging.WARNING,
+                    "stdio.standalone_lost",
+                    f"the standalone stream is given up, what belongs to no call is missed: {why}",
+                )

@@ -31,11 +31,9 @@ MAX_BYTES = 1 << 20
 class NotedCall:
     """A request of the host that runs."""
 
-    id: str
-    """As the host wrote it, as JSON."""
+    id: str  #: as the host wrote it, as JSON
     method: str
-    name: str = ""
-    """Of the tool."""
+    name: str = ""  #: of the tool
     position: str | None = None
 
 
@@ -43,12 +41,9 @@ class NotedCall:
 class Noted:
     """All of it."""
 
-    session: str = ""
-    """A digest of its id."""
-    position: str | None = None
-    """Of the standalone stream."""
-    calls: dict[str, NotedCall] = field(default_factory=dict)
-    """Those that run, by their ids on the wire."""
+    session: str = ""  #: a digest of its id
+    position: str | None = None  #: of the standalone stream
+    calls: dict[str, NotedCall] = field(default_factory=dict)  #: those that run, by their ids on the wire
     sticky: list[str] = field(default_factory=list)
     """The requests to repeat in a new session: a log level, subscriptions."""
 
@@ -66,10 +61,8 @@ def decode(data: bytes) -> Noted:
         noted = Noted(**found, calls=calls)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the notes of a bridge: {error}") from error
-    is_fit = (
-        isinstance(noted.session, str) and isinstance(noted.position, str | None) and isinstance(noted.sticky, list)
-    )
-    if not is_fit or not all(isinstance(request, str) for request in noted.sticky):
+    texts = [noted.session, "" if noted.position is None else noted.position]
+    if not isinstance(noted.sticky, list) or not all(isinstance(text, str) for text in [*texts, *noted.sticky]):
         raise ValueError("the notes are of another kind")
     for call in calls.values():
         if not all(isinstance(value, str) for value in (call.id, call.method, call.name, call.position or "")):
@@ -93,16 +86,19 @@ class Notes:
 
     def __init__(self, where: Callable[[], Path | None]) -> None:
         self._where = where
-        self._writer = StateWriter(self._save, self._on_failing)
         self.noted = Noted()
 
-    def _save(self) -> None:
-        if (path := self._where()) is not None:
-            private.replace(path, self.noted.encode())
+        def save() -> None:
+            if (path := where()) is not None:
+                private.replace(path, self.noted.encode())
 
-    def _on_failing(self, error: Exception | None) -> None:
-        if error is not None:
-            log_event(logging.WARNING, "stdio.notes_unwritten", f"the notes cannot be written: {error}")
+        def on_failing(error: Exception | None) -> None:
+            if error is not None:
+                log_event(logging.WARNING, "stdio.notes_unwritten", f"the notes cannot be written: {error}")
+
+        writer = StateWriter(save, on_failing)
+        # Written now, soon, and for the last time: the slot may be another process's from then on.
+        self.changed, self._moved, self.close = writer.changed, writer.moved, writer.close
 
     def recall(self, session: str) -> None:
         """Read the notes of an earlier process, if they are of this session."""
@@ -134,8 +130,8 @@ class Notes:
         is_first, call.position = call.position is None, position
         if is_first:
             self.changed()  # without a position the next process could not go on at all
-        elif self._where() is not None:
-            self._writer.moved()
+        else:
+            self._moved()
 
     def end_call(self, wire_id: str) -> None:
         if self.noted.calls.pop(wire_id, None) is not None:
@@ -151,12 +147,3 @@ class Notes:
         kept = tuple(earlier.encode() for earlier in self.noted.sticky)
         self.noted.sticky = [one.decode() for one in sticky_after(kept, request)]
         self.changed()
-
-    def changed(self) -> None:
-        """Write now, if there is a place for it."""
-        if self._where() is not None:
-            self._writer.changed()
-
-    def close(self) -> None:
-        """Write what is due, and nothing more: the slot may be another process's from now on."""
-        self._writer.close()

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import queue
 import select
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 #: Of one line. A message holds a file at most, in base64; servers take less (`max_body`) and say so.
@@ -132,37 +132,31 @@ class Output:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._waiting: deque[tuple[bytes, asyncio.Future[None]]] = deque()
-        self._some = threading.Condition()
+        self._waiting: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]] = queue.SimpleQueue()
         self._gone = False
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="perdure-stdout", daemon=True).start()
 
     async def write(self, text: str) -> None:
         """Returns when the host's pipe has the line; raises `HostGone` when it never will."""
+        if self._gone:
+            raise HostGone
         written: asyncio.Future[None] = self._loop.create_future()
-        with self._some:
-            if self._gone:
-                raise HostGone
-            self._waiting.append((text.encode("utf-8", "surrogatepass") + b"\n", written))
-            self._some.notify()
+        self._waiting.put((text.encode("utf-8", "surrogatepass") + b"\n", written))
         await written
 
     def _run(self) -> None:
         while not self._gone:
-            with self._some:
-                while not self._waiting:
-                    self._some.wait()
-                taken, size = [self._waiting.popleft()], 0
-                while self._waiting and size < _BATCH:
-                    taken.append(self._waiting.popleft())
-                    size += len(taken[-1][0])
+            taken, size = [self._waiting.get()], 0
+            while not self._waiting.empty() and size < _BATCH:
+                taken.append(self._waiting.get())
+                size += len(taken[-1][0])
             try:
                 self._write(b"".join(line for line, _ in taken))
             except OSError:
                 self._gone = True
             try:
-                self._loop.call_soon_threadsafe(self._tell, [written for _, written in taken])
+                self._loop.call_soon_threadsafe(self._tell, taken)
             except RuntimeError:
                 return  # the loop is closed: this process ends
 
@@ -174,15 +168,10 @@ class Output:
             except BlockingIOError:
                 select.select([], [self._descriptor], [])
 
-    def _tell(self, all_written: list[asyncio.Future[None]]) -> None:
-        if self._gone:
-            with self._some:
-                all_written += [written for _, written in self._waiting]
-                self._waiting.clear()
-        for written in all_written:
-            if written.done():
-                continue
-            if self._gone:
-                written.set_exception(HostGone())
-            else:
-                written.set_result(None)
+    def _tell(self, taken: list[tuple[bytes, asyncio.Future[None]]]) -> None:
+        """Both this and `write` run in the loop: what was put in before `_gone` was seen there is taken out here."""
+        while self._gone and not self._waiting.empty():
+            taken.append(self._waiting.get())
+        for _, written in taken:
+            if not written.done():
+                written.set_exception(HostGone()) if self._gone else written.set_result(None)

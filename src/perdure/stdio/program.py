@@ -22,13 +22,13 @@ from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
-from perdure.stdio.connection_log import ConnectionLog
-from perdure.stdio.host.identity import identify
 from perdure.stdio.http_client import http_client, token_provider
+from perdure.stdio.identity import identify
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.slots import NoSlot, Slot, Target, default_directory, open_slot
+from perdure.stdio.slot import Slot, default_directory, open_slot, resume_off
+from perdure.stdio.slot_choice import Target
 from perdure.telemetry.events import log_event
 
 #: As for the other commands: what was asked for cannot be done.
@@ -97,14 +97,14 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
 
 async def _slot(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot:
     if not options.resume:
-        return NoSlot()
+        return Slot()
     if not HAS_FLOCK:  # Windows
         log_event(
             logging.WARNING,
             "stdio.no_resume",
             "Could not verify parent process start time, session resume disabled for this instance",
         )
-        return NoSlot()
+        return Slot()
     try:
         home = Path.home()
     except RuntimeError:  # a user without an entry and without HOME, as in some containers
@@ -113,10 +113,7 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
     try:
         started_in = Path.cwd()
     except OSError as error:  # it was removed: the target is not known
-        log_event(
-            logging.WARNING, "token.off", f"Session resume disabled for this instance: the directory is gone: {error}"
-        )
-        return NoSlot()
+        return resume_off(f"the directory is gone: {error}")
     name = options.token_env or (str(options.token_file) if options.token_file else "")
     secret = environ.get(options.token_env, "") if options.token_env else ""
     target = Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
@@ -144,7 +141,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
 
 async def _refuse(url: str, output: Output, refusal: Refusal) -> int:
     """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
-    ConnectionLog(url)(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
+    logs.ConnectionLog(url)(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):
             try:

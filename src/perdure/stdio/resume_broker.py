@@ -18,9 +18,9 @@ import anyio
 from perdure._core.delivery import Failure
 from perdure._core.reconnect import Course, Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Response, Unavailable
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.stream import Attempts
-from perdure.stdio.slots import Slot
+from perdure.stdio.slot import Slot
 from perdure.telemetry.events import log_event
 
 #: Seconds for one request to the broker. It does little, and a handshake waits for it.
@@ -29,8 +29,6 @@ TIMEOUT = 5.0
 ONCE = Patience(max_time=0.0, max_tries=1)
 #: Of an answer. It holds a session's id and a token.
 MAX_ANSWER_BYTES = 64 << 10
-_ABSENT = frozenset({404, 405, 501})
-_FOR_GOOD = (Failure.UNTRUSTED, Failure.NO_CREDENTIALS)
 
 
 class _Rejected(Exception):
@@ -135,22 +133,18 @@ class ResumeBroker:
                     async with broker.post(said, named) as response:
                         content = await response.whole(MAX_ANSWER_BYTES)
                 if response.status < 500 and response.status != 429:
-                    return self._answer(response, content)
+                    break
                 attempts.failed(f"HTTP {response.status}", at_least=response.retry_after)
             except EventTooLarge:
                 raise _NoBroker from None
             except TimeoutError:
                 attempts.failed(f"the broker has not answered within {TIMEOUT:.0f} s")
             except RequestFailed as failed:
-                if failed.failure in _FOR_GOOD:
+                if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
                     raise Refused(failed.refusal) from failed
                 attempts.failed(str(failed))
             if not await attempts.wait():
                 raise Unavailable(attempts.trouble)
-
-    def _answer(self, response: Response, content: bytes) -> dict[str, Any]:
-        if response.status in _ABSENT:
-            raise _NoBroker
         try:
             found = json.loads(content) if content else None
         except ValueError:

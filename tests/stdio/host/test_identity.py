@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import pytest
 
-from perdure.stdio.host import identity as parent
-from perdure.stdio.host.identity import Identity, identify
-from perdure.stdio.host.processes import MAX_COMMAND, Processes, ProcessInfo, ProcFs, Psutil, here
+from perdure.stdio import identity as parent
+from perdure.stdio.identity import MAX_COMMAND, Identity, Processes, ProcessInfo, ProcFs, Psutil, here, identify
+from perdure.stdio.slot_choice import SlotName
 from tests.support.process_trees import Workshop, make_workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -178,7 +178,7 @@ def test_a_process_knows_its_own_host() -> None:
     if first is not None:
         table = ProcFs()
         assert (first.boot, first.space) == (Path("/proc/sys/kernel/random/boot_id").read_text().strip(), table.space)
-        assert first.name == f"{first.pid}-{first.start}"
+        assert str(SlotName(pid=first.pid, start=first.start)) == f"{first.pid}-{first.start}"
         assert not table.is_gone(first.pid, first.start)
 
 
@@ -274,7 +274,7 @@ def wait_for(look: Callable[[], T]) -> T:
 def killed_after(pid: int, *, looks: int, table: ProcFs) -> Iterator[Processes]:
     """A table that kills a process for real after some looks."""
 
-    class Killing:
+    class Killing(Processes):
         boot = table.boot
         space = table.space
         left = looks

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perdure.stdio.host import identity as parent
-from perdure.stdio.host.identity import Identity, identify
-from perdure.stdio.host.processes import ProcessInfo, ProcFs, Psutil
+from perdure.stdio import identity as parent
+from perdure.stdio.identity import Identity, Processes, ProcessInfo, ProcFs, Psutil, identify
 
 
 @dataclass(kw_only=True)
-class Changing:
+class Changing(Processes):
     """Processes of which each look may show others."""
 
     looks: Iterator[dict[int, ProcessInfo]]

@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from perdure.stdio.host.launchers import MANAGERS, ProcessKind, classify
+from perdure.stdio.launchers import MANAGERS, ProcessKind, classify
 
 LAUNCHERS = [
     "uvx perdure stdio URL",

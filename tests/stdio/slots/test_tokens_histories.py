@@ -16,8 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.slots import Slot
+from perdure.stdio.identity import Identity
+from perdure.stdio.slot import Slot
 from tests.support.hosts import Living, killed, opened, target, token
 
 Owner = tuple[Identity, str]
@@ -130,9 +130,9 @@ class Histories(RuleBasedStateMachine):
     def a_token_is_copied_to_another_name(self, data: st.DataObject) -> None:
         host = data.draw(st.sampled_from(self.world.hosts))
         tokens = sorted(self.folder.glob("token-*")) if self.folder.exists() else []
-        if tokens and not (self.folder / f"target-{host.name}").exists():
+        if tokens and not (self.folder / f"target-{host.pid}-{host.start}").exists():
             stolen = data.draw(st.sampled_from(tokens)).read_bytes()
-            copy = self.folder / f"token-{host.name}"
+            copy = self.folder / f"token-{host.pid}-{host.start}"
             copy.write_bytes(stolen)
             copy.chmod(0o600)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import ProcFs
-from perdure.stdio.slots.choice import FORGOTTEN
-from perdure.stdio.slots.files import parse_name
+from perdure.stdio.identity import Identity, ProcFs
+from perdure.stdio.slot_choice import FORGOTTEN, parse_name
 from tests.support.hosts import Living, host, opened, target, token
 
 
@@ -68,7 +66,7 @@ def test_a_real_dead_process_is_known_as_dead(folder: Path) -> None:
         slot.release()
         mine = host(boot=table.boot, space=table.space)
         opened(folder, mine, target("another"), processes=table).release()
-        assert (folder / f"token-{who.name}").exists()
+        assert (folder / f"token-{who.pid}-{who.start}").exists()
         child.kill()
     opened(folder, mine, target("another"), processes=table).release()
-    assert not (folder / f"token-{who.name}").exists()
+    assert not (folder / f"token-{who.pid}-{who.start}").exists()

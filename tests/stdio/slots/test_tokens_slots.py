@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio.slots import NoSlot, Target, choice, open_slot
-from perdure.stdio.slots.choice import SlotChooser
-from perdure.stdio.slots.files import Label, SlotName, this_machine
+from perdure.stdio import slot_choice
+from perdure.stdio.slot import KeptSlot, open_slot
+from perdure.stdio.slot_choice import Label, SlotChooser, SlotName, Target, this_machine
 from tests.support.hosts import Living, host, kept, killed, opened, said, target, token
 
 
@@ -124,7 +124,7 @@ def test_a_bridge_that_finds_several_running_waits_whether_one_of_them_ends_or_m
         slot.release()
     taken = coming.take(is_late=True)
     assert taken is not None
-    assert (folder / taken.name.token).exists() is goes_on
+    assert (folder / taken.name.file("token")).exists() is goes_on
 
 
 def test_a_bridge_that_cannot_look_at_the_others_begins_a_fresh_session(folder: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 6: and the slot is as it was."""
-    monkeypatch.setattr(choice, "MAX_SLOTS", 1)
+    monkeypatch.setattr(slot_choice, "MAX_SLOTS", 1)
     alice, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("alice's", "bob's"))
     first = opened(folder, what=alice)
     assert first.keep(token(1))
@@ -280,7 +280,7 @@ def test_a_host_has_a_bounded_number_of_slots(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promise 6: the target that was not used for longest goes; where all are in use, resume is off."""
-    monkeypatch.setattr(choice, "MAX_SLOTS", 3)
+    monkeypatch.setattr(slot_choice, "MAX_SLOTS", 3)
     for number in range(3):
         slot = opened(folder, what=target(str(number)))
         assert slot.keep(token(number))
@@ -293,7 +293,7 @@ def test_a_host_has_a_bounded_number_of_slots(
     assert opened(folder, what=target("2")).token() == token(2)
     assert opened(folder, what=target("1")).token() == token(1)
     said(caplog)
-    assert isinstance(opened(folder, what=target("0")), NoSlot)
+    assert not isinstance(opened(folder, what=target("0")), KeptSlot)
     assert said(caplog)[-1].endswith("slots of this host are in use")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.slots import NoSlot, Slot, open_slot
+from perdure.stdio.slot import KeptSlot, Slot, open_slot
 from tests.support.hosts import host, kept, opened, said, target, token
 
 CORRUPTED = "Token file corrupted, treating as stale"
@@ -177,7 +177,7 @@ def test_a_folder_that_is_not_trusted(how: str, folder: Path, caplog: pytest.Log
     make, reason = BAD_FOLDERS[how]
     make(folder)
     slot = opened(folder)
-    assert isinstance(slot, NoSlot)
+    assert not isinstance(slot, KeptSlot)
     (sentence,) = said(caplog)
     assert sentence.startswith("Session resume disabled for this instance: ")
     assert reason in sentence
@@ -194,12 +194,12 @@ def test_a_folder_that_cannot_be_written(others_folder: Path, caplog: pytest.Log
     assert said(caplog)[-1].startswith("Failed to write token file: [Errno 13] Permission denied")
     slot.release()
     assert path.read_text() == token(1)
-    assert isinstance(opened(folder, what=target("another")), NoSlot)
+    assert not isinstance(opened(folder, what=target("another")), KeptSlot)
     assert "Permission denied" in said(caplog)[-1]
     assert opened(folder).token() == token(1)
     folder.chmod(0o700)
     folder.parent.chmod(0o500)
-    assert isinstance(opened(folder.with_name("new")), NoSlot)
+    assert not isinstance(opened(folder.with_name("new")), KeptSlot)
     assert "Permission denied" in said(caplog)[-1]
     folder.parent.chmod(0o700)
 
@@ -261,11 +261,11 @@ def test_no_more_open_files(folder: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    assert isinstance(asyncio.run(without_files()), NoSlot)
+    assert not isinstance(asyncio.run(without_files()), KeptSlot)
 
 
 def test_no_folder_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(opened(None), NoSlot)
+    assert not isinstance(opened(None), KeptSlot)
     assert said(caplog) == ["Session resume disabled for this instance: no directory for its tokens is known"]
 
 

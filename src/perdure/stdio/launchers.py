@@ -26,6 +26,7 @@ import enum
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from posixpath import basename
 
 Rule = Callable[[Sequence[str]], bool]
 """Whether a program starts the bridge when it is called with these words."""
@@ -65,7 +66,7 @@ _SHELL_VALUED = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
 
 def classify(*, name: str, words: Sequence[str]) -> ProcessKind:
     """What a process is, by the name that the system has for it and its command line."""
-    if name in MANAGERS or (words and _name(words[0]) in MANAGERS):
+    if name in MANAGERS or (words and basename(words[0]) in MANAGERS):
         return ProcessKind.MANAGER
     # npm replaces its command line by a title: one word that holds them all, and nothing in the room that is left.
     if words and words[0].startswith(("npm exec ", "npm x ")) and not any(words[1:]):
@@ -87,12 +88,8 @@ def starts_bridge(words: Sequence[str]) -> bool:
 
 def _program(word: str) -> str:
     """`/usr/bin/perdure`, `-bash`, `bin/perdure.js`, `site-packages/perdure/__main__.py`: the name that matters."""
-    name = _name(word.removesuffix("/__main__.py"))
+    name = basename(word.removesuffix("/__main__.py"))
     return _SUFFIX.sub("", name).removeprefix("-")
-
-
-def _name(path: str) -> str:
-    return path.rpartition("/")[2]
 
 
 def _begins_with(*subcommands: str) -> Rule:
@@ -105,10 +102,6 @@ def _env(words: Sequence[str]) -> bool:
     while rest and _ASSIGNMENT.fullmatch(rest[0]):
         rest = rest[1:]
     return starts_bridge(rest)
-
-
-def _node(words: Sequence[str]) -> bool:
-    return _script(_after_options(words, _NODE_VALUED))
 
 
 def _python(words: Sequence[str]) -> bool:
@@ -203,15 +196,11 @@ _RULES: Mapping[str, Rule] = {
     "perdure": _begins_with("stdio"),
     # Options with values may stand first (`uv --directory PATH run …`); uv starts nothing else that stays.
     "uv": lambda words: "run" in words or "uvx" in words,
-    "uvx": bool,
-    "npx": bool,
-    "npx-cli": bool,
-    "npm": _begins_with("exec", "x"),
-    "npm-cli": _begins_with("exec", "x"),
+    **dict.fromkeys(("uvx", "npx", "npx-cli"), bool),
+    **dict.fromkeys(("npm", "npm-cli"), _begins_with("exec", "x")),
     "pipx": _begins_with("run"),
     "env": _env,
     "python": _python,
-    "node": _node,
-    "nodejs": _node,
+    **dict.fromkeys(("node", "nodejs"), lambda words: _script(_after_options(words, _NODE_VALUED))),
     **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"), _shell),
 }

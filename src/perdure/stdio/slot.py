@@ -1,4 +1,10 @@
-"""The slot that a bridge holds: its resume token, kept from one start of the bridge to the next."""
+"""Keeps the resume token of a bridge in its slot, from one start of the bridge to the next.
+
+slot = await open_slot(directory, identity, target)
+token = slot.token()      # offer it; then slot.on_accepted() or slot.on_rejected()
+slot.keep(token)          # each time the broker gives a new one; confirm it if this was True
+slot.release()            # at the end: the next bridge may have it
+"""
 
 from __future__ import annotations
 
@@ -11,45 +17,42 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
 
 from perdure._files.locks import let_go_in_child, release
 from perdure._files.private import Folder, Untrusted
-from perdure.stdio.host.identity import Identity
-from perdure.stdio.host.processes import Processes, here
-from perdure.stdio.slots.choice import MAX_SLOTS, SlotChooser, TakenSlot, remove_leftovers
-from perdure.stdio.slots.files import Label, SlotName, Target, this_machine
+from perdure.stdio.identity import Identity, Processes, here
+from perdure.stdio.slot_choice import MAX_SLOTS, Label, SlotChooser, SlotName, TakenSlot, Target, this_machine
 from perdure.telemetry.events import log_event
 
+#: Seconds for which a bridge waits for a slot of its target: hosts start the new one before the old one has ended.
 PATIENCE = 1.0
-"""Seconds for which a bridge waits for a slot of its target: hosts start the new one before the old one has ended."""
-
+#: Seconds between two looks at locked slots.
 POLL = 0.02
-"""Seconds between two looks at locked slots."""
-
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{64}")
 
 
-class Slot(Protocol):
+class Slot:
     """Room for the token of one bridge, and of no other one at the same time.
 
     1. `token` returns what was kept last in this slot, by a bridge of the same host and target; else None.
     2. `keep` is True only when the token is on the disk; a later reader finds this one or the previous one.
     3. Nothing raises. After `release`, and where resume is off, nothing is read or written.
+
+    This one keeps nothing: resume is off. The bridge never asks whether it is on (T6).
     """
 
-    @property
-    def holder(self) -> str:
-        """Names this host, target and slot to the broker; empty where resume is off."""
+    holder = ""
+    """Names this host, target and slot to the broker; empty where resume is off."""
+    notes: Path | None = None
+    """A file beside the token for the bridge's own positions, removed with it; None where resume is off."""
 
-    @property
-    def notes(self) -> Path | None:
-        """A file beside the token for the bridge's own positions, removed with it; None where resume is off."""
+    def token(self) -> str | None:
+        return None
 
-    def token(self) -> str | None: ...
-
-    def keep(self, token: str, /) -> bool: ...
+    def keep(self, token: str, /) -> bool:
+        return False
 
     def on_accepted(self) -> None:
         """The broker accepted the token."""
@@ -64,40 +67,12 @@ class Slot(Protocol):
         """Free the lock; the files stay."""
 
 
-class NoSlot:
-    """A slot that keeps nothing: resume is off, by the user's wish or because nothing could be kept."""
-
-    holder = ""
-    notes = None
-
-    def token(self) -> str | None:
-        return None
-
-    def keep(self, token: str, /) -> bool:
-        return False
-
-    def on_accepted(self) -> None:
-        return None
-
-    def on_rejected(self) -> None:
-        return None
-
-    def forget(self) -> None:
-        return None
-
-    def release(self) -> None:
-        return None
-
-
-class KeptSlot:
+class KeptSlot(Slot):
     """A slot in a folder, locked."""
 
-    def __init__(
-        self, folder: Folder, taken: TakenSlot, label: Label, chooser: SlotChooser, owner: list[object]
-    ) -> None:
-        self._folder = folder
-        self._label = label
+    def __init__(self, chooser: SlotChooser, taken: TakenSlot, owner: list[object]) -> None:
         self._chooser = chooser
+        self._folder = chooser.folder
         self._owner = owner
         self._lock: int | None = None
         self._move_into(taken)
@@ -107,7 +82,7 @@ class KeptSlot:
         self._name, self._lock = taken.name, taken.lock
         self._is_labelled, self._is_borrowed = taken.is_labelled, taken.is_borrowed
         self.holder = hashlib.sha256(json.dumps([*self._owner, str(taken.name)]).encode()).hexdigest()
-        self.notes: Path | None = self._folder.path / taken.name.notes
+        self.notes = self._folder.path / taken.name.file("notes")
         # So that other bridges see whose it is; if it fails now, `keep` tries again.
         if not self._is_borrowed:
             with contextlib.suppress(OSError):
@@ -117,7 +92,7 @@ class KeptSlot:
         if self._lock is None:
             return None
         try:
-            data = self._folder.read(self._name.token, limit=64)
+            data = self._folder.read(self._name.file("token"), limit=64)
             if data is None:
                 log_event(logging.INFO, "token.not_found", "Token file not found (first run or clean slate)")
                 return None
@@ -132,11 +107,11 @@ class KeptSlot:
             return False
         try:
             _checked(token.encode())
-            if not self._folder.is_still(self._name.lock, self._lock):
-                raise FileNotFoundError(f"{self._name.lock} was removed, so the slot may be another bridge's")
+            if not self._folder.is_still(self._name.file("lock"), self._lock):
+                raise FileNotFoundError(f"lock-{self._name} was removed, so the slot may be another bridge's")
             self._write_label()
             self._is_borrowed = False
-            self._folder.write(self._name.token, token.encode())
+            self._folder.write(self._name.file("token"), token.encode())
         except (OSError, Untrusted) as error:
             log_event(logging.WARNING, "token.write_failed", f"Failed to write token file: {error}")
             return False
@@ -160,7 +135,6 @@ class KeptSlot:
             self._folder.close()
 
     def let_go(self) -> None:
-        """Close the files; the lock stays with any other process that has them open."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -170,8 +144,7 @@ class KeptSlot:
         if self._lock is None:
             return
         if not self._is_borrowed:
-            self._folder.remove(self._name.token)
-            self._folder.remove(self._name.notes)
+            self._folder.remove(self._name.file("token"), self._name.file("notes"))
             return
         # Leave a slot of another credential as it was found, and take one of our own; without one, resume is off.
         taken = self._chooser.take_new()
@@ -185,7 +158,7 @@ class KeptSlot:
 
     def _write_label(self) -> None:
         if not self._is_labelled:
-            self._folder.write(self._name.target, self._label.encoded())
+            self._folder.write(self._name.file("target"), json.dumps(asdict(self._chooser.mine)).encode())
             self._is_labelled = True
 
 
@@ -200,46 +173,37 @@ async def open_slot(
 ) -> Slot:
     """The slot of this bridge, locked. Never raises: where there is none, resume is off and the log says why."""
     if identity is None:
-        return NoSlot()  # `identify` has said why
+        return Slot()  # `identify` has said why
     if directory is None:
-        return _off("no directory for its tokens is known")
+        return resume_off("no directory for its tokens is known")
     try:
         folder = Folder(directory)
     except (OSError, RuntimeError, ValueError) as error:
-        return _off(str(error))
+        return resume_off(str(error))
     try:
-        slot = await _take(folder, identity, target, processes or here(), patience, time.time() if now is None else now)
+        first = SlotName(pid=identity.pid, start=identity.start)
+        digest, hint = target.digest, target.hint
+        mine = Label(machine=this_machine(), boot=identity.boot, space=identity.space, target=digest, hint=hint)
+        chooser = SlotChooser(folder, first, mine)
+        if (table := processes or here()) is not None:
+            chooser.remove_leftovers(table, now=time.time() if now is None else now)
+        deadline = time.monotonic() + patience
+        while True:
+            is_late = time.monotonic() >= deadline
+            with folder.alone() as is_alone:
+                # Without a look at the others, a session is a fresh one.
+                taken = chooser.take(is_late=is_late) if is_alone else chooser.take_new() if is_late else None
+            if taken is not None:
+                owner = [identity.boot, identity.space, identity.pid, identity.start, digest]
+                return KeptSlot(chooser, taken, owner)
+            if is_late:
+                raise OSError(f"all {MAX_SLOTS} slots of this host are in use")
+            await asyncio.sleep(POLL)
     except BaseException as error:
         folder.close()
         if isinstance(error, OSError):
-            return _off(str(error))
+            return resume_off(str(error))
         raise
-    if slot is None:
-        folder.close()
-        return _off(f"all {MAX_SLOTS} slots of this host are in use")
-    return slot
-
-
-async def _take(
-    folder: Folder, identity: Identity, target: Target, processes: Processes | None, patience: float, now: float
-) -> KeptSlot | None:
-    label = Label(
-        machine=this_machine(), boot=identity.boot, space=identity.space, target=target.digest, hint=target.hint
-    )
-    first = SlotName(pid=identity.pid, start=identity.start)
-    if processes is not None:
-        remove_leftovers(folder, label, processes, keep=first, now=now)
-    chooser = SlotChooser(folder, first, label)
-    owner = [identity.boot, identity.space, identity.pid, identity.start, target.digest]
-    deadline = time.monotonic() + patience
-    while True:
-        is_late = time.monotonic() >= deadline
-        with folder.alone() as is_alone:
-            # Without a look at the others, a session is a fresh one.
-            taken = chooser.take(is_late=is_late) if is_alone else chooser.take_new() if is_late else None
-        if taken is not None or is_late:
-            return None if taken is None else KeptSlot(folder, taken, label, chooser, owner)
-        await asyncio.sleep(POLL)
 
 
 def _checked(token: bytes) -> str:
@@ -249,9 +213,9 @@ def _checked(token: bytes) -> str:
     return text
 
 
-def _off(reason: str) -> NoSlot:
+def resume_off(reason: str) -> Slot:
     log_event(logging.WARNING, "token.off", f"Session resume disabled for this instance: {reason}")
-    return NoSlot()
+    return Slot()
 
 
 def default_directory(environ: Mapping[str, str], *, platform: str, home: Path | None) -> Path | None:

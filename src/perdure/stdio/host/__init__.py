@@ -1,1 +1,0 @@
-"""Finds out which host started the bridge; uses `telemetry.events` and `_core`."""

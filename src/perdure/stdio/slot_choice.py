@@ -1,0 +1,287 @@
+"""Chooses the slot of a new bridge among its host's slots in one folder (T9), and removes those of dead hosts.
+
+A slot is a token, a label, the bridge's notes, and a lock that its holder keeps for as long as it lives. A slot is
+*known* if it has a token: a session waits behind it. Nothing that a host gives its bridges tells those of one target
+apart. Their order does not: hosts stop and start them in any order. So a bridge follows another one only where there is
+no choice, and begins a fresh session otherwise (T7):
+
+| free and known | held | the new bridge |
+|---|---|---|
+| one | any | goes on with that session: its bridge has ended |
+| several | any | begins a fresh one. The tokens go, or no bridge of this target could be resumed any more |
+| none | one | waits for that one to end, because hosts start the new bridge before the old one has ended |
+| none | several | waits whether one of them ends, or several, to the end of its time |
+| none | none | begins a fresh one |
+
+Credentials tell bridges apart where they differ: only slots of the same credential are looked at. If there is none, the
+only slot of another credential is tried, because credentials are renewed. Its label changes when the server has
+accepted the token; until then it is the other credential's, and stays so if the server says no.
+
+A slot's files carry the host's pid and start in their names (T1). On Linux both may be the same after the machine was
+started again, and in another container. So the label says which start of the machine and which set of pids they were
+counted in, and which machine, since a home may be shared. It also says the target: a token is offered to the same
+target only (T9).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from perdure._files.private import Folder, Untrusted
+from perdure.stdio.identity import Processes
+from perdure.telemetry.events import log_event
+
+#: Slots of one host: more servers than a host has in its configuration. Beyond, the one unused for longest goes.
+MAX_SLOTS = 64
+#: Seconds after which the files of a host that cannot be seen from here (another container, another machine with the
+#: same home) are removed. No session is kept for so long after its last use, unless an operator says so.
+FORGOTTEN = 30 * 24 * 3600
+#: Bytes of a label: five short fields.
+MAX_LABEL = 1_024
+Kind = Literal["token", "target", "notes", "lock"]
+"""What a file of a slot is, which its name begins with."""
+_NAME = re.compile(
+    r"(?:token|target|notes|lock)-(?P<pid>[1-9]\d{0,9})-(?P<start>\d{1,19})(?:\.(?P<number>[1-9]\d{0,5}))?(?:\.new)?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The server of a bridge and how the bridge was called, as spelled: another spelling may mean another server."""
+
+    url: str
+    credential: str = ""  #: the name of the credential (`--token-env`, `--token-file`), never the credential
+    arguments: Sequence[str] = ()
+    directory: str | os.PathLike[str] = ""
+    secret: str = ""
+    """The credential itself, where it is the same for as long as the bridge lives. It is not a part of the target, as
+    credentials are renewed; it tells bridges apart that differ in nothing else."""
+
+    @property
+    def hint(self) -> str:
+        """Too short to find the credential by, and long enough to tell two apart."""
+        return hashlib.sha256(self.secret.encode()).hexdigest()[:8] if self.secret else ""
+
+    @property
+    def digest(self) -> str:
+        parts = [self.url, self.credential, list(self.arguments), os.fspath(self.directory)]
+        # JSON keeps the parts apart, whatever stands in them; it also holds bytes that are not text.
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """Makes a slot's pid and start unique, and names the target that its token is for."""
+
+    machine: str
+    boot: str
+    space: str
+    target: str
+    hint: str = ""
+    """Of the credential (`Target.hint`): which of several slots of one target is meant. Nothing depends on it."""
+
+    def is_same_place(self, other: Label) -> bool:
+        """Whether pids and starts mean the same here and there."""
+        return (self.boot, self.space) == (other.boot, other.space)
+
+    def is_earlier_start(self, other: Label) -> bool:
+        """Whether this was written on the same machine, in another of its starts: none of those processes lives."""
+        return self.machine == other.machine and self.boot != other.boot
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotName:
+    """The slot that a file belongs to."""
+
+    pid: int
+    start: int
+    number: int = 1
+
+    def __str__(self) -> str:
+        """The first slot has exactly the name of T1."""
+        return f"{self.pid}-{self.start}" + (f".{self.number}" if self.number > 1 else "")
+
+    def file(self, kind: Kind) -> str:
+        return f"{kind}-{self}"
+
+    @property
+    def contents(self) -> list[str]:
+        """Everything but the lock. The label goes last: it says whose the others are."""
+        files = [self.file("token"), self.file("notes"), self.file("target")]
+        return [*(f"{file}.new" for file in files), *files]
+
+
+def decode_label(data: bytes | None) -> Label | None:
+    """None for what is not a label."""
+    try:
+        label = Label(**json.loads(data or b""))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return label if all(isinstance(value, str) for value in asdict(label).values()) else None
+
+
+def read_label(folder: Folder, name: SlotName) -> Label | None:
+    """None if there is none that can be trusted."""
+    try:
+        return decode_label(folder.read(name.file("target"), limit=MAX_LABEL))
+    except Untrusted:
+        return None
+
+
+def slot_names(folder: Folder) -> set[SlotName]:
+    """The slots that have files in a folder. Files of other names are not ours."""
+    return {name for file in folder.names() if (name := parse_name(file)) is not None}
+
+
+def parse_name(file: str) -> SlotName | None:
+    """None for the name of a file that is not ours."""
+    if (match := _NAME.fullmatch(file)) is None or match["number"] == "1":
+        return None
+    return SlotName(pid=int(match["pid"]), start=int(match["start"]), number=int(match["number"] or 1))
+
+
+def last_use(folder: Folder, name: SlotName) -> int:
+    """When a slot was last used, in nanoseconds: a bridge writes the token when it starts, notes while it runs, and
+    touches the lock when it ends in peace."""
+    return max(folder.changed(name.file(kind)) for kind in get_args(Kind))
+
+
+def this_machine(path: Path = Path("/etc/machine-id")) -> str:
+    """The same as long as it is the same machine. It decides which old files are removed, never what is resumed."""
+    try:
+        own = path.read_text().strip()
+    except (OSError, ValueError):
+        own = ""
+    return hashlib.sha256((own or socket.gethostname()).encode()).hexdigest()[:32]
+
+
+class Use(enum.Enum):
+    """What a slot is to a bridge that looks for one."""
+
+    ALIKE = "alike"  #: of this host, this target and this credential
+    OURS = "ours"  #: of this host and this target, of another credential
+    BLANK = "blank"  #: of no host, or of one that lived before the machine was started
+    OTHER = "other"  #: of another target of this host
+    FOREIGN = "foreign"  #: of another machine or container, where pids mean other processes; never touched
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenSlot:
+    """A slot with its lock."""
+
+    name: SlotName
+    lock: int
+    is_labelled: bool
+    is_borrowed: bool  #: it is of another credential, and stays so unless the server accepts its token
+
+
+class SlotChooser:
+    """Takes a slot for one bridge. Raises `OSError` where the folder cannot be used."""
+
+    def __init__(self, folder: Folder, first: SlotName, mine: Label) -> None:
+        self.folder = folder
+        self.mine = mine
+        self._first = first
+        self._held: int | None = None
+        """Slots that this bridge may follow and that were in use at its first look, if none was free."""
+
+    def remove_leftovers(self, processes: Processes, *, now: float) -> None:
+        """Remove the files of dead hosts. A slot that a bridge holds stays, and so does every file that is not ours."""
+        for name in sorted(slot_names(self.folder), key=str):
+            if (name.pid, name.start) == (self._first.pid, self._first.start):
+                continue
+            label = read_label(self.folder, name)
+            if label is not None and label.is_same_place(self.mine):
+                is_left = processes.is_gone(name.pid, name.start)
+            elif label is not None and label.is_earlier_start(self.mine):
+                is_left = True
+            else:
+                is_left = last_use(self.folder, name) < (now - FORGOTTEN) * 1e9
+            try:
+                lock = self.folder.lock(name.file("lock")) if is_left else None
+            except OSError:
+                continue
+            if lock is None:
+                continue
+            self.folder.remove(*(file for file in [*name.contents, name.file("lock")] if self.folder.is_plain(file)))
+            os.close(lock)
+            log_event(
+                logging.DEBUG, "token.removed", f"Removed the files of host {name.pid}, which is gone", slot=str(name)
+            )
+
+    def take(self, *, is_late: bool) -> TakenSlot | None:
+        """The slot of this bridge; None to look again, which `is_late` excludes, or if all are in use.
+
+        One bridge looks at a time: two that lock a slot each would both believe that there is no other.
+        """
+        uses = {name: self._use(name) for name in slot_names(self.folder) if replace(name, number=1) == self._first}
+        alike = [name for name, use in uses.items() if use is Use.ALIKE]
+        looked_at = alike or [name for name, use in uses.items() if use is Use.OURS]
+        free = [taken for name in looked_at if (taken := self._take(name, {Use.ALIKE, Use.OURS})) is not None]
+        known = [taken for taken in free if self.folder.changed(taken.name.file("token"))]
+        if self._held is None:
+            self._held = 0 if known else len(looked_at) - len(free)
+        may_wait = self._held > 1 if known else self._held > 0 and not free
+        chosen: TakenSlot | None = None
+        if len(known) > 1:
+            may_wait = False
+            log_event(
+                logging.WARNING,
+                "token.alike",
+                "Several sessions of this host wait and cannot be told apart, starting fresh session",
+                sessions=len(known),
+            )
+            if alike:  # others are not removed: their credentials may come back
+                chosen = known[0]
+                for taken in known:
+                    self.folder.remove(taken.name.file("token"), taken.name.file("notes"))
+        elif is_late or not may_wait:
+            chosen = next(iter(known or free), None)
+        for taken in free:
+            if taken is not chosen:
+                os.close(taken.lock)
+        return chosen if chosen or (may_wait and not is_late) else self.take_new()
+
+    def take_new(self) -> TakenSlot | None:
+        """The first slot of no bridge, else the one of another target that was not used for longest."""
+        numbers = [replace(self._first, number=number) for number in range(1, MAX_SLOTS + 1)]
+        uses = {name: self._use(name) for name in numbers}
+        others = [name for name in numbers if uses[name] is Use.OTHER]
+        others.sort(key=lambda name: last_use(self.folder, name))
+        for name in [*(name for name in numbers if uses[name] is Use.BLANK), *others]:
+            if (taken := self._take(name, {uses[name], Use.BLANK})) is not None:
+                return taken
+        return None
+
+    def _take(self, name: SlotName, wanted: set[Use]) -> TakenSlot | None:
+        """Lock it, and look again: another bridge may have taken it in between."""
+        if (lock := self.folder.lock(name.file("lock"))) is None:
+            return None
+        use = self._use(name)
+        if use not in wanted:
+            os.close(lock)
+            return None
+        if use not in {Use.ALIKE, Use.OURS}:
+            self.folder.remove(*name.contents)
+        is_borrowed = use is Use.OURS and self.folder.changed(name.file("token")) > 0
+        return TakenSlot(name=name, lock=lock, is_labelled=use is Use.ALIKE, is_borrowed=is_borrowed)
+
+    def _use(self, name: SlotName) -> Use:
+        label = read_label(self.folder, name)
+        if label is None or label.is_earlier_start(self.mine):
+            return Use.BLANK
+        if not label.is_same_place(self.mine):
+            return Use.FOREIGN
+        if label.target != self.mine.target:
+            return Use.OTHER
+        return Use.ALIKE if label.hint == self.mine.hint else Use.OURS
