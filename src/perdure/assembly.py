@@ -1,7 +1,5 @@
 """Builds a serving process from its parts, runs its chores, and takes it apart."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

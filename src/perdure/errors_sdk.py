@@ -1,7 +1,5 @@
 """Errors of the client that are also the SDK's. Import them from `perdure.errors`, which shows the whole tree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The command line, the environment and the documentation are made from this table
 Durations are seconds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from dataclasses import dataclass

@@ -26,8 +26,6 @@ The table has a row for each thing that can be seen and a column for each thing 
 browser's client (`clients/browser/src/delivery.ts`), and both are tested by `tests/vectors/delivery.json`.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass

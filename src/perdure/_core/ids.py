@@ -9,8 +9,6 @@ Within a stream positions rise, also as plain strings (S1).
     └ c: call, s: standalone
 """
 
-from __future__ import annotations
-
 import base64
 import enum
 import re

@@ -14,8 +14,6 @@ had not reached the store when the observer asked again. So when a node may be c
 through was sent a whole lease ago, and its own claim ended a quarter of a lease ago.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from perdure._core.ids import NodeId

@@ -5,8 +5,6 @@ object of 64 bytes afterwards. An estimate that is too high costs a refusal near
 cost the process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 

@@ -4,8 +4,6 @@ A newer release may run beside this one: a message of a kind that this release d
 its reader logs that and goes on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

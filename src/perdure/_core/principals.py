@@ -4,8 +4,6 @@ Two texts are equal exactly if the principals are. A token's principal is the tr
 of an outer application is known by its identity. Both are JSON, so that no part can be mistaken for another.
 """
 
-from __future__ import annotations
-
 import json
 
 ANONYMOUS = ""

@@ -4,8 +4,6 @@ Sources: the transports pages of 2025-03-26, 2025-06-18 and 2025-11-25.
 2024-11-05 is what the official SDK still negotiates by `initialize`; it is served like the oldest revision here.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ does (`may_run_again`). The table then says what follows on which occasion. One 
 that its client has cancelled is answered so (`Verdict.CANCEL`), on any occasion.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import math

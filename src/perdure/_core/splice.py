@@ -10,8 +10,6 @@ only members with plain values stand before the value, and no name of the path o
 given twice the last counts. All other texts take the walk.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

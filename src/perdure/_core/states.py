@@ -26,8 +26,6 @@ again or settles it.
 **Log.** The store's health, as `/healthz` shows it: HEALTHY, or DEGRADED while the store fails (promise 7).
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Mapping
 from typing import TypeVar

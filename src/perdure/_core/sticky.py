@@ -3,8 +3,6 @@
 They are kept with the session's record and repeated when a runtime is loaded.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 What `format_…` writes, `parse_…` reads back to the same value.
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Locks files for as long as a process lives (`flock`). Where Python has no `fcntl` (Windows), see `sole_holder`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import weakref

@@ -5,8 +5,6 @@ link, belongs to another user, or may be used by others is not trusted, whatever
 paths as well, on Windows too, where numbers of users and modes mean nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

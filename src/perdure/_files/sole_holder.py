@@ -5,8 +5,6 @@ own locks are there. The system frees them as well when a process dies, but no p
 one process has a file for itself, or nothing.
 """
 
-from __future__ import annotations
-
 import sqlite3
 
 

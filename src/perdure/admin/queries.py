@@ -4,8 +4,6 @@ The command that runs this is not a node: the servers may run in other processes
 1970. A payload that is not JSON is shown as text, because the log may hold anything.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

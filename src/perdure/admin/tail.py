@@ -5,8 +5,6 @@ they were read are shown as a gap. When the session ends its log goes, so what w
 seen.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 What a peer wrote cannot act on the terminal.
 """
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence

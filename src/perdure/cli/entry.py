@@ -1,7 +1,5 @@
 """The program `perdure`. It runs `perdure stdio` without loading the other commands: hosts start it again and again."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """The operator's commands: `perdure sessions`, `perdure sessions show`, `perdure sessions end`, `perdure tail`."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

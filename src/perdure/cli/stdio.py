@@ -1,7 +1,5 @@
 """The command `perdure stdio`: reads its options and the environment, then imports and runs the bridge."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The SDK's client over a session that lasts: names outcomes, lists earlier calls, calls safe tools again."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`perdure.connect` makes the client: the one line that a user of the SDK changes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

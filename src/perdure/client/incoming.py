@@ -5,8 +5,6 @@ callback. If the process dies before it has answered, the server would not ask a
 and asked again by the next process.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ A store holds the state of one client at a time. `open` is called first and refu
 what was there, whole or not at all; `close` lets go, and keeps what is there.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """A call that an earlier process began, and that this one goes on with."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from functools import partial

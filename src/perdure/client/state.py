@@ -3,8 +3,6 @@
 Written whole each time: it is as small as the handshake and the calls that run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass

@@ -11,8 +11,6 @@ thing. Here the session simply goes on, so the recorded result of `initialize` i
 server is not asked.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets

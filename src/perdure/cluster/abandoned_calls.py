@@ -5,8 +5,6 @@ principal's next request claims it and runs it in that request's context. A prin
 for during `session_grace`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field

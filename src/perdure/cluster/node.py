@@ -1,7 +1,5 @@
 """Keeps this process alive as a node of the store, knows the other nodes, and has the calls of dead ones settled."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

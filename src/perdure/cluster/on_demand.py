@@ -1,7 +1,5 @@
 """Runs a job in a task of its own whenever it is wanted, one run at a time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 

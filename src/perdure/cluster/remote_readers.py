@@ -6,8 +6,6 @@ within one. The writer then hints whenever the stream has grown, and the reader'
 and then the store says that something was written, and everything is looked at.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Iterator, Sequence

@@ -7,8 +7,6 @@ With authentication a call runs again when its principal is back, in that reques
 `session_grace` at most (`WaitingCalls`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

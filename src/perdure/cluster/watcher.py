@@ -4,8 +4,6 @@ Streams, homes and mail are looked at apart from each other: a message may take 
 looked for), and readers must not wait for that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

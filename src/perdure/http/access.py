@@ -1,7 +1,5 @@
 """Finds the caller's session, and puts a reader on one of its streams: what every method of the endpoint needs."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 

@@ -4,8 +4,6 @@ Requests of the session era are answered here; those of 2026-07-28 and later go 
 path. Auth, custom routes and OAuth routes of the served server keep working: only its endpoint is replaced.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """Reads a request: the headers that every one must have, its body within limits, and the media types."""
 
-from __future__ import annotations
-
 import asyncio
 from urllib.parse import urlsplit
 

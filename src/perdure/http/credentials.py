@@ -6,8 +6,6 @@ of a session, and a request with another token of the same principal replaces th
 this process: a call that runs in another one keeps the token that it knows.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from typing import Any
 from weakref import WeakValueDictionary

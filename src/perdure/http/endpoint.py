@@ -1,7 +1,5 @@
 """The MCP endpoint: hands a request to the handler of its method, of the broker, or of the era without sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

@@ -1,7 +1,5 @@
 """Serves an event stream as a response: a reader, joined to the connection that it writes to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

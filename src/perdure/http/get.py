@@ -1,7 +1,5 @@
 """Handles GET: reads a stream, the standalone one or the one that a position names; from there on, and then live."""
 
-from __future__ import annotations
-
 import logging
 from typing import NamedTuple
 

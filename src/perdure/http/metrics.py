@@ -1,7 +1,5 @@
 """`GET /metrics`, beside the endpoint: the numbers of all nodes of the store."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from perdure._core.states import LogState, SessionState

@@ -1,7 +1,5 @@
 """Paths served beside the MCP endpoint."""
 
-from __future__ import annotations
-
 HEALTH = "/healthz"
 """For balancers and people."""
 

@@ -1,8 +1,6 @@
 """Handles POST: takes messages of a client. Requests open a stream, on which their answers come; the rest is accepted
 with 202."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

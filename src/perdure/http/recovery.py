@@ -6,8 +6,6 @@ an id that leaked is worth nothing, and a client that goes on asking for the los
 look at the new id. A caller that left one unused gets no other, because it would leave that unused as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -5,8 +5,6 @@ cannot be read, too many requests, or a store that fails are answered as at the 
 token.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

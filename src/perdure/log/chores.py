@@ -1,7 +1,5 @@
 """Keeps chores going: what fails costs its own item, is logged once, and is tried again with the next round."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """Keeps all readers of this process: attaches and ends them, looks after the silent ones, and records their reach."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

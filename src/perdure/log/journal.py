@@ -10,8 +10,6 @@ learn that they are accepted, so that live traffic goes on from memory; with `re
 steps are written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ A request is sent until the server has taken it, then read until it is answered.
 means for it stands in one table, `_core/delivery.py`; here is what is done then.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """A JSON-RPC message as its text, and the few messages that a client makes itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

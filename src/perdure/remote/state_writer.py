@@ -5,8 +5,6 @@ Positions are written soon (`LAG`), many at a time: after a crash a position tha
 and loses none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

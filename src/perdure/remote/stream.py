@@ -4,8 +4,6 @@ Bytes become events, events become messages, messages are handed on, and the pos
 (`_core/reconnect.py`) says when to come back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

@@ -8,8 +8,6 @@ A runtime knows each request under a number that the session gave it (`Request.i
 repeat after each reload. The numbers of one session never repeat.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from perdure._core.jsonrpc import Envelope, JsonObject

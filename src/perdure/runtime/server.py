@@ -4,8 +4,6 @@ Everything here leans on public names whose structure no release promises to kee
 clearly when one moves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import AsyncIterator, Callable

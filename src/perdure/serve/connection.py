@@ -4,8 +4,6 @@ uvicorn with httptools collects headers without limit and waits for them for eve
 complete; the limit here is for those that never are.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import re

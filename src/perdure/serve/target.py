@@ -3,8 +3,6 @@
 `perdure.runtime` decides whether the object is an MCP server.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import importlib.util

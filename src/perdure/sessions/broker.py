@@ -5,8 +5,6 @@ a chain is changed only from what was seen of it, and read again if another proc
 memory: any node answers, and an answer that was lost may be asked for again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs on timers: drops idle runtimes, puts unused sessions to rest, ends expired ones, and sweeps the store."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Usage is counted incrementally, so that enforcing a limit costs what it removes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from perdure._core.ids import StreamId

@@ -5,8 +5,6 @@ quarter of the time of the standard library's encoder, which would also write Na
 SDK writes null in its place as well.)
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

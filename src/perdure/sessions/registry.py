@@ -5,8 +5,6 @@ process does not hold is loaded from its record, once, however many ask for it (
 long as the store's stamp says that no other process has written anything; otherwise the record is read again first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

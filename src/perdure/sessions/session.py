@@ -4,8 +4,6 @@ Several processes may hold the same session. What they share is in the store; th
 this process's own changes on top until they are written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

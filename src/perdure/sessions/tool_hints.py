@@ -1,7 +1,5 @@
 """Asks the server which of its tools may run again, and ends the calls of a process that stops accordingly."""
 
-from __future__ import annotations
-
 from perdure._core.ids import SessionId
 from perdure._core.jsonrpc import Request
 from perdure._core.settling import Rerun, may_run_again, rerun

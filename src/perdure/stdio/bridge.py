@@ -9,8 +9,6 @@ may be waiting for them.
 its position moves on, so that the next process repeats nothing that was written and leaves out nothing that was not.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

@@ -8,8 +8,6 @@ Only a server that has declared `logging` may send log messages, and most do not
 the host, and keeps the level that the host sets.
 """
 
-from __future__ import annotations
-
 import json
 
 from perdure._core import splice

@@ -5,8 +5,6 @@ used again, and its progress token is that id. The host gets both back as it gav
 can be taken for something of this one.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine

@@ -4,8 +4,6 @@ The token comes from the environment or from a file, never from the command line
 read.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -12,8 +12,6 @@ time of day in microseconds as it was written down when the process began, so it
 too, nothing is known, and resume is off.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

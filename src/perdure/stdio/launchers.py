@@ -20,8 +20,6 @@ A **manager** adopts the children of other processes, or starts whatever a user 
 host that was there is not known.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 import shlex

@@ -4,8 +4,6 @@ A thread writes the records: a host that does not read stderr must not stop the 
 beyond `ROOM` records is dropped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -6,8 +6,6 @@ has moved. Positions of calls are written a little later, many at a time (`remot
 one repeats a few log messages at worst.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

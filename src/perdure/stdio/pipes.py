@@ -7,8 +7,6 @@ Nothing piles up here. The reading thread waits until what it read was taken; ea
 has its line, so that there is at most one line for each stream and each call that is followed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import os

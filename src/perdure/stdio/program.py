@@ -1,7 +1,5 @@
 """Runs `perdure stdio` from its start to its end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

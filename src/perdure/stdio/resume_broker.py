@@ -5,8 +5,6 @@ token on disk leads back to the session (T10). Nothing else of the bridge asks w
 (T6): without a slot, or without a broker at the server, there is simply no earlier session.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -6,8 +6,6 @@ slot.keep(token)          # each time the broker gives a new one; confirm it if 
 slot.release()            # at the end: the next bridge may have it
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """Keeps the log: what a store promises, and the stores; uses `_files`, `settings`, `errors` and `_core`."""
 
-from __future__ import annotations
-
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting

@@ -52,8 +52,6 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     `store_timeout`. Time in which the store works on other calls, or in which this process is late, does not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self

@@ -5,8 +5,6 @@ forwarded messages, mail. Ids, names, states and numbers are not, because a stor
 lists all payloads of steps and records, so a store that uses `Payloads` for both keeps none of them in another form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar

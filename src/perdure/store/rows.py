@@ -4,8 +4,6 @@ The statements in `queries.sql` name their values as records and steps name thei
 record in the order of its fields, behind the record's version.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 from collections.abc import Callable

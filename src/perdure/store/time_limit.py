@@ -11,8 +11,6 @@ Three things are not a store that hangs:
   has got on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -4,8 +4,6 @@
 else: the metrics and the documentation are made from this table.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from bisect import bisect_left
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Clients import this module as well, so it uses `_core` only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

@@ -6,8 +6,6 @@ its numbers with its heartbeat (`facts`), and the node that is scraped shows tho
 calls.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A fresh store for each check of the contract, and a few ways to say what was promised."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Promises 7, 9 and 17 to 20: what is kept and forgotten, failures, clocks, time limits, how far readers have got."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Promises 8, 10, 11 and 15: hints, mail, which nodes are dead, and which hold what is not written."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Times never go back, as in a server; stores may keep an event whose time lies behind its neighbours' a little longer.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any, ClassVar

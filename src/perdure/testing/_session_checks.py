@@ -1,7 +1,5 @@
 """Promises 12 to 14, and the rest that is promised of sessions, their calls, chains and limits."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from functools import partial

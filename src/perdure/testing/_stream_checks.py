@@ -1,7 +1,5 @@
 """Promises 1 to 6 and 16: what goes into a stream comes out of it, and one node at a time writes it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Fences and keys of mail are each store's own, so what shows one is spelled twice, for the one and for the other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence

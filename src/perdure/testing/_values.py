@@ -1,7 +1,5 @@
 """Records and steps with as few arguments as possible, and a picture of all that a store shows."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Durable (3) means here: as long as this object lives. It survives a dropped conn
 of one process may share the object; opening and closing mean nothing to it.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Applies steps to the tables in memory, and everything else that changes what is stored."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

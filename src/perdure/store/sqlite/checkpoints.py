@@ -7,8 +7,6 @@ rest itself between two commits. A log that is reused, not grown, also makes com
 cheaper.
 """
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Opens a SQLite file as it is, or refuses it: for operators, whose commands make and migrate nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

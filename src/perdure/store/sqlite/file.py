@@ -1,7 +1,5 @@
 """Makes a store's SQLite file, checks and migrates it, connects to it, and names its failures."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

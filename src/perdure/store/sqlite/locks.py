@@ -13,8 +13,6 @@ waits for no other process and needs neither room on the disk nor a file system 
 may have to be repeated, if another process looks at that moment; until then the node is taken for one that still holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Nodes of a SQLite store: joining, leaving, burying, and which nodes are alive."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Reading connections, in threads of their own: a long replay keeps neither the event loop nor the writer."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import Callable

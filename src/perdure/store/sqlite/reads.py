@@ -1,7 +1,5 @@
 """Reads records and events from a SQLite file."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence

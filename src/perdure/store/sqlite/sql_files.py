@@ -1,7 +1,5 @@
 """The SQL files beside this module: the schema, its migrations, and the queries by name."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping

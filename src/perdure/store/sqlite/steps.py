@@ -1,7 +1,5 @@
 """Applies steps to the writing connection, within a transaction that the caller holds."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence

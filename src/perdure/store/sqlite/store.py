@@ -12,8 +12,6 @@ Dead (11) means: the operating system has freed the lock that the node held on a
 sockets in the same folder, with a look at the file now and then as the net.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

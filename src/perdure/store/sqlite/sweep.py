@@ -1,7 +1,5 @@
 """Forgets what has expired, a little at a time, so that commits get in between."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from functools import partial

@@ -5,8 +5,6 @@ inline way is open only while the queue is empty; so jobs are done in the order 
 took.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import threading

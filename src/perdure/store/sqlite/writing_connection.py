@@ -3,8 +3,6 @@
 Used under the lock of `Writer`, in whichever thread holds it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sqlite3
