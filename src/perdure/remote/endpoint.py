@@ -233,7 +233,7 @@ class Endpoint:
             # none yet.
             headers = {**headers, "mcp-protocol-version": handshake.version}
         # A position is any text, and goes back as UTF-8 (WHATWG HTML, 9.2.4).
-        encoded = httpx2.Headers(headers, encoding="utf-8")
+        encoded = httpx2.Headers(headers, encoding="utf-8" if method == "GET" else "ascii")
         request = self._client.build_request(method, self._address, headers=encoded, content=body)
         try:
             with _named_errors():
