@@ -16,6 +16,10 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# `nohup` does the same with the signal of a terminal that is closed.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
 settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perdure")
