@@ -2,7 +2,7 @@
 
 A client sends five kinds of things. A *call* is a request that waits for an answer, sent by POST until the server has
 taken it, then read by GET from its last position. A *listener* reads a session's standalone stream by GET. A
-*notification* and a *reply* (to a request of the server's) have no answer. A *handshake* is `initialize`.
+*notification* and a *reply* (to a request from the server) have no answer. A *handshake* is `initialize`.
 
 **May it be sent again?** What the server has not taken may: nothing was sent, or the server said so (429, or 503 with
 `Retry-After`), or the session was gone (404). What the server may have taken may not, because a tool would run twice

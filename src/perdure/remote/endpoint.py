@@ -256,7 +256,7 @@ class Endpoint:
                 found = found.__cause__ or found.__context__
             raise
         except Exception as error:
-            # An auth flow of the user's may raise anything. Nothing of the request has left then.
+            # The user's auth flow may raise anything. Nothing of the request has left then.
             unforeseen = Refusal(reason="no_credentials", sentence=f"{type(error).__name__}: {error}")
             refusal = error.refusal if isinstance(error, Refused) else unforeseen
             raise RequestFailed(Failure.NO_CREDENTIALS, refusal.sentence, refusal=refusal) from error
@@ -365,7 +365,7 @@ def http_client(
     """
     address = httpx2.URL(url)
     # Loading the certificates takes longer than all else here. The scheme as it is understood, not as it is spelled.
-    # Redirects to another scheme are not followed, but an auth flow of the user's may ask servers of its own.
+    # Redirects to another scheme are not followed, but the user's auth flow may ask its own servers.
     needs_tls = address.scheme != "http" or not isinstance(auth, Bearer | None)
     tls = httpx2.create_ssl_context() if needs_tls else None
     proxies = urllib.request.getproxies()
