@@ -170,9 +170,9 @@ class Hub:
     def detach(self, reader: Reader) -> None:
         self.readers.discard(reader)
         stream = reader.stream
-        if stream.reader is reader:
+        if stream.readers.reader is reader:
             stream.readers.reader = None
-            stream.readers.lost_at = self.arrive()
+            stream.readers.lost_at = next(self.arrivals)
             self.marks.left(stream)
             self.registry.on_detached(reader)
             stream.moved()

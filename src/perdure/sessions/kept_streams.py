@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
-from perdure.log.stream import Stream
-from perdure.log.stream_parts import StreamWriter
+from perdure.log.stream import Stream, StreamWriter
 from perdure.store.base import DropStream, KeptRecord, Step, Trim
 
 _ALL = (1 << 62) - 1
