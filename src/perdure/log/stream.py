@@ -454,17 +454,16 @@ class Stream:
         writer = self.writer
         if writer is None:
             return
-        writer.pending.append(self.tail.append(self._journal.clock(), payload, end is not None))
+        journal, unlogged = self._journal, self.writing is WritingState.UNLOGGED
+        if not writer.is_queued and not unlogged:
+            writer.is_queued = True
+            journal.put(self)
+        writer.pending.append(self.tail.append(journal.time, payload, end is not None))
         writer.ahead_bytes += len(payload)
         if end is not None or also is not None or taken:
             writer.add(end, also, taken)
-        if writer.is_queued:
-            return
-        if self.writing is WritingState.UNLOGGED:
+        if unlogged:
             self.unlog()
-        else:
-            writer.is_queued = True
-            self._journal.put(self)
 
     @property
     def is_full(self) -> bool:

@@ -140,8 +140,9 @@ class Exchange:
                 if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
                     return None
                 # The client's token means something within one incarnation only.
-                own = found.incarnation == record.incarnation
-                params["progressToken"] = found.token if own else f"{found.incarnation}:{found.token}"
+                params["progressToken"] = found.token
+                if (incarnation := found.key[0]) != record.incarnation:
+                    params["progressToken"] = f"{incarnation}:{found.token}"
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
             elif found is not None and found.attempt > 1 and found.is_repeated(method, params):
