@@ -95,6 +95,10 @@ class StaleFence(StoreError):
     """Another writer has taken over."""
 
 
+class StaleRecord(StoreError):
+    """A session's record was changed since it was read."""
+
+
 class IdTaken(StoreError):
     """A running request of this session has this id already."""
 

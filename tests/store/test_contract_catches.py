@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, TooManyCalls
+from perdure.errors import MailFull, NodeGone
 from perdure.store.base import (
     MAX_MAIL,
     Append,
@@ -31,6 +31,7 @@ from perdure.store.base import (
     Refusals,
     Release,
     SendMail,
+    SessionRecord,
     Step,
     StepRefusal,
     StreamRecord,
@@ -297,8 +298,24 @@ class CountsBeforehand(MemoryStore):
 
 
 class CountsNoCalls(MemoryStore):
-    def _open(self, step: OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+    def _open(self, step: OpenStream) -> StepRefusal | None:
         return super()._open(replace(step, most_calls=None))
+
+
+class LooksAtNoRevision(MemoryStore):
+    def _open(self, step: OpenStream) -> StepRefusal | None:
+        return super()._open(replace(step, seen=None))
+
+
+class KeepsTheRevision(MemoryStore):
+    """Of a record whose client has come back."""
+
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        before = self._sessions.get(session)
+        record = await super().reattach(session)
+        if record is not None and before is not None:
+            self._sessions[session] = replace(record, revision=before.revision)
+        return record
 
 
 class KeepsEveryEndedSession(MemoryStore):
@@ -414,6 +431,8 @@ class CountsLostEventsAsRead(MemoryStore):
         (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),
         (CountsBeforehand, "promise 14 of many that come at once"),
         (CountsNoCalls, "promise 14 calls beyond the limit"),
+        (LooksAtNoRevision, "promise 21 a call is refused"),
+        (KeepsTheRevision, "promise 21 whatever changes"),
         (KeepsEveryEndedSession, "promise 14 of a callers ended sessions"),
         (ChangesWhateverIsThere, "promise 13 of several"),
         (KeepsChainsOfEndedSessions, "promise 13 a chain ends"),

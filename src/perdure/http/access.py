@@ -39,18 +39,19 @@ class SessionAccess:
 
     @asynccontextmanager
     async def session(
-        self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True
+        self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True, checked_later: bool = False
     ) -> AsyncIterator[Session]:
         """The session that a request names, if it is the caller's. A foreign one and none are answered alike.
 
         It is in use until the request has its response, or a reader that holds it.
-        `resume`: calls that wait for their principal run again in the context of this request.
+        `resume`: calls that wait for their principal run again in the context of this request. `checked_later`: the
+        record is not read again where it is in memory (`SessionRegistry.find`).
         """
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
         try:
-            session = await self.sessions.find(text.decode("latin-1"), owner)
+            session = await self.sessions.find(text.decode("latin-1"), owner, checked_later=checked_later)
             if session is None or session.state is SessionState.OPENING:
                 raise await self._recovery.gone(headers, owner, scope)
         except SessionEnded:

@@ -1,6 +1,7 @@
 """Handles POST: takes messages of a client. Requests open a stream, on which their answers come; the rest is accepted
 with 202."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
 from perdure._core.limits import weigh
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
+from perdure.errors import IdTaken, SessionEnded, StaleRecord, StoreError, TooManyCalls, TooManySessions
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, accepts, replayed, require_json
 from perdure.http.credentials import caller_of
@@ -60,13 +61,17 @@ class PostHandler:
                 return await self._initialize(parsed, body, http, headers, owner)
             # What is not a request may say that a call shall not run again.
             resume = isinstance(parsed, Request | Batch)
+            if isinstance(parsed, Request):
+                with contextlib.suppress(StaleRecord):  # another process has changed it: it is read now, once
+                    async with self._access.session(headers, owner, scope, checked_later=True) as session:
+                        return await self._take(session, parsed, body, http, seen=session.record.revision)
             async with self._access.session(headers, owner, scope, resume=resume) as session:
                 return await self._take(session, parsed, body, http)
         except Refused as refused:
             raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
 
     async def _take(
-        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest
+        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest, seen: int | None = None
     ) -> Answer | EventStreamResponse:
         messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
         requests = [message for message in messages if isinstance(message, Request)]
@@ -78,7 +83,7 @@ class PostHandler:
         size = weigh(body)
         try:
             self._check_work(session, messages, size)
-            calls = await self._accept(session, requests, body, size) if requests else []
+            calls = await self._accept(session, requests, body, size, seen) if requests else []
         except Refused as refused:
             raise refused.answering(requests[0].id if requests else None) from None
         if not calls:
@@ -119,7 +124,9 @@ class PostHandler:
 
     # Requests
 
-    async def _accept(self, session: Session, requests: Sequence[Request], body: bytes, size: int) -> list[Call]:
+    async def _accept(
+        self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
+    ) -> list[Call]:
         settings, calls = self._settings, session.exchange.calls
         self._check_room()
         if calls.load + len(requests) > settings.max_calls:
@@ -134,7 +141,9 @@ class PostHandler:
                     await session.home.take()  # subscriptions live with the home: the node that changes them becomes it
                 # What runs here was counted above; what runs in other processes only the store can count.
                 most = settings.max_calls if self._context.store.shared else None
-                return await intake.accept(bodies, most_calls=most)
+                return await intake.accept(bodies, most_calls=most, seen=seen)
+        except StaleRecord:
+            raise
         except Duplicate as taken:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.request_id, seen=taken.request_id) from None
         except IdTaken:

@@ -405,7 +405,8 @@ def flat(group: Group) -> list[Step]:
 
 
 def _without_limit(step: Step) -> Step:
-    """A step that is held counts as accepted: it must not be refused for a limit when it is written."""
+    """A step that is held counts as accepted: it must not be refused for a limit when it is written, nor because the
+    session's record was changed meanwhile."""
     if isinstance(step, PutSession):
         return replace(step, limits=None)
-    return replace(step, most_calls=None) if isinstance(step, OpenStream) else step
+    return replace(step, most_calls=None, seen=None) if isinstance(step, OpenStream) else step

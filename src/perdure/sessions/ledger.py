@@ -213,9 +213,12 @@ class Intake:
         if not self._is_open:
             self._session.exchange.calls.release(*self._keys)
 
-    async def accept(self, bodies: Sequence[bytes], *steps: Step, most_calls: int | None = None) -> list[Call]:
+    async def accept(
+        self, bodies: Sequence[bytes], *steps: Step, most_calls: int | None = None, seen: int | None = None
+    ) -> list[Call]:
         """Write the rows and the stream, behind other steps; only then may the runtime see the requests. `most_calls`:
-        as many calls may run in all processes; what runs here was counted by the caller."""
+        as many calls may run in all processes; what runs here was counted by the caller. `seen`: raise `StaleRecord` if
+        the session's record has another revision by now."""
         session, context = self._session, self._session.context
         record, stream = session.record, context.new_stream(session.id, Kind.CALL)
         rows = tuple(
@@ -231,7 +234,8 @@ class Intake:
             for request, body in zip(self._requests, bodies, strict=True)
         )
         try:
-            await context.journal.write(*steps, OpenStream(record=stream, calls=rows, most_calls=most_calls))
+            opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen)
+            await context.journal.write(*steps, opened)
             if session.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:

@@ -119,13 +119,20 @@ class SessionRegistry:
 
     # Finding and loading
 
-    async def find(self, text: str, owner: str) -> Session | None:
+    async def find(self, text: str, owner: str, *, checked_later: bool = False) -> Session | None:
         """The session of that id, if it belongs to that principal and has not ended. Raises `HeldElsewhere` where that
         is not certain: another node may serve it, and hold what tells of it. Only a caller that is about to be denied
-        waits for that answer, and a foreign session is answered as one that is not there."""
+        waits for that answer, and a foreign session is answered as one that is not there.
+
+        `checked_later`: the caller's commit is refused if the record has changed (`OpenStream.seen`), so that one in
+        memory will do.
+        """
         session_id = parse_session_id(text)
         if session_id is None:
             return None
+        session = self._by_id.get(session_id) if checked_later else None
+        if session is not None and session.record.owner == owner:
+            return session
         session = await self._find(session_id, owner)
         if session is None:
             await self._context.nodes.refuse_while_held()

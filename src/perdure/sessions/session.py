@@ -37,7 +37,9 @@ from perdure.store.base import (
     Step,
     Stick,
     StreamRecord,
+    changed,
     stream_by_id,
+    with_sticky,
 )
 from perdure.telemetry.events import log_event
 
@@ -411,10 +413,5 @@ async def look_how_far(session: Session) -> None:
 
 def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
     if isinstance(step, Stick):
-        return replace(record, sticky=sticky.after(record.sticky, step.request))
-    given = {
-        name: value
-        for name in ("state", "version", "result", "initialized")
-        if (value := getattr(step, name)) is not None
-    }
-    return replace(record, active=max(record.active, step.active or 0.0), **given)
+        return with_sticky(record, sticky.after(record.sticky, step.request))
+    return changed(record, step)

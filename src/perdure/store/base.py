@@ -17,7 +17,7 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 4. **Ordered.** `read` gives each retained event after a sequence number once, in order. Numbers of one stream rise by
    one. What is missing between two of them was trimmed: the reader sees the gap in the numbers.
 5. **Repeatable.** Committing again what was committed last, in the same order, changes nothing: events are known by
-   their numbers, an ended call keeps its first end.
+   their numbers, an ended call keeps its first end. (A revision may rise by it.)
 6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the
    previous generation ended, so that an old position never names a new event. Of several claims at once, one succeeds.
 7. **Answers last.** `Trim` never removes a final answer; only `DropStream`, `EndSession` and `sweep` do.
@@ -50,10 +50,12 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     generation in which they read it: an event that took the number of a lost one counts as unread.
 20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for
     `store_timeout`. Time in which the store works on other calls, or in which this process is late, does not count.
+21. **As it was seen.** An `OpenStream` that carries a revision is refused (`StaleRecord`) if the session's record has
+    another one. Whatever changes a record raises its revision; a change of `active` alone does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, Self
 
 from perdure._core.chains import Chain
@@ -61,7 +63,16 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure.errors import (
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
 
 RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
@@ -106,6 +117,8 @@ class SessionRecord:
     """Why, once it has: the value of a `SessionStep`."""
     address: str = ""
     """The address it was opened from, if it has no owner: this tells callers without a name apart."""
+    revision: int = field(default=0, compare=False)
+    """Rises with each change but that of `active` (21)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -307,6 +320,8 @@ class OpenStream(Step):
     calls: tuple[CallRecord, ...] = ()
     most_calls: int | None = None
     """How many calls of the session may be open at once, these among them; refused beyond (14)."""
+    seen: int | None = None
+    """The revision of the session's record that the caller knows; refused if it has another one by now (21)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -451,7 +466,7 @@ class MailReceived(Step):
     through: int
 
 
-StepRefusal = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
+StepRefusal = StaleFence | StaleRecord | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
 Refusals = Sequence[StepRefusal | None]
 """For each step of a commit: `None`, or why it was refused."""
 
@@ -574,7 +589,8 @@ class Wakeups(Protocol):
     def stamp(self) -> object:
         """Equal values mean that no other process has written anything between the two moments.
 
-        So what was read then is still so. A store that cannot tell without waiting gives a new value each time.
+        So what was read then is still so. A store that cannot tell without waiting gives a new value each time: then
+        what only looks at a session reads its record again, and a new call shows the revision that it has seen (21).
         """
 
 
@@ -667,6 +683,22 @@ class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderSto
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *_: object) -> None: ...
+
+
+def changed(record: SessionRecord, step: ChangeSession) -> SessionRecord:
+    """Give a record as a step changes it."""
+    active = record.active if step.active is None else max(record.active, step.active)
+    given = {
+        name: value
+        for name in ("state", "version", "result", "initialized")
+        if (value := getattr(step, name)) not in (None, getattr(record, name))
+    }
+    return replace(record, active=active, revision=record.revision + bool(given), **given)
+
+
+def with_sticky(record: SessionRecord, requests: tuple[bytes, ...]) -> SessionRecord:
+    """Give a record with other sticky requests."""
+    return replace(record, sticky=requests, revision=record.revision + (requests != record.sticky))
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

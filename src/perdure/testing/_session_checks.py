@@ -1,4 +1,4 @@
-"""Promises 12 to 14, and the rest that is promised of sessions, their calls, chains and limits."""
+"""Promises 12 to 14 and 21, and the rest that is promised of sessions, their calls, chains and limits."""
 
 import asyncio
 from dataclasses import replace
@@ -8,7 +8,7 @@ from perdure._core import sticky
 from perdure._core.ids import SessionId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, SessionState, SessionStep
-from perdure.errors import IdTaken, SessionEnded, TooManyCalls, TooManySessions
+from perdure.errors import IdTaken, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
 from perdure.store import base
 from perdure.testing._case import Case, SessionCase, accepted, refused, same
 from perdure.testing._values import (
@@ -31,7 +31,7 @@ def _unowned(name: str, address: str) -> base.SessionRecord:
 
 
 class CallChecks(SessionCase):
-    """Promise 12, and what 14 says of calls."""
+    """Promises 12 and 21, and what 14 says of calls."""
 
     def _opening(
         self, name: str, *ids: int | str, incarnation: int = 1, session: str = SESSION, most_calls: int | None = None
@@ -79,6 +79,35 @@ class CallChecks(SessionCase):
         same("streams", list(await self.store.streams(SESSION)), [])
         same("calls", list(await self.store.calls(SESSION)), [])
         same("its neighbour's", [stream.id for stream in await self.store.streams(SessionId("neighbour"))], ["fine"])
+
+    async def promise_21_a_call_is_refused_that_has_seen_another_record(self) -> None:
+        await self.accept(seen := replace(self._opening("first", 8), seen=await self._revision()))
+        before = await self.picture()
+        stale = replace(self._opening("second", 9), seen=await self._revision() + 1)
+        async with self.elsewhere() as elsewhere:
+            refused(await elsewhere.commit([stale]), 0, why=StaleRecord)
+        same("all that is there", await self.picture(), before)
+        await self.accept(base.ChangeSession(session=SESSION, state=SessionState.DORMANT))
+        await self.accept(seen)  # it is there already
+        refused(await self.put(replace(self._opening("second", 9), seen=seen.seen)), 0, why=StaleRecord)
+        await self.accept(replace(self._opening("second", 9), seen=await self._revision()))
+
+    async def promise_21_whatever_changes_a_record_raises_its_revision_and_its_use_does_not(self) -> None:
+        seen = [await self._revision()]
+        stick = base.Stick(session=SESSION, request=a_sticky("resources/subscribe", uri="a://revised"))
+        for step in (base.ChangeSession(session=SESSION, initialized=True, state=SessionState.DORMANT), stick):
+            await self.accept(step)
+            seen.append(await self._revision())
+        await self.store.reattach(SESSION)
+        seen.append(await self._revision())
+        same("a revision that rises with each change", seen, sorted(set(seen)))
+        await self.accept(base.ChangeSession(session=SESSION, active=99.0))
+        same("the revision of a session that was used", await self._revision(), seen[-1])
+
+    async def _revision(self) -> int:
+        record = await self.store.session(SESSION)
+        assert record is not None
+        return record.revision
 
     async def promise_14_calls_beyond_the_limit_of_their_session_are_refused(self) -> None:
         opening = partial(self._opening, most_calls=2)

@@ -11,7 +11,16 @@ from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure.errors import (
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
 from perdure.store import base
 from perdure.store.codec import PLAIN, Codec
 from perdure.store.memory.nodes import MemoryNodes, StreamRow
@@ -58,10 +67,10 @@ class MemoryWrites(MemoryNodes):
             case base.PutSession():
                 return self._put_session(step)
             case base.ChangeSession() if session := self._going_on(step.session):
-                self._sessions[session.id] = _changed(session, step)
+                self._sessions[session.id] = base.changed(session, step)
             case base.Stick() if session := self._going_on(step.session):
                 sticky = self._payloads.stick(session.sticky, step.request)
-                self._sessions[session.id] = replace(session, sticky=sticky)
+                self._sessions[session.id] = base.with_sticky(session, sticky)
             case base.EndSession():
                 self._end(step)
             case base.Trim() if found := self._streams.get(step.stream):
@@ -110,6 +119,7 @@ class MemoryWrites(MemoryNodes):
             ended = replace(
                 record,
                 state=SessionState.ENDED,
+                revision=record.revision + 1,
                 client_params=kept,
                 result=b"",
                 sticky=(),
@@ -142,12 +152,15 @@ class MemoryWrites(MemoryNodes):
 
     # Steps of streams
 
-    def _open(self, step: base.OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+    def _open(self, step: base.OpenStream) -> base.StepRefusal | None:
         record = step.record
         if record.id in self._streams:
             return None
-        if not self._going_on(record.session):
+        session = self._going_on(record.session)
+        if session is None:
             return SessionEnded(f"session {record.session[:8]} has ended")
+        if step.seen not in (None, session.revision):
+            return StaleRecord(f"session {record.session[:8]} has revision {session.revision}, not {step.seen}")
         keys = [call_key(call) for call in step.calls]
         if len(set(keys)) < len(keys) or not self._open_calls.keys().isdisjoint(keys):
             return IdTaken(f"a request of session {record.session[:8]} runs already under one of the ids {keys}")
@@ -261,7 +274,7 @@ class MemoryWrites(MemoryNodes):
         if (record := self._going_on(session)) is None:
             return None
         self._writes += 1
-        self._sessions[session] = replace(record, incarnation=record.incarnation + 1)
+        self._sessions[session] = replace(record, incarnation=record.incarnation + 1, revision=record.revision + 1)
         return self._payloads.decode(self._sessions[session])
 
     async def put_chain(self, chain: Chain) -> bool:
@@ -313,17 +326,6 @@ def caller(session: base.SessionRecord) -> tuple[str, str]:
 def call_key(call: base.CallRecord) -> tuple[SessionId, int, int | str]:
     """Give what no two running calls share (12)."""
     return call.session, call.incarnation, coerce_id(call.request_id)
-
-
-def _changed(session: base.SessionRecord, step: base.ChangeSession) -> base.SessionRecord:
-    return replace(
-        session,
-        active=session.active if step.active is None else max(session.active, step.active),
-        state=step.state or session.state,
-        version=session.version if step.version is None else step.version,
-        result=session.result if step.result is None else step.result,
-        initialized=session.initialized if step.initialized is None else step.initialized,
-    )
 
 
 def _reached(stream: StreamRow, step: base.Reached) -> base.StreamRecord:

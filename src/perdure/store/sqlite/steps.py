@@ -10,7 +10,16 @@ from perdure._core import retention
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure.errors import (
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
 from perdure.store.sqlite import sql_files as _sql
@@ -83,13 +92,16 @@ class StreamSteps:
             self._keys.popitem(last=False)
         return key
 
-    def open_stream(self, step: base.OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+    def open_stream(self, step: base.OpenStream) -> base.StepRefusal | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
-        cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed))
+        cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
         if cursor.rowcount != 1:
-            there = self._look_up(record.id) is not None
-            return None if there else SessionEnded(f"session {record.session[:8]} has ended")
+            if self._look_up(record.id) is not None:
+                return None
+            if cursor.execute(_SQL["is_going_on"], (record.session,)).fetchone() is None:
+                return SessionEnded(f"session {record.session[:8]} has ended")
+            return StaleRecord(f"session {record.session[:8]} has another revision than {step.seen}")
         key = cursor.lastrowid or 0
         if key <= self._newest:
             self.forget()
@@ -299,7 +311,8 @@ class StepWriter:
         row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
         if row is not None:
             requests = self._payloads.stick(rows.sticky_requests(row[0]), step.request)
-            self._cursor.execute(_SQL["set_sticky"], (base.RECORD_VERSION, rows.sticky_text(requests), step.session))
+            values = {"record": base.RECORD_VERSION, "session": step.session, "sticky": rows.sticky_text(requests)}
+            self._cursor.execute(_SQL["set_sticky"], values)
 
     def _end_session(self, step: base.EndSession) -> None:
         cursor = self._cursor

@@ -2,16 +2,18 @@
 
 -- put_session: a new session; nothing if it is there already
 INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active, ended, address)
+                     standalone, created, active, ended, address, revision)
 VALUES (:id, :record, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
-        :standalone, :created, :active, :ended, :address)
+        :standalone, :created, :active, :ended, :address, :revision)
 ON CONFLICT (id) DO NOTHING;
 
 -- unput_session: a session was one too many
 DELETE FROM session WHERE id = ?;
 
--- change_session: change what is given of a session that has not ended
+-- change_session: change what is given of a session that has not ended; more than the time of its use is a revision
 UPDATE session SET
+    revision = revision + (coalesce(:state, state) <> state OR coalesce(:version, version) <> version
+        OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized),
     record = :record, active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
     version = coalesce(:version, version), result = coalesce(:result, result),
     initialized = coalesce(:initialized, initialized)
@@ -21,17 +23,18 @@ WHERE id = :session AND state <> 'ended';
 SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
 
 -- set_sticky: what a session repeats from now on
-UPDATE session SET record = ?, sticky = ? WHERE id = ?;
+UPDATE session SET record = :record, revision = revision + (sticky <> :sticky), sticky = :sticky
+WHERE id = :session;
 
 -- next_incarnation: a client begins again in a session that has not ended
-UPDATE session SET incarnation = incarnation + 1 WHERE id = ? AND state <> 'ended';
+UPDATE session SET incarnation = incarnation + 1, revision = revision + 1 WHERE id = ? AND state <> 'ended';
 
 -- params_of: how large a session's client params are, less what the codec added, if it has not ended
 SELECT max(0, length(client_params) - ?) FROM session WHERE id = ? AND state <> 'ended';
 
 -- end_session: mark a session's record as ended, and keep little more than why; the first reason stays
 UPDATE session SET
-    state = 'ended', active = :time, ended = :reason, result = x'', sticky = '[]',
+    state = 'ended', revision = revision + 1, active = :time, ended = :reason, result = x'', sticky = '[]',
     client_params = CASE WHEN :keeps THEN client_params ELSE x'' END
 WHERE id = :session AND state <> 'ended';
 
@@ -48,11 +51,14 @@ DELETE FROM session WHERE id IN (
 -- drop_streams: forget a session's streams, and with them all that is in them
 DELETE FROM stream WHERE session = ?;
 
--- open_stream: a new stream of a session that has not ended; nothing if it is there already
+-- open_stream: a new stream of a session that has not ended, and is as it was seen; nothing if it is there already
 INSERT INTO stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
-WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended')
+WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended' AND revision = coalesce(?, revision))
 ON CONFLICT (id) DO NOTHING;
+
+-- is_going_on: whether a session is there, and has not ended
+SELECT 1 FROM session WHERE id = ? AND state <> 'ended';
 
 -- open_call: a ledger row of a new stream; nothing if the id is taken
 INSERT INTO call (stream, incarnation, request_id, session, id_key, place, record, method, request, principal, attempt,
@@ -174,12 +180,12 @@ WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session WHERE id = ?;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- count_sessions: how many have not ended
@@ -193,14 +199,14 @@ SELECT state, count(*) FROM session GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session INDEXED BY session_dormant
 WHERE state = 'dormant' AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's (that it has not ended is said for the index)
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)

@@ -19,7 +19,8 @@ CREATE TABLE session (
     created       REAL NOT NULL,
     active        REAL NOT NULL,
     ended         TEXT NOT NULL DEFAULT '',
-    address       TEXT NOT NULL DEFAULT ''
+    address       TEXT NOT NULL DEFAULT '',
+    revision      INTEGER NOT NULL DEFAULT 0
 );
 
 -- A caller is an owner or, where there is none, an address.
