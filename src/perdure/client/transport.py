@@ -157,7 +157,7 @@ class Transport:
                 call.lose(f"its session could not go on: {trouble}")
         state.forget_session()
         try:
-            found, session = await self._link.handshakes.begin(json.dumps(encoded(message)), self._link.new_id())
+            found, session = await self._link.begin(json.dumps(encoded(message)), self._link.new_id())
         except Unavailable as unavailable:
             found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:

@@ -12,7 +12,7 @@ import anyio
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
 from perdure._core.delivery import REPEATABLE, Attempt, Failure, Meaning, Purpose, is_read, of_failure
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Handshake, Refusal, Refused, RequestFailed, Unavailable
+from perdure.remote.endpoint import Refusal, Refused, RequestFailed, Unavailable
 from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, encode, error
 from perdure.remote.stream import Attempts, Listener, Stream
@@ -225,7 +225,20 @@ class Sender:
                 handshake = self._link.handshake
                 has_session = handshake is not None and bool(handshake.session)
                 attempt = Attempt(purpose=purpose, may_renew=may_renew and has_session)
-                meaning, why, at_least = await self._attempt(body, attempt, handshake, departed)
+                timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
+                self._underway += 1
+                try:
+                    async with self._link.endpoint.post(body, handshake) as response:
+                        meaning, _ = await response.meaning(attempt, None, self._link.limits.message_bytes)
+                        why, at_least = f"HTTP {response.status}", response.retry_after
+                except RequestFailed as failed:
+                    meaning, why, at_least = of_failure(attempt, failed.failure), str(failed), None
+                finally:
+                    timer.cancel()
+                    self._underway -= 1
+                    if not self._underway:
+                        self._is_idle.set()
+                        self._is_idle = anyio.Event()
                 if meaning is Meaning.RENEW:
                     may_renew, why = False, "the session is gone"
                     trouble = await self._link.renew(handshake)
@@ -244,22 +257,3 @@ class Sender:
                 return False
         finally:
             departed.set()
-
-    async def _attempt(
-        self, body: bytes, attempt: Attempt, handshake: Handshake | None, departed: anyio.Event
-    ) -> tuple[Meaning, str, float | None]:
-        """One HTTP request: what became of it, why, and the seconds that the server asks for."""
-        timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
-        self._underway += 1
-        try:
-            async with self._link.endpoint.post(body, handshake) as response:
-                meaning, _ = await response.meaning(attempt, None, self._link.limits.message_bytes)
-                return meaning, f"HTTP {response.status}", response.retry_after
-        except RequestFailed as failed:
-            return of_failure(attempt, failed.failure), str(failed), None
-        finally:
-            timer.cancel()
-            self._underway -= 1
-            if not self._underway:
-                self._is_idle.set()
-                self._is_idle = anyio.Event()

@@ -89,62 +89,6 @@ async def _ignore(_: object) -> None:
 _DEAF = Listener(take=_ignore, complain=_ignore, move=lambda position, retry: None)
 
 
-class Handshakes:
-    """Makes sessions: sends `initialize` until it is answered, or refused, or its time is over."""
-
-    def __init__(self, endpoint: Endpoint, limits: Limits, report: Report) -> None:
-        self._endpoint = endpoint
-        self._limits = limits
-        self._report = report
-
-    async def begin(self, text: str, request_id: str, *, known: str = "") -> tuple[Message, str]:
-        """The answer to a client's `initialize`, and the session that the server names with it.
-
-        `known` is a session that the handshake goes on with (a reattach). A handshake is begun again, not resumed: at
-        worst a session that no client uses remains. Raises `Unavailable` and `Refused`.
-        """
-        named = Handshake(session=known, request={}, result={}) if known else None
-        attempts = self._limits.attempts(self._limits.handshake)
-        with anyio.move_on_after(self._limits.handshake_seconds):
-            while True:
-                try:
-                    found = await self.once(text, request_id, named)
-                    self._report(Notice.REACHED)
-                    return found
-                except Unavailable as unavailable:
-                    attempts.failed(str(unavailable), at_least=unavailable.at_least)
-                self._report(Notice.WAITING, attempts.trouble)
-                if not await attempts.wait():
-                    raise Unavailable(attempts.trouble)
-        raise Unavailable(f"no answer within {self._limits.handshake_seconds:.0f} s")
-
-    async def once(
-        self, text: str, request_id: str, handshake: Handshake | None, *, is_sticky: bool = False
-    ) -> tuple[Message, str]:
-        """One attempt at a handshake, or at a sticky request that is repeated in a new session."""
-        attempt = Attempt(purpose=Purpose.CALL if is_sticky else Purpose.HANDSHAKE, is_repeatable=is_sticky)
-        body = splice.replaced(text, encode(request_id), "id").encode()
-        try:
-            async with self._endpoint.post(body, handshake) as response:
-                meaning, message = await response.meaning(attempt, request_id, self._limits.message_bytes)
-                if meaning is Meaning.FOLLOW:
-                    stream = Stream(self._endpoint, self._limits, _DEAF, patience=self._limits.handshake)
-                    message = await stream.read(response, awaited=request_id)
-                    if message is None:
-                        raise Unavailable(stream.trouble)
-                if message is not None and meaning in (Meaning.FOLLOW, Meaning.ANSWER):
-                    return message, response.session
-                if meaning in _SENT_AGAIN:
-                    raise Unavailable(f"HTTP {response.status}", at_least=response.retry_after)
-                raise Refused(self._endpoint.refusal(response))
-        except RequestFailed as failed:
-            if of_failure(attempt, failed.failure) in _SENT_AGAIN:
-                raise Unavailable(f"it cannot be reached: {failed}") from failed
-            raise Refused(failed.refusal) from failed
-        except EventTooLarge as too_large:
-            raise Refused(Refusal(reason="not_mcp", sentence=str(too_large))) from too_large
-
-
 class Standalone:
     """Reads the standalone stream of one session, which brings what belongs to no call."""
 
@@ -250,7 +194,6 @@ class Link:
         self.endpoint = endpoint
         self.limits = limits
         self.report = report
-        self.handshakes = Handshakes(endpoint, limits, report)
         self.handshake: Handshake | None = None
         """The session that requests go to."""
         self.program = program
@@ -286,6 +229,55 @@ class Link:
         """Requests go to this session from now on."""
         self.handshake = handshake
 
+    # Handshakes
+
+    async def begin(self, text: str, request_id: str, *, known: str = "") -> tuple[Message, str]:
+        """The answer to a client's `initialize`, and the session that the server names with it.
+
+        `known` is a session that the handshake goes on with (a reattach). A handshake is begun again, not resumed: at
+        worst a session that no client uses remains. Raises `Unavailable` and `Refused`.
+        """
+        named = Handshake(session=known, request={}, result={}) if known else None
+        attempts = self.limits.attempts(self.limits.handshake)
+        with anyio.move_on_after(self.limits.handshake_seconds):
+            while True:
+                try:
+                    found = await self._once(text, request_id, named)
+                    self.report(Notice.REACHED)
+                    return found
+                except Unavailable as unavailable:
+                    attempts.failed(str(unavailable), at_least=unavailable.at_least)
+                self.report(Notice.WAITING, attempts.trouble)
+                if not await attempts.wait():
+                    raise Unavailable(attempts.trouble)
+        raise Unavailable(f"no answer within {self.limits.handshake_seconds:.0f} s")
+
+    async def _once(
+        self, text: str, request_id: str, handshake: Handshake | None, *, is_sticky: bool = False
+    ) -> tuple[Message, str]:
+        """One attempt at a handshake, or at a sticky request that is repeated in a new session."""
+        attempt = Attempt(purpose=Purpose.CALL if is_sticky else Purpose.HANDSHAKE, is_repeatable=is_sticky)
+        body = splice.replaced(text, encode(request_id), "id").encode()
+        try:
+            async with self.endpoint.post(body, handshake) as response:
+                meaning, message = await response.meaning(attempt, request_id, self.limits.message_bytes)
+                if meaning is Meaning.FOLLOW:
+                    stream = Stream(self.endpoint, self.limits, _DEAF, patience=self.limits.handshake)
+                    message = await stream.read(response, awaited=request_id)
+                    if message is None:
+                        raise Unavailable(stream.trouble)
+                if message is not None and meaning in (Meaning.FOLLOW, Meaning.ANSWER):
+                    return message, response.session
+                if meaning in _SENT_AGAIN:
+                    raise Unavailable(f"HTTP {response.status}", at_least=response.retry_after)
+                raise Refused(self.endpoint.refusal(response))
+        except RequestFailed as failed:
+            if of_failure(attempt, failed.failure) in _SENT_AGAIN:
+                raise Unavailable(f"it cannot be reached: {failed}") from failed
+            raise Refused(failed.refusal) from failed
+        except EventTooLarge as too_large:
+            raise Refused(Refusal(reason="not_mcp", sentence=str(too_large))) from too_large
+
     # Renewal
 
     async def renew(self, gone: Handshake | None) -> Exception | None:
@@ -305,7 +297,7 @@ class Link:
     async def _renew(self, gone: Handshake, renewal: _Renewal) -> None:
         self.report(Notice.SESSION_GONE)
         try:
-            answer, session = await self.handshakes.begin(self.program.initialize(gone), self.new_id())
+            answer, session = await self.begin(self.program.initialize(gone), self.new_id())
             if answer.is_error:
                 sentence = f"the server refuses a handshake: {answer.why}"
                 raise Refused(Refusal(reason="refused", sentence=sentence))
@@ -332,7 +324,7 @@ class Link:
                 meaning, _ = await response.meaning(attempt, None, self.limits.message_bytes)
                 made.initialized = meaning is Meaning.ANSWER
             for text in self.program.sticky(made):
-                answer, _ = await self.handshakes.once(text, self.new_id(), made, is_sticky=True)
+                answer, _ = await self._once(text, self.new_id(), made, is_sticky=True)
                 if answer.is_error:
                     self.report(Notice.NOT_REPEATED, answer.why)
         except (RequestFailed, Unavailable, Refused) as failure:

@@ -136,7 +136,7 @@ class Bridge:
         try:
             with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
                 known = current.session if current else await self._broker.session(limits.handshake)
-                answer, session = await link.handshakes.begin(text, link.new_id(), known=known or "")
+                answer, session = await link.begin(text, link.new_id(), known=known or "")
             if scope.cancelled_caught:
                 raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
             if answer.is_error:
