@@ -22,9 +22,8 @@ from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, Message
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR
 
-from perdure._core.codes import NO_SERVER, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client.incoming import CallbackLimit, OnGap, named, naming
@@ -194,7 +193,8 @@ async def connect(
         ends = state is None if terminate_on_close is None else terminate_on_close
         lasting = partial(Transport, endpoint, _limits(patience), memory, on_gap=on_gap, ends_session=ends)
         plain = partial(streamable_http_client, url, http_client=http)
-        yield await _enter(stack, client(None, lasting, mode="legacy"), lambda: client(plain(), None, mode="auto"))
+        ours = partial(client, None, lasting, mode="legacy")
+        yield await _enter(stack, ours, lambda: client(plain(), None, mode="auto"))
 
 
 def address(url: str) -> str:
@@ -233,32 +233,26 @@ async def _http_client(
     return await stack.enter_async_context(http_client(url, headers=headers, auth=given))
 
 
-async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
+async def _enter(stack: AsyncExitStack, *ways: Callable[[], Client]) -> Client:
     """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
-    refusal = await _try(stack, lasting)
-    if refusal is None:
-        return lasting
-    reason = refusal.data.get("reason") if isinstance(refusal.data, dict) else None
-    # Another way to begin does not help where the user must act, or where the server fails.
-    is_final = refusal.code == NO_SERVER and reason not in ("not_found", "not_mcp", "moved", "refused")
-    if is_final or refusal.code in (UNREACHABLE, INTERNAL_ERROR):
-        raise named(refusal) from None
-    without = plain()
-    if await _try(stack, without) is not None:
-        raise refusal from None
-    return without
-
-
-async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
-    """Enter a client; the error by which the server refused it, if it did."""
-    try:
-        await stack.enter_async_context(_entered(client))
-    except (MCPError, BaseExceptionGroup) as error:
-        # The task groups of the SDK's session and of our link may stand around the one error.
-        if isinstance(found := _innermost(error), MCPError):
-            return found
-        raise
-    return None
+    refusals: list[MCPError] = []
+    for make in ways:
+        client = make()
+        try:
+            await stack.enter_async_context(_entered(client))
+            return client
+        except (MCPError, BaseExceptionGroup) as error:
+            # The task groups of the SDK's session and of our link may stand around the one error.
+            if not isinstance(found := _innermost(error), MCPError):
+                raise
+            refusals.append(found)
+        first = refusals[0]
+        reason = first.data.get("reason") if isinstance(first.data, dict) else None
+        # Another way to begin does not help where the user must act, or where the server fails.
+        is_final = first.code == NO_SERVER and reason not in ("not_found", "not_mcp", "moved", "refused")
+        if is_final or first.code in (UNREACHABLE, INTERNAL_ERROR):
+            raise named(first) from None
+    raise refusals[0] from None
 
 
 def _innermost(error: BaseException, *, until: BaseException | None = None) -> BaseException:

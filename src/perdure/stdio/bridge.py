@@ -161,9 +161,8 @@ class Bridge:
             link.report(Notice.WAITING, str(unavailable))
             found = error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:
-            refusal = refused.refusal
-            link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
-            found = error(host_id, NO_SERVER, refusal.sentence, {"reason": refusal.reason})
+            link.report(Notice.REFUSED, str(refused), reason=refused.reason)
+            found = error(host_id, NO_SERVER, str(refused), {"reason": refused.reason})
         except Exception as failure:  # the host waits, whatever it is
             self.fail(failure)
             found = error(host_id, INTERNAL_ERROR, f"{type(failure).__name__}: {failure}")

@@ -15,7 +15,7 @@ from perdure._core.codes import NO_SERVER
 from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._files.locks import HAS_FLOCK
-from perdure.remote.endpoint import Endpoint, Refusal, Refused
+from perdure.remote.endpoint import Endpoint, Refused
 from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
 from perdure.stdio import logs
@@ -74,7 +74,7 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
         token = token_provider(options.token_env, options.token_file, environ)
         client = http_client(options.url, token)
     except Refused as refused:
-        return await _refuse(options.url, output, refused.refusal)
+        return await _refuse(options.url, output, refused)
     on_401 = "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
     endpoint = Endpoint(client, options.url, on_401=on_401)
     async with client:
@@ -137,9 +137,9 @@ def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
     yield received
 
 
-async def _refuse(url: str, output: Output, refusal: Refusal) -> int:
+async def _refuse(url: str, output: Output, refused: Refused) -> int:
     """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
-    logs.ConnectionLog(url)(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
+    logs.ConnectionLog(url)(Notice.REFUSED, str(refused), reason=refused.reason)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):
             try:
@@ -147,6 +147,6 @@ async def _refuse(url: str, output: Output, refusal: Refusal) -> int:
             except InvalidMessage:
                 message = None
             if isinstance(message, Request):
-                data = {"reason": refusal.reason}
-                await output.write(error(encode(message.id), NO_SERVER, refusal.sentence, data).text)
+                data = {"reason": refused.reason}
+                await output.write(error(encode(message.id), NO_SERVER, str(refused), data).text)
     return REFUSED
