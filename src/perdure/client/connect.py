@@ -93,7 +93,6 @@ class Client(mcp.Client):
         """As the SDK's; a call whose outcome is unknown raises `OutcomeUnknown`."""
         if progress_callback is not None:
             progress_callback = self._callback_limit.counted(progress_callback)
-
         more: dict[str, Any] = {"input_responses": input_responses, "request_state": request_state, "meta": meta}
         call = partial(super().call_tool, name, arguments, read_timeout_seconds, progress_callback, **more)
         try:
