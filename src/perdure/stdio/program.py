@@ -25,8 +25,7 @@ from perdure.stdio.identity import identify
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.slot import Slot, default_directory, open_slot, resume_off
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Slot, Target, default_directory, open_slot, resume_off
 from perdure.telemetry.events import log_event
 
 #: As for the other commands: what was asked for cannot be done.

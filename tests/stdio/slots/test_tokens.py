@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio.slot import default_directory, open_slot
-from perdure.stdio.slot_choice import decode_label, this_machine
+from perdure.stdio.slot import decode_label, default_directory, open_slot, this_machine
 from tests.support.hosts import kept, opened, said, target, token
 
 NOT_FOUND = "Token file not found (first run or clean slate)"
