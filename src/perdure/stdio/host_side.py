@@ -46,44 +46,6 @@ FLUSH_SECONDS = 0.5
 Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
 
 
-class Dialogue:
-    """Progress tokens of the host's calls, and the server's asks that wait for the host."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
-        self._asks: dict[str, None] = {}  #: the ids of open asks, as JSON
-
-    def to_host(self, message: Message) -> str | None:
-        """The server's message as the host gets it; None if it is not for this host."""
-        if message.is_request:
-            self._asks[_same_id(splice.cut(message.text, "id") or "null")] = None
-            if len(self._asks) > MAX_ASKS:
-                del self._asks[next(iter(self._asks))]
-        elif message.method == "notifications/progress":
-            # A host that sends `initialize` twice begins another incarnation. What its earlier calls say from then on
-            # carries the number of theirs in front of the token.
-            found = message.params.get("progressToken")
-            own = self.tokens.get(_OF_EARLIER.sub("", found)) if isinstance(found, str) else None
-            if own is None:
-                log_event(logging.DEBUG, "stdio.progress_dropped", "progress of a call that this process has not made")
-                return None
-            return splice.replaced(message.text, own, "params", "progressToken")
-        elif message.method == "notifications/cancelled":
-            # Only if this host was asked: it has never seen the asks of an earlier process.
-            ask = splice.cut(message.text, "params", "requestId") or "null"
-            return message.text if self.close_ask(ask) else None
-        return None if message.method is None else message.text
-
-    def close_ask(self, ask: str) -> bool:
-        """An ask is answered or withdrawn; whether it was open."""
-        return self._asks.pop(_same_id(ask), False) is None
-
-    def close_asks(self) -> list[str]:
-        """The session is another one: no tool waits for these answers any more."""
-        asks, self._asks = list(self._asks), {}
-        return asks
-
-
 class SendQueue:
     """A queue of jobs. Each sets its event when the next may begin, and may go on after that."""
 
@@ -135,16 +97,15 @@ class _HostRequest:
 
 
 class HostSide:
-    """`take` is given what the streams of calls bring, `write` what the host gets.
+    """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
 
-    `initialize` returns the answer to the host's `initialize`, and `finish` takes its `initialized`.
+    `take` is given what the streams of calls bring, `write` what the host gets. `initialize` returns the answer to the
+    host's `initialize`, and `finish` takes its `initialized`.
     """
 
     def __init__(
         self,
         link: Link,
-        sender: Sender,
-        dialogue: Dialogue,
         notes: Notes,
         *,
         initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
@@ -153,15 +114,17 @@ class HostSide:
         write: Callable[[str], Awaitable[None]],
     ) -> None:
         self._link = link
-        self._sender = sender
+        self.sender = Sender(link)
         self.queue = SendQueue(link.start)
         self._initialize = initialize
         self._finish = finish
-        self._dialogue = dialogue
         self._notes = notes
         self._take = take
         self._write = write
         self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
+        self._earlier: set[Call] = set()  #: calls of an earlier process that run
+        self._tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
+        self._asks: dict[str, None] = {}  #: the ids of the server's asks that wait for the host, as JSON
         self._has_begun = False  #: the host has sent `initialize`, and it has not failed
 
     async def take(self, line: Line) -> None:
@@ -190,7 +153,7 @@ class HostSide:
             case Notification() if self._has_begun:
                 await self.queue.add(self._sending(text, Purpose.NOTIFICATION), weight=len(text))
             case Response():
-                if self._dialogue.close_ask(splice.cut(text, "id") or "null"):
+                if self._close_ask(splice.cut(text, "id") or "null"):
                     # It does not wait: the request in front of it may be waiting for the very call that asked.
                     self.queue.start_now(self._sending(text, Purpose.REPLY))
                 else:
@@ -198,9 +161,41 @@ class HostSide:
 
     def stop(self) -> None:
         """The host does not listen any more: follow nothing that has left."""
-        for request in list(self._requests.values()):
-            if request.call.departed.is_set():
-                request.call.scope.cancel()
+        own = [request.call for request in self._requests.values() if request.call.departed.is_set()]
+        for call in (*own, *self._earlier):
+            call.scope.cancel()
+
+    # What the server says
+
+    def to_host(self, message: Message) -> str | None:
+        """The server's message as the host gets it; None if it is not for this host."""
+        if message.is_request:
+            self._asks[_same_id(splice.cut(message.text, "id") or "null")] = None
+            if len(self._asks) > MAX_ASKS:
+                del self._asks[next(iter(self._asks))]
+        elif message.method == "notifications/progress":
+            # A host that sends `initialize` twice begins another incarnation. What its earlier calls say from then on
+            # carries the number of theirs in front of the token.
+            found = message.params.get("progressToken")
+            own = self._tokens.get(_OF_EARLIER.sub("", found)) if isinstance(found, str) else None
+            if own is None:
+                log_event(logging.DEBUG, "stdio.progress_dropped", "progress of a call that this process has not made")
+                return None
+            return splice.replaced(message.text, own, "params", "progressToken")
+        elif message.method == "notifications/cancelled":
+            # Only if this host was asked: it has never seen the asks of an earlier process.
+            ask = splice.cut(message.text, "params", "requestId") or "null"
+            return message.text if self._close_ask(ask) else None
+        return None if message.method is None else message.text
+
+    def _close_ask(self, ask: str) -> bool:
+        """An ask is answered or withdrawn; whether it was open."""
+        return self._asks.pop(_same_id(ask), False) is None
+
+    def close_asks(self) -> list[str]:
+        """The session is another one: no tool waits for these answers any more."""
+        asks, self._asks = list(self._asks), {}
+        return asks
 
     # Requests
 
@@ -237,26 +232,30 @@ class HostSide:
         # What is not a token stays as it is, for the server to refuse.
         if token is not None and type(params["_meta"]["progressToken"]) in (int, str):
             text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
-            self._dialogue.tokens[wire_id] = token
+            self._tokens[wire_id] = token
         noted = NotedCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
+        call = self._call(wire_id, noted, lambda request_id: splice.replaced(text, encode(request_id), "id").encode())
+        # The message itself is not kept: it may be large, and the call may take long.
+        sticky = encode_sticky(message).decode() if message.method in STICKY else ""
+        request = self._requests[host_id] = _HostRequest(call=call, noted=noted, sticky=sticky)
+        return request
 
+    def _call(self, wire_id: str, noted: NotedCall, body: Callable[[str], bytes] | None) -> Call:
         def move(position: str | None, retry: int | None) -> None:
             if not call.is_repeatable:
                 self._notes.move_call(noted, position)
 
         call = Call(
             self._link,
-            lambda request_id: splice.replaced(text, encode(request_id), "id").encode(),
+            body,
             request_id=wire_id,
             method=noted.method,
             name=noted.name,
             take=self._take,
             move=move,
+            position=noted.position,
         )
-        # The message itself is not kept: it may be large, and the call may take long.
-        sticky = encode_sticky(message).decode() if message.method in STICKY else ""
-        request = self._requests[host_id] = _HostRequest(call=call, noted=noted, sticky=sticky)
-        return request
+        return call
 
     async def _follow(self, request: _HostRequest) -> None:
         call = request.call
@@ -275,13 +274,35 @@ class HostSide:
         self._end(request)
 
     def _free(self, request: _HostRequest) -> None:
-        self._dialogue.tokens.pop(request.call.first_id, None)
+        self._tokens.pop(request.call.first_id, None)
         if self._requests.get(request.noted.id) is request:
             del self._requests[request.noted.id]
 
     def _end(self, request: _HostRequest) -> None:
         self._free(request)
         self._notes.end_call(request.call.first_id)
+
+    async def read_to_end(self, wire_id: str, noted: NotedCall) -> None:
+        """Go on with a call of an earlier process, and report its end to the host."""
+        call = self._call(wire_id, noted, None)
+        self._earlier.add(call)
+        try:
+            with call.scope:
+                if noted.position is None:
+                    answer = call.unknown("the bridge ended before the server had answered")
+                else:
+                    answer = await call.answer()
+                log_event(
+                    logging.INFO,
+                    "stdio.ended_before",
+                    f"the call of {noted.name or noted.method} that an earlier process made has ended",
+                    tool=noted.name,
+                )
+                if earlier_calls.wants_info(self._notes.noted.sticky):
+                    await self._write(earlier_calls.report(noted, answer))
+                self._notes.end_call(wire_id)
+        finally:
+            self._earlier.discard(call)
 
     # Notifications and replies
 
@@ -300,10 +321,10 @@ class HostSide:
 
     def _sending(self, text: str, purpose: Purpose) -> Job:
         """The job that sends a message. Its patience runs from now, however long it waits in the queue."""
-        attempts = self._sender.attempts()
+        attempts = self.sender.attempts()
 
         async def send(departed: anyio.Event) -> None:
-            await self._sender.send(text.encode(), purpose, departed=departed, attempts=attempts)
+            await self.sender.send(text.encode(), purpose, departed=departed, attempts=attempts)
 
         return send
 
@@ -321,7 +342,7 @@ class HostSide:
         found = found if isinstance(found, dict) else {}
         if "method" not in found and ("result" in found or "error" in found):
             ask = splice.cut(line.decode(), "id") or "null"
-            if self._dialogue.close_ask(ask):
+            if self._close_ask(ask):
                 sentence = f"The host's answer cannot be sent on: {invalid.reason.replace('the body', 'it')}"
                 self.queue.start_now(self._sending(error(ask, invalid.code, sentence).text, Purpose.REPLY))
         host_id = encode(invalid.id)
