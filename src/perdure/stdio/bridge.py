@@ -132,11 +132,8 @@ class Bridge:
             made = Handshake(session=session, request=params, result=answer.result)
             self._is_resumed = known is not None and session == known
             if known is not None and not self._is_resumed:
-                log_event(
-                    logging.INFO,
-                    "stdio.session_other",
-                    "the earlier session does not fit the host's version or capabilities; a new one has begun",
-                )
+                sentence = "the earlier session does not fit the host's version or capabilities; a new one has begun"
+                log_event(logging.INFO, "stdio.session_other", sentence)
             link.use(made)
             if not self._is_resumed:
                 await self._get_token(session)
@@ -231,10 +228,7 @@ class Bridge:
             log_event(logging.ERROR, "stdio.failed", f"something unforeseen: {type(error).__name__}: {error}")
 
     async def _replace_token(self) -> None:
-        log_event(
-            logging.WARNING,
-            "stdio.revoked",
-            "another process used a resume token of this session; a new one is asked for",
-        )
+        sentence = "another process used a resume token of this session; a new one is asked for"
+        log_event(logging.WARNING, "stdio.revoked", sentence)
         if self._link.handshake is not None:
             await self._get_token(self._link.handshake.session)

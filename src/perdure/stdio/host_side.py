@@ -271,16 +271,12 @@ class HostSide:
             self._free(request)  # a host may use an id again as soon as it has the answer
             await self._write(answer)
         call.departed.set()
-        self._end(request)
+        self._notes.end_call(call.first_id)
 
     def _free(self, request: _HostRequest) -> None:
         self._tokens.pop(request.call.first_id, None)
         if self._requests.get(request.noted.id) is request:
             del self._requests[request.noted.id]
-
-    def _end(self, request: _HostRequest) -> None:
-        self._free(request)
-        self._notes.end_call(request.call.first_id)
 
     async def read_to_end(self, wire_id: str, noted: NotedCall) -> None:
         """Go on with a call of an earlier process, and report its end to the host."""
@@ -292,12 +288,8 @@ class HostSide:
                     answer = call.unknown("the bridge ended before the server had answered")
                 else:
                     answer = await call.answer()
-                log_event(
-                    logging.INFO,
-                    "stdio.ended_before",
-                    f"the call of {noted.name or noted.method} that an earlier process made has ended",
-                    tool=noted.name,
-                )
+                sentence = f"the call of {noted.name or noted.method} that an earlier process made has ended"
+                log_event(logging.INFO, "stdio.ended_before", sentence, tool=noted.name)
                 if earlier_calls.wants_info(self._notes.noted.sticky):
                     await self._write(earlier_calls.report(noted, answer))
                 self._notes.end_call(wire_id)
@@ -312,7 +304,8 @@ class HostSide:
         if request is None:
             return
         request.call.scope.cancel()
-        self._end(request)
+        self._free(request)
+        self._notes.end_call(request.call.first_id)
         if request.call.is_begun:
             named = splice.replaced(text, encode(request.call.id), "params", "requestId")
             self.queue.start_now(self._sending(named, Purpose.NOTIFICATION))

@@ -169,11 +169,8 @@ def identify(processes: Processes | None = None, *, pid: int | None = None) -> I
             return Identity(pid=first[-1].pid, start=first[-1].start, boot=table.boot, space=table.space)
         if first_ids == second_ids:
             break
-    log_event(
-        logging.WARNING,
-        "token.no_parent",
-        "Could not verify parent process start time, session resume disabled for this instance",
-    )
+    sentence = "Could not verify parent process start time, session resume disabled for this instance"
+    log_event(logging.WARNING, "token.no_parent", sentence)
     return None
 
 

@@ -107,9 +107,8 @@ class Notes:
             found = None if path is None else private.read(path, limit=MAX_BYTES)
             noted = None if found is None else decode(found)
         except (private.Untrusted, ValueError) as error:
-            log_event(
-                logging.WARNING, "stdio.notes_unreadable", f"the notes of an earlier process are not used: {error}"
-            )
+            sentence = f"the notes of an earlier process are not used: {error}"
+            log_event(logging.WARNING, "stdio.notes_unreadable", sentence)
             return
         if noted is not None and noted.session == self.noted.session:
             self.noted = noted

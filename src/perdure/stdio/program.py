@@ -111,11 +111,8 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
     if not options.resume:
         return Slot()
     if not HAS_FLOCK:  # Windows
-        log_event(
-            logging.WARNING,
-            "stdio.no_resume",
-            "Could not verify parent process start time, session resume disabled for this instance",
-        )
+        sentence = "Could not verify parent process start time, session resume disabled for this instance"
+        log_event(logging.WARNING, "stdio.no_resume", sentence)
         return Slot()
     try:
         home = Path.home()

@@ -113,9 +113,8 @@ class ResumeBroker:
     def _without_broker(self) -> None:
         if not self._is_told:
             self._is_told = True
-            log_event(
-                logging.INFO, "stdio.no_broker", "the server has no resume broker: the session ends with this process"
-            )
+            sentence = "the server has no resume broker: the session ends with this process"
+            log_event(logging.INFO, "stdio.no_broker", sentence)
 
     async def _until_answered(
         self, action: str, body: dict[str, str], patience: Patience, *, session: str = ""

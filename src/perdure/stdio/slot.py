@@ -235,9 +235,8 @@ class SlotChooser:
                 continue
             self.folder.remove(*(file for file in [*name.contents, name.file("lock")] if self.folder.is_plain(file)))
             os.close(lock)
-            log_event(
-                logging.DEBUG, "token.removed", f"Removed the files of host {name.pid}, which is gone", slot=str(name)
-            )
+            sentence = f"Removed the files of host {name.pid}, which is gone"
+            log_event(logging.DEBUG, "token.removed", sentence, slot=str(name))
 
     def take(self, *, is_late: bool) -> TakenSlot | None:
         """The slot of this bridge; None to look again, which `is_late` excludes, or if all are in use.
@@ -255,12 +254,8 @@ class SlotChooser:
         chosen: TakenSlot | None = None
         if len(known) > 1:
             may_wait = False
-            log_event(
-                logging.WARNING,
-                "token.alike",
-                "Several sessions of this host wait and cannot be told apart, starting fresh session",
-                sessions=len(known),
-            )
+            sentence = "Several sessions of this host wait and cannot be told apart, starting fresh session"
+            log_event(logging.WARNING, "token.alike", sentence, sessions=len(known))
             if alike:  # others are not removed: their credentials may come back
                 chosen = known[0]
                 for taken in known:
