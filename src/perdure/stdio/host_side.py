@@ -241,21 +241,16 @@ class HostSide:
         return request
 
     def _call(self, wire_id: str, noted: NotedCall, body: Callable[[str], bytes] | None) -> Call:
-        def move(position: str | None, retry: int | None) -> None:
-            if not call.is_repeatable:
-                self._notes.move_call(noted, position)
-
-        call = Call(
+        return Call(
             self._link,
             body,
             request_id=wire_id,
             method=noted.method,
             name=noted.name,
             take=self._take,
-            move=move,
+            move=lambda position, _: self._notes.move_call(wire_id, position),
             position=noted.position,
         )
-        return call
 
     async def _follow(self, request: _HostRequest) -> None:
         call = request.call

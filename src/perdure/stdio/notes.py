@@ -123,7 +123,9 @@ class Notes:
         self.noted.calls[wire_id] = call
         self.changed()
 
-    def move_call(self, call: NotedCall, position: str | None) -> None:
+    def move_call(self, wire_id: str, position: str | None) -> None:
+        if (call := self.noted.calls.get(wire_id)) is None:
+            return  # it can be repeated, or its session is gone
         is_first, call.position = call.position is None, position
         if is_first:
             self.changed()  # without a position the next process could not go on at all

@@ -12,7 +12,7 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from perdure.telemetry.events import log_event
 REFUSED = 2
 #: What a shell reports for a program that a signal ended, beyond the signal's number.
 BY_SIGNAL = 128
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Of the token's file. A signed token with many claims has some 10 KiB.
 MAX_BYTES = 64 << 10
 _FIT = re.compile(r"[!-~]+")
@@ -102,8 +103,19 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
             notes.close()
             slot.release()
 
-        with _signals(bridge.stop) as received:
-            await bridge.run(lines(sys.stdin.fileno(), on_left=bridge.stop), on_leaving)
+        def on_signal(number: int) -> None:
+            """The second one ends the process as it would without a handler."""
+            received.append(number)
+            for each in SIGNALS:
+                loop.remove_signal_handler(each)
+            bridge.stop()
+
+        received: list[int] = []
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError):  # Windows
+            for each in SIGNALS:
+                loop.add_signal_handler(each, on_signal, each)
+        await bridge.run(lines(sys.stdin.fileno(), on_left=bridge.stop), on_leaving)
     return BY_SIGNAL + received[0] if received else 0
 
 
@@ -127,25 +139,6 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
     secret = environ.get(options.token_env, "") if options.token_env else ""
     target = Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
     return await open_slot(directory, identify(), target)
-
-
-@contextlib.contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The signal that was received, if one was; the second one ends the process as it would without a handler."""
-    received: list[int] = []
-    loop = asyncio.get_running_loop()
-    wanted = (signal.SIGTERM, signal.SIGINT)
-
-    def heard(number: int) -> None:
-        received.append(number)
-        for each in wanted:
-            loop.remove_signal_handler(each)
-        stop()
-
-    with contextlib.suppress(NotImplementedError):  # Windows
-        for each in wanted:
-            loop.add_signal_handler(each, heard, each)
-    yield received
 
 
 async def _refuse(url: str, output: Output, refusal: Refusal) -> int:

@@ -135,21 +135,13 @@ class SlotName:
         return [*(f"{file}.new" for file in files), *files]
 
 
-def decode_label(data: bytes | None) -> Label | None:
-    """None for what is not a label."""
-    try:
-        label = Label(**json.loads(data or b""))
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return label if all(isinstance(value, str) for value in asdict(label).values()) else None
-
-
 def read_label(folder: Folder, name: SlotName) -> Label | None:
     """None if there is none that can be trusted."""
     try:
-        return decode_label(folder.read(name.file("target"), limit=MAX_LABEL))
-    except Untrusted:
+        label = Label(**json.loads(folder.read(name.file("target"), limit=MAX_LABEL) or b""))
+    except (Untrusted, ValueError, TypeError, RecursionError):
         return None
+    return label if all(isinstance(value, str) for value in asdict(label).values()) else None
 
 
 def slot_names(folder: Folder) -> set[SlotName]:
@@ -196,13 +188,12 @@ class TakenSlot:
     chooser: SlotChooser
     name: SlotName
     lock: int
-    is_labelled: bool
     is_borrowed: bool  #: it is of another credential, and stays so unless the server accepts its token
 
     def write_label(self) -> None:
-        if not self.is_labelled:
-            self.chooser.folder.write(self.name.file("target"), json.dumps(asdict(self.chooser.mine)).encode())
-            self.is_labelled = True
+        folder, mine = self.chooser.folder, self.chooser.mine
+        if read_label(folder, self.name) != mine:
+            folder.write(self.name.file("target"), json.dumps(asdict(mine)).encode())
 
 
 class SlotChooser:
@@ -289,8 +280,7 @@ class SlotChooser:
         if use not in {Use.ALIKE, Use.OURS}:
             self.folder.remove(*name.contents)
         is_borrowed = use is Use.OURS and self.folder.changed(name.file("token")) > 0
-        is_labelled = use is Use.ALIKE
-        return TakenSlot(chooser=self, name=name, lock=lock, is_labelled=is_labelled, is_borrowed=is_borrowed)
+        return TakenSlot(chooser=self, name=name, lock=lock, is_borrowed=is_borrowed)
 
     def _use(self, name: SlotName) -> Use:
         label = read_label(self.folder, name)
