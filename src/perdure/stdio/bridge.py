@@ -82,9 +82,7 @@ class Bridge:
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
         )
-        self._host = HostSide(
-            self._link, notes, initialize=self._initialize, finish=self._finish, take=self.take, write=output.write
-        )
+        self._host = HostSide(self._link, notes, initialize=self._initialize, finish=self._finish, write=output.write)
         self._text = ""  #: the host's own `initialize`
         self._is_resumed = False
         self._earlier: dict[str, NotedCall] = {}
@@ -154,17 +152,14 @@ class Bridge:
             found = error(host_id, INTERNAL_ERROR, f"{type(failure).__name__}: {failure}")
         return found.text
 
-    async def _finish(self, text: str, departed: anyio.Event) -> None:
+    async def _finish(self, text: str) -> None:
         """The host's `initialized`. In a resumed session the server swallows it."""
-        try:
-            await self._host.sender.send(text.encode(), Purpose.NOTIFICATION)
-            handshake = self._link.handshake
-            if handshake is None or handshake.initialized:
-                return
-            handshake.initialized = True
-            await self._link.listen(position=self._notes.noted.position, is_new=not self._is_resumed)
-        finally:
-            departed.set()
+        await self._host.sender.send(text.encode(), Purpose.NOTIFICATION)
+        handshake = self._link.handshake
+        if handshake is None or handshake.initialized:
+            return
+        handshake.initialized = True
+        await self._link.listen(position=self._notes.noted.position, is_new=not self._is_resumed)
         if self._is_resumed:
             for wire_id, noted in self._earlier.items():
                 self._link.start(self._host.read_to_end, wire_id, noted)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE, UNSUPPORTED_VERSION
@@ -47,10 +48,10 @@ Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
 
 
 class SendQueue:
-    """A queue of jobs. Each sets its event when the next may begin, and may go on after that."""
+    """A queue of jobs. Each sets its event when the next may begin, at its end at the latest."""
 
-    def __init__(self, start: Callable[[Job, anyio.Event], None]) -> None:
-        self._start = start
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._urgent: set[anyio.Event] = set()
         self._put, self._waiting = anyio.create_memory_object_stream[tuple[anyio.Event, Job]](MAX_WAITING)
 
@@ -58,8 +59,14 @@ class SendQueue:
         with self._put, self._waiting:
             async for departed, job in self._waiting:
                 if not departed.is_set():
-                    self._start(job, departed)
+                    self._link.start(self._do, job, departed)
                     await departed.wait()
+
+    async def _do(self, job: Job, departed: anyio.Event) -> None:
+        try:
+            await job(departed)
+        finally:
+            departed.set()
 
     async def add(self, job: Job, departed: anyio.Event | None = None, *, weight: int = 0) -> None:
         """Waits while too much waits already."""
@@ -72,17 +79,13 @@ class SendQueue:
         """Start a job that does not wait for those in front of it: they may be waiting for it."""
         departed = anyio.Event()
         self._urgent = {earlier for earlier in self._urgent if not earlier.is_set()} | {departed}
-        self._start(job, departed)
+        self._link.start(self._do, job, departed)
 
     async def flush(self) -> None:
         """Wait until everything has departed, or `FLUSH_SECONDS` are over."""
         last = anyio.Event()
-
-        async def mark(departed: anyio.Event) -> None:
-            departed.set()
-
         with anyio.move_on_after(FLUSH_SECONDS):
-            await self.add(mark, last)
+            await self.add(lambda _: anyio.lowlevel.checkpoint(), last)
             for departed in (last, *self._urgent):
                 await departed.wait()
 
@@ -99,8 +102,8 @@ class _HostRequest:
 class HostSide:
     """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
 
-    `take` is given what the streams of calls bring, `write` what the host gets. `initialize` returns the answer to the
-    host's `initialize`, and `finish` takes its `initialized`.
+    `write` is given what the host gets. `initialize` returns the answer to its `initialize`, and `finish` takes its
+    `initialized`.
     """
 
     def __init__(
@@ -109,17 +112,15 @@ class HostSide:
         notes: Notes,
         *,
         initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
-        finish: Callable[[str, anyio.Event], Coroutine[Any, Any, None]],
-        take: Callable[[Message], Awaitable[None]],
+        finish: Callable[[str], Coroutine[Any, Any, None]],
         write: Callable[[str], Awaitable[None]],
     ) -> None:
         self._link = link
         self.sender = Sender(link)
-        self.queue = SendQueue(link.start)
+        self.queue = SendQueue(link)
         self._initialize = initialize
         self._finish = finish
         self._notes = notes
-        self._take = take
         self._write = write
         self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
         self._earlier: set[Call] = set()  #: calls of an earlier process that run
@@ -149,7 +150,7 @@ class HostSide:
             case Notification(method="notifications/cancelled"):
                 self._cancel(text)
             case Notification(method="notifications/initialized"):
-                await self.queue.add(lambda departed: self._finish(text, departed))
+                await self.queue.add(lambda _: self._finish(text))
             case Notification() if self._has_begun:
                 await self.queue.add(self._sending(text, Purpose.NOTIFICATION), weight=len(text))
             case Response():
@@ -204,14 +205,11 @@ class HostSide:
         if message.method == "initialize":
             self._has_begun = True
 
-            async def initialize(departed: anyio.Event) -> None:
+            async def initialize(_: anyio.Event) -> None:
                 """Nothing else leaves before the handshake is answered: there is no session to send it in."""
-                try:
-                    answer = await self._initialize(host_id, text, message.params or {})
-                    self._has_begun = self._link.handshake is not None
-                    await self._write(answer)
-                finally:
-                    departed.set()
+                answer = await self._initialize(host_id, text, message.params or {})
+                self._has_begun = self._link.handshake is not None
+                await self._write(answer)
 
             await self.queue.add(initialize)
         elif not self._has_begun:
@@ -247,7 +245,7 @@ class HostSide:
             request_id=wire_id,
             method=noted.method,
             name=noted.name,
-            take=self._take,
+            take=self._link.program.take,
             move=lambda position, _: self._notes.move_call(wire_id, position),
             position=noted.position,
         )
@@ -265,7 +263,6 @@ class HostSide:
                 self._notes.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
             await self._write(answer)
-        call.departed.set()
         self._notes.end_call(call.first_id)
 
     def _free(self, request: _HostRequest) -> None:

@@ -68,10 +68,8 @@ class Processes(ABC):
             return found.start != start
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            return False
+        except (OSError, OverflowError) as error:
+            return isinstance(error, ProcessLookupError)
         return False
 
 
