@@ -9,14 +9,13 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import click
 
 from perdure._core.states import SessionState
-from perdure.admin.queries import end_session, find, list_sessions, show_session
-from perdure.admin.tail import Tail
+from perdure.admin.queries import Tail, end_session, find, list_sessions, show_session
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
@@ -32,6 +31,8 @@ REST = 4
 
 _STORE: dict[str, Any] = {"metavar": "STORE", "help": "where the log is kept: sqlite:PATH"}
 _HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
+#: The store named after the command, else the one named after `sessions`, else that of the environment.
+_THERE: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
 _STATES = [state.value for state in SessionState]
 
@@ -66,11 +67,6 @@ def _columns() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(line)
-
-
 def _until_closed(command: Callable[..., int | None]) -> Callable[..., int | None]:
     """End with status 0 when the reader of the output closes it (`| head`)."""
 
@@ -103,41 +99,34 @@ def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, o
     wanted = SessionState(state) if state else None
     found = _with_store(lambda opened: list_sessions(opened, state=wanted, owner=owner), store)
     if as_json:
-        _print(map(json.dumps, found))
+        lines = [json.dumps(session) for session in found]
     else:
-        _print(list_lines(found, now=time.time(), columns=_columns()) or ["no sessions"])
+        lines = list_lines(found, now=time.time(), columns=_columns()) or ["no sessions"]
+    for line in lines:
+        click.echo(line)
 
 
 @sessions.command(cls=SessionCommand, short_help="Show everything about a session.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_STORE)
+@click.option("--store", **_THERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
-@click.pass_context
 @_until_closed
-def show(ctx: click.Context, id_: str, store: str | None, as_json: bool) -> None:
+def show(id_: str, store: str, as_json: bool) -> None:
     """Show everything about the session with this ID, or whose id begins with it (8 characters at least)."""
-    session, nodes = _with_store(lambda opened: show_session(opened, id_), _store(ctx, store))
-    if as_json:
-        _print([json.dumps(session)])
-    else:
-        _print(show_lines(session, nodes=nodes, now=time.time(), columns=_columns()))
+    session, nodes = _with_store(lambda opened: show_session(opened, id_), store)
+    lines = [json.dumps(session)] if as_json else show_lines(session, nodes=nodes, now=time.time(), columns=_columns())
+    click.echo("\n".join(lines))
 
 
 @sessions.command(cls=SessionCommand, short_help="End a session.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_STORE)
-@click.pass_context
+@click.option("--store", **_THERE)
 @_until_closed
-def end(ctx: click.Context, id_: str, store: str | None) -> None:
+def end(id_: str, store: str) -> None:
     """End the session with this ID (8 characters of it at least). Its log is deleted, and its client must begin a new
     session."""
-    ended = _with_store(lambda opened: end_session(opened, id_, now=time.time()), _store(ctx, store), writes=True)
+    ended = _with_store(lambda opened: end_session(opened, id_, now=time.time()), store, writes=True)
     click.echo(f"session {ended.id} has ended: {ended.ended}")
-
-
-def _store(ctx: click.Context, given: str | None) -> str:
-    """The store named after the command, else the one named after `sessions`, else that of the environment."""
-    return given or str(ctx.parent.params["store"] if ctx.parent else DEFAULT_STORE)
 
 
 @click.command(cls=SessionCommand, short_help="Follow the events of a session.")
@@ -161,7 +150,10 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
         if not from_start:
             await following.skip()
         stamp: object = None
-        while not _is_output_closed():
+        # A pipe whose other end is closed reports an error. Without this only the next line would tell.
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        while not any(events & select.POLLERR for _, events in output.poll(0)):
             before, stamp, began = stamp, opened.stamp(), time.monotonic()
             if stamp != before:
                 async for seen in following.look():
@@ -171,10 +163,3 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
             await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
 
     _with_store(work, store)
-
-
-def _is_output_closed() -> bool:
-    """Our output goes into a pipe whose other end is closed. Without this only the next line would tell."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(events & select.POLLERR for _, events in poll.poll(0))
