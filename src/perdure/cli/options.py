@@ -15,10 +15,6 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from perdure.settings import Rule, Settings
 
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType  # generic since click 8.4 only
-
 LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_STORE = "sqlite:perdure.db"
 
@@ -40,7 +36,7 @@ def parsed(read: Callable[[str], object], rule: Rule | None = None) -> Callable[
     return convert
 
 
-class Name(_ParamType):
+class Name(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
     """One of several names. An environment variable has all of them, separated by commas."""
 
     name = "name"

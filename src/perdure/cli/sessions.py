@@ -1,7 +1,7 @@
 """The operator's commands: `perdure sessions`, `perdure sessions show`, `perdure sessions end`, `perdure tail`."""
 
 import asyncio
-import functools
+import contextlib
 import json
 import os
 import re
@@ -9,7 +9,7 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import click
@@ -67,19 +67,14 @@ def _columns() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def _until_closed(command: Callable[..., int | None]) -> Callable[..., int | None]:
+@contextlib.contextmanager
+def _until_closed() -> Iterator[None]:
     """End with status 0 when the reader of the output closes it (`| head`)."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **options: Any) -> int | None:
-        try:
-            return command(*args, **options)
-        except BrokenPipeError:
-            # The interpreter flushes once more when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-
-    return run
+    try:
+        yield
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(invoke_without_command=True, short_help="List, show and end the sessions in a store.")
@@ -88,7 +83,7 @@ def _until_closed(command: Callable[..., int | None]) -> Callable[..., int | Non
 @click.option("--state", type=click.Choice(_STATES), help="only sessions in this state")
 @click.option("--owner", metavar="NAME", help="only sessions of this principal: its subject, client id or identity")
 @click.pass_context
-@_until_closed
+@_until_closed()
 def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, owner: str | None) -> None:
     """List the sessions in a store, the last active one first.
 
@@ -110,7 +105,7 @@ def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, o
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_THERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
-@_until_closed
+@_until_closed()
 def show(id_: str, store: str, as_json: bool) -> None:
     """Show everything about the session with this ID, or whose id begins with it (8 characters at least)."""
     session, nodes = _with_store(lambda opened: show_session(opened, id_), store)
@@ -121,7 +116,7 @@ def show(id_: str, store: str, as_json: bool) -> None:
 @sessions.command(cls=SessionCommand, short_help="End a session.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_THERE)
-@_until_closed
+@_until_closed()
 def end(id_: str, store: str) -> None:
     """End the session with this ID (8 characters of it at least). Its log is deleted, and its client must begin a new
     session."""
@@ -135,7 +130,7 @@ def end(id_: str, store: str) -> None:
 @click.option("--from-start", is_flag=True, help="begin with what is retained, not with what comes next")
 @click.option("--stream", metavar="STREAM", help="only the stream with this id, or whose id begins with it")
 @click.option("--json", "as_json", is_flag=True, help="whole messages, as JSON")
-@_until_closed
+@_until_closed()
 def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bool) -> None:
     """Follow the events of the session with this ID as the servers write them.
 
