@@ -58,8 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     again = [sys.executable, *(sys.orig_argv[1:] if arguments is None else ["-m", "perdure", *arguments])]
     try:
         status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=again)
-    except (click.ClickException, PerdureError) as error:
-        _complain(_sentence(error) if isinstance(error, click.ClickException) else str(error))
+    except PerdureError as error:
+        _complain(str(error))
+        status = REFUSED
+    except click.ClickException as error:
+        message = error.format_message()
+        message = message[:1].lower() + message[1:]
+        if isinstance(error, click.BadParameter) and error.param is not None:
+            name, command = spelling(error.ctx, error.param), error.ctx.command_path if error.ctx else "perdure"
+            is_missing = isinstance(error, click.MissingParameter)
+            message = f"{name} is missing; see {command} --help" if is_missing else f"{name}: {error.message}"
+        _complain(message)
         status = REFUSED
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
@@ -193,17 +202,6 @@ perdure_command.add_command(
 )
 for _command in (sessions, tail, stdio):
     perdure_command.add_command(_command)
-
-
-def _sentence(error: click.ClickException) -> str:
-    """The message of a click error, with the option or variable spelled as the user gave it."""
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        command = error.ctx.command_path if error.ctx else "perdure"
-        return f"{spelling(error.ctx, error.param)} is missing; see {command} --help"
-    if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{spelling(error.ctx, error.param)}: {error.message}"
-    message = error.format_message()
-    return message[:1].lower() + message[1:]
 
 
 def _complain(message: str) -> None:

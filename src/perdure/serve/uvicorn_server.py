@@ -147,9 +147,8 @@ class _Server(uvicorn.Server):
         return 1 if self.failed or self.failure else 0
 
     def run_app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return (
-            self.watch_lifespan(scope, receive, send) if scope["type"] == "lifespan" else self.app(scope, receive, send)
-        )
+        run = self.watch_lifespan if scope["type"] == "lifespan" else self.app
+        return run(scope, receive, send)
 
     async def watch_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
