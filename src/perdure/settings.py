@@ -75,9 +75,10 @@ _KINDS: dict[type, Any] = {float: "duration", int: "count", bool: "flag", str: "
 """What a default of this type is. Only sizes in bytes are named as such in the table."""
 
 
-def _setting(
-    group: str, default: Any, why: str, *, kind: Any = "", low: Any = None, high: Any = None, choices: Any = ()
-) -> Any:
+def _setting(group: str, default: Any, why: str, *, kind: Any = "", low: Any = None, high: Any = None) -> Any:
+    """A row of the table. In place of a default there may be the choices, as a `Literal`: the first is the default."""
+    if choices := get_args(default):
+        default = choices[0]
     kind = kind or _KINDS[type(default)]
     if number := NUMBERS.get(kind):
         low, high = number.low if low is None else low, number.high if high is None else high
@@ -117,12 +118,10 @@ class Settings:
     )
     json_response: bool = _connection(False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _connection(  # noqa: RUF009
-        "strict", "`reissue` answers a lost session with 404 and a new one, ready for use", choices=get_args(Recover)
+        Recover, "`reissue` answers a lost session with 404 and a new one, ready for use"
     )
     eras: Eras = _connection(  # noqa: RUF009
-        "both",
-        "`session` refuses 2026-07-28, so that clients fall back to a resumable revision",
-        choices=get_args(Eras),
+        Eras, "`session` refuses 2026-07-28, so that clients fall back to a resumable revision"
     )
 
     max_stream_events: int = _limit(
@@ -172,7 +171,7 @@ class Settings:
         high=3_600.0,
     )
     on_store_failure: OnStoreFailure = _failure(  # noqa: RUF009
-        "hold", "`hold` goes on live from memory, `refuse` answers 503", choices=get_args(OnStoreFailure)
+        OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
     )
     max_held_events: int = _failure(10_000, "events held in memory while the store fails; calls wait beyond")
 

@@ -197,7 +197,7 @@ def _subject(call: base.CallRecord) -> str | None:
 
 
 def opened(stream: StreamRecord, calls: Sequence[base.CallRecord]) -> JsonObject:
-    asked = [{"request_id": call.request_id, "method": call.method, "name": _subject(call)} for call in calls]
+    asked = [{**_picked(call, "request_id", "method"), "name": _subject(call)} for call in calls]
     return {"what": "opened", "time": stream.opened, **_of(stream), "calls": asked}
 
 

@@ -34,7 +34,6 @@ _HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "s
 #: The store named after the command, else the one named after `sessions`, else that of the environment.
 _THERE: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
-_STATES = [state.value for state in SessionState]
 
 
 class SessionCommand(click.Command):
@@ -62,9 +61,7 @@ def _with_store(work: Callable[[Store], Awaitable[T]], store: str, *, writes: bo
 
 def _columns() -> int | None:
     """The width of the terminal; `None`, no limit, if the output goes elsewhere."""
-    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
-        return None
-    return shutil.get_terminal_size().columns
+    return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
 
 
 @contextlib.contextmanager
@@ -80,7 +77,7 @@ def _until_closed() -> Iterator[None]:
 @click.group(invoke_without_command=True, short_help="List, show and end the sessions in a store.")
 @click.option("--store", **_HERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object for each session")
-@click.option("--state", type=click.Choice(_STATES), help="only sessions in this state")
+@click.option("--state", type=click.Choice([state.value for state in SessionState]), help="only sessions in this state")
 @click.option("--owner", metavar="NAME", help="only sessions of this principal: its subject, client id or identity")
 @click.pass_context
 @_until_closed()

@@ -332,11 +332,9 @@ class WorkerPool:
             async with self._places[place]:
                 if self._serving[place] is not worker:
                     continue  # it ended because it was replaced
-                how = format_status(worker.ended.result())
+                pid, how = worker.pid, format_status(worker.ended.result())
                 log_event(
-                    logging.WARNING,
-                    "worker.ended",
-                    f"worker {worker.pid} ended with {how}; another one takes its place",
+                    logging.WARNING, "worker.ended", f"worker {pid} ended with {how}; another one takes its place"
                 )
                 quick = quick + 1 if time.monotonic() - worker.began < QUICK_SECONDS else 0
                 await asyncio.sleep(pause_after(quick))

@@ -58,9 +58,9 @@ class Request:
 
     __slots__ = ("_reader", "_replay", "_span", "_token")
 
-    def __init__(self, span: Span, context: Context) -> None:
+    def __init__(self, span: Span, context: Context | None) -> None:
         self._span = span
-        self._token: Token[Context] = contexts.attach(within(span, context))
+        self._token: Token[Context] | None = None if context is None else contexts.attach(within(span, context))
         self._reader: TracedReader | None = None
         self._replay: Replay | None = None
 
@@ -68,6 +68,8 @@ class Request:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._token is None:
+            return
         if self._replay is not None:
             self._replay.give_up()
         if self._reader is not None:
@@ -126,19 +128,6 @@ class Replay:
             self._span.end()
 
 
-class _Untraced(Request):
-    """Stands for every request while no tracer records and no trace passes through, so that a stream at rest keeps
-    nothing for it."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self._span = INVALID_SPAN
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 class _AsgiHeaders(Getter[dict[bytes, bytes]]):
     def get(self, carrier: dict[bytes, bytes], key: str) -> list[str] | None:
         value = carrier.get(key.lower().encode())
@@ -149,7 +138,9 @@ class _AsgiHeaders(Getter[dict[bytes, bytes]]):
 
 
 _HEADERS = _AsgiHeaders()
-_UNTRACED = _Untraced()
+_UNTRACED = Request(INVALID_SPAN, None)
+"""Stands for every request while no tracer records and no trace passes through, so that a stream at rest keeps nothing
+for it."""
 
 
 def request(method: str, headers: Headers) -> Request:
