@@ -15,8 +15,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.stdio.identity import Identity, here
-from perdure.stdio.slot import open_slot
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
 from tests.support.bridges import HostedBridge, a_host, text_of

@@ -28,8 +28,7 @@ import perdure
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
 from perdure.stdio.resume_broker import ONCE, ResumeBroker
-from perdure.stdio.slot import KeptSlot, Slot, open_slot
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Slot, Target, open_slot
 from tests.support.workshop import Workshop
 
 HOSTS = 2
@@ -49,7 +48,7 @@ class Killed(BaseException):
 class Deadly(Slot):
     """A slot whose process dies at a point."""
 
-    def __init__(self, slot: KeptSlot, dies: str | None) -> None:
+    def __init__(self, slot: Slot, dies: str | None) -> None:
         self._slot = slot
         self._dies = dies
         self.holder = slot.holder
@@ -85,7 +84,7 @@ class Deadly(Slot):
 
 @dataclass(kw_only=True, eq=False)
 class Instance:
-    slot: KeptSlot
+    slot: Slot
     session: str
 
 
@@ -106,7 +105,7 @@ class World:
             for notes in waiting:
                 del self.written[notes]
         slot = await open_slot(self.folder, identity, Target(url=target), processes=_NoneDies(), patience=0)
-        assert isinstance(slot, KeptSlot)
+        assert slot.holder
         assert slot.notes is not None
         its_target, due = self.written.get(slot.notes, (target, None))
         assert its_target == target, "a slot of another target"

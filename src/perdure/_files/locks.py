@@ -49,13 +49,11 @@ def lock_file(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> int
     that name.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o600, dir_fd=dir_fd)
-    try:
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, file)
         if flock(file) and is_still(path, file, dir_fd=dir_fd):
+            closing.pop_all()
             return file
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
     return None
 
 

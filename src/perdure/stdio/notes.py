@@ -101,9 +101,8 @@ class Notes:
             found = None if path is None else private.read(path, limit=MAX_BYTES)
             noted = None if found is None else decode(found)
         except (private.Untrusted, ValueError) as error:
-            log_event(
-                logging.WARNING, "stdio.notes_unreadable", f"the notes of an earlier process are not used: {error}"
-            )
+            sentence = f"the notes of an earlier process are not used: {error}"
+            log_event(logging.WARNING, "stdio.notes_unreadable", sentence)
             return
         if noted is not None and noted.session == self.noted.session:
             self.noted = noted
@@ -118,7 +117,9 @@ class Notes:
         self.noted.calls[wire_id] = call
         self.changed()
 
-    def move_call(self, call: NotedCall, position: str | None) -> None:
+    def move_call(self, wire_id: str, position: str | None) -> None:
+        if (call := self.noted.calls.get(wire_id)) is None:
+            return  # it can be repeated, or its session is gone
         is_first, call.position = call.position is None, position
         if is_first:
             self.changed()  # without a position the next process could not go on at all

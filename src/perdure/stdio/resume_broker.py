@@ -7,7 +7,6 @@ token on disk leads back to the session (T10). Nothing else of the bridge asks w
 
 import json
 import logging
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
@@ -60,8 +59,7 @@ class ResumeBroker:
             token = self._slot.token() if not self._is_asked and self._slot.holder else None
             if token is not None:
                 try:
-                    answer = await self._until_answered("resume", {"token": token}, patience)
-                    session, renewed = _text(answer, "session"), _text(answer, "token")
+                    session, renewed = await self._ask("resume", {"token": token}, patience, "session", "token")
                 except _NoBroker:
                     # No broker has rejected the token: it goes when another session begins, and not while a gateway
                     # says 404.
@@ -87,8 +85,8 @@ class ResumeBroker:
                 self._slot.forget()  # what is on disk must not lead back to the earlier session
             self._is_asked, self._session = True, session
             try:
-                answer = await self._until_answered("open", {}, ONCE, session=session)
-                await self._keep(_text(answer, "token"))
+                [token] = await self._ask("open", {}, ONCE, "token", session=session)
+                await self._keep(token)
             except Unavailable as failure:
                 log_event(logging.WARNING, "stdio.not_resumable", f"the session cannot be resumed for now: {failure}")
                 return False
@@ -104,7 +102,7 @@ class ResumeBroker:
         if not self._slot.keep(token):
             return
         try:
-            await self._until_answered("confirm", {"token": token}, ONCE)
+            await self._ask("confirm", {"token": token}, ONCE)
         except (_NoBroker, _Rejected, Unavailable, Refused) as failure:
             # The token on disk is good, confirmed or not.
             log_event(logging.DEBUG, "stdio.not_confirmed", f"the new resume token was not confirmed: {failure}")
@@ -112,13 +110,13 @@ class ResumeBroker:
     def _without_broker(self) -> None:
         if not self._is_told:
             self._is_told = True
-            log_event(
-                logging.INFO, "stdio.no_broker", "the server has no resume broker: the session ends with this process"
-            )
+            sentence = "the server has no resume broker: the session ends with this process"
+            log_event(logging.INFO, "stdio.no_broker", sentence)
 
-    async def _until_answered(
-        self, action: str, body: dict[str, str], patience: Patience, *, session: str = ""
-    ) -> dict[str, Any]:
+    async def _ask(
+        self, action: str, body: dict[str, str], patience: Patience, *wanted: str, session: str = ""
+    ) -> list[str]:
+        """The texts of these names in the broker's answer. Raises what is above, `Unavailable` and `Refused`."""
         # A server may ask for any time; the host has its answer after as long as it was promised.
         attempts = Attempts(patience, counts_from_request=True)
         broker = self._endpoint.at(beside(self._endpoint.url, action))
@@ -152,7 +150,10 @@ class ResumeBroker:
             raise self._endpoint.refusal(response)
         if response.status not in (200, 204) or not isinstance(found, dict | None):
             raise _NoBroker
-        return found or {}
+        texts = [text for name in wanted if isinstance(text := (found or {}).get(name), str) and text]
+        if len(texts) < len(wanted):
+            raise _NoBroker
+        return texts
 
 
 def beside(url: str, action: str) -> str:
@@ -160,10 +161,3 @@ def beside(url: str, action: str) -> str:
     parts = urlsplit(url)
     folder = parts.path.rstrip("/").rpartition("/")[0]
     return urlunsplit((parts.scheme, parts.netloc, f"{folder}/resume/{action}", parts.query, ""))
-
-
-def _text(answer: dict[str, Any], name: str) -> str:
-    found = answer.get(name)
-    if not isinstance(found, str) or not found:
-        raise _NoBroker
-    return found
