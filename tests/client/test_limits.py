@@ -111,7 +111,6 @@ async def test_a_process_that_stops_is_asked_again_when_it_says_so(tmp_path: Pat
             site.proxy.upstreams = (new.port,)
             open_gate(f"{gate}.2")
             assert text(await running) == "counted to 4"
-            site.proxy.cut()
             assert text(await later).endswith(f" {new.pid}")
         assert diary(log) == [("-", old.pid)]
 

@@ -14,8 +14,7 @@ import pytest
 from mcp.client.session import ClientRequestContext
 
 import perdure
-from perdure.client.memory import StateFile
-from perdure.client.state import Ask, BadState, Running, State, decode
+from perdure.client.memory import Ask, BadState, Running, State, StateFile, decode
 from perdure.remote.endpoint import Handshake
 from tests.client.conftest import text
 from tests.support.client_process import client_process

@@ -203,20 +203,26 @@ class _Server(uvicorn.Server):
     def leave(self) -> None:
         """Let other workers have the port, and end once no client uses a connection to this process any more.
 
-        Requests over open connections are served like any other, and their answers say that the connection closes. An
-        idle connection is not closed, because a request may be on its way: it ends with its next answer, or when it has
-        been idle for as long as it always may.
+        Requests over open connections are served like any other. An idle connection ends with its next answer, or when
+        it has been idle for as long as it always may.
         """
         for server in self.servers:
             server.close()
-        if self.leaving is not None or self.draining is not None:
-            return
+        if self.leaving is None and self.draining is None:
+            self.announce_close()
+            self.leaving = asyncio.create_task(self.run_leave())
+
+    def announce_close(self) -> None:
+        """From now on answers say that their connection closes, so that clients go elsewhere.
+
+        An idle connection is not closed, because a request may be on its way: it would have no answer, and a client
+        could not know that it did not run.
+        """
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # from which uvicorn makes the default headers again each second
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         for connection in self._connections():
             connection.announce_close()
-        self.leaving = asyncio.create_task(self.run_leave())
 
     async def run_leave(self) -> None:
         loop = asyncio.get_running_loop()
@@ -238,11 +244,10 @@ class _Server(uvicorn.Server):
     def drain(self) -> None:
         if self.leaving is not None:
             self.leaving.cancel()
+        elif self.draining is None:
+            self.announce_close()
         if self.draining is None:
             self.draining = asyncio.create_task(self.run_drain())
-            # The idle ones are closed now, the others after their response, so that clients go elsewhere.
-            for connection in list(self.server_state.connections):
-                connection.shutdown()
 
     async def run_drain(self) -> None:
         try:

@@ -122,7 +122,7 @@ class Bridge:
         try:
             with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
                 known = current.session if current else await self._broker.session(limits.handshake)
-                answer, session = await link.handshakes.begin(text, link.new_id(), known=known or "")
+                answer, session = await link.begin(text, link.new_id(), known=known or "")
             if scope.cancelled_caught:
                 raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
             if answer.is_error:
@@ -144,9 +144,8 @@ class Bridge:
             link.report(Notice.WAITING, str(unavailable))
             found = error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:
-            refusal = refused.refusal
-            link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
-            found = error(host_id, NO_SERVER, refusal.sentence, {"reason": refusal.reason})
+            link.report(Notice.REFUSED, str(refused), reason=refused.reason)
+            found = error(host_id, NO_SERVER, str(refused), {"reason": refused.reason})
         except Exception as failure:  # the host waits, whatever it is
             self.fail(failure)
             found = error(host_id, INTERNAL_ERROR, f"{type(failure).__name__}: {failure}")

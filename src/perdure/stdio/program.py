@@ -25,7 +25,7 @@ from perdure._core.jsonrpc import InvalidMessage, Request, parse_body
 from perdure._core.reconnect import Patience
 from perdure._files.locks import HAS_FLOCK
 from perdure.remote import endpoint as remote
-from perdure.remote.endpoint import Bearer, Endpoint, Refusal, Refused, TokenProvider, shown
+from perdure.remote.endpoint import Bearer, Endpoint, Refused, TokenProvider, shown
 from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
 from perdure.stdio import logs
@@ -89,7 +89,7 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
             token()
         client = _http_client(options.url, token)
     except Refused as refused:
-        return await _refuse(options.url, output, refused.refusal)
+        return await _refuse(options.url, output, refused)
     on_401 = "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
     endpoint = Endpoint(client, options.url, on_401=on_401)
     async with client:
@@ -141,9 +141,9 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
     return await open_slot(directory, identify(), target)
 
 
-async def _refuse(url: str, output: Output, refusal: Refusal) -> int:
+async def _refuse(url: str, output: Output, refused: Refused) -> int:
     """It cannot work as it was started. Hosts show the answer to `initialize` rather than stderr."""
-    logs.ConnectionLog(url)(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
+    logs.ConnectionLog(url)(Notice.REFUSED, str(refused), reason=refused.reason)
     with contextlib.suppress(HostGone):
         async for line in lines(sys.stdin.fileno()):
             try:
@@ -151,8 +151,8 @@ async def _refuse(url: str, output: Output, refusal: Refusal) -> int:
             except InvalidMessage:
                 message = None
             if isinstance(message, Request):
-                data = {"reason": refusal.reason}
-                await output.write(error(encode(message.id), NO_SERVER, refusal.sentence, data).text)
+                data = {"reason": refused.reason}
+                await output.write(error(encode(message.id), NO_SERVER, str(refused), data).text)
     return REFUSED
 
 
@@ -161,7 +161,7 @@ def _http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError) as error:
-        raise _refused("bad_address", f"the address cannot be read: {error}") from error
+        raise Refused("bad_address", f"the address cannot be read: {error}") from error
     bad = ""
     if parsed.scheme not in ("http", "https") or not parsed.host:
         bad = f"{shown(url)} is not the address of an MCP server: it must begin with http:// or https://"
@@ -170,21 +170,17 @@ def _http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
     elif parsed.userinfo:
         bad = "credentials must not stand in the address: give them with --token-env or --token-file"
     if bad:
-        raise _refused("bad_address", bad)
+        raise Refused("bad_address", bad)
     try:
         return remote.http_client(url, auth=None if token is None else Bearer(token))
     except OSError as error:
         sentence = f"the certificates that are trusted (SSL_CERT_FILE) cannot be read: {error.strerror or error}"
-        raise _refused("bad_certificates", sentence) from error
+        raise Refused("bad_certificates", sentence) from error
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
         # Not all of it: some libraries add advice.
         first_line = str(error).partition("\n")[0].partition(". ")[0]
         sentence = f"the proxy that the environment names cannot be used: {first_line}"
-        raise _refused("bad_proxy", sentence) from error
-
-
-def _refused(reason: str, sentence: str) -> Refused:
-    return Refused(Refusal(reason=reason, sentence=sentence))
+        raise Refused("bad_proxy", sentence) from error
 
 
 def _token(options: Options, environ: Mapping[str, str]) -> str:
@@ -197,19 +193,19 @@ def _token(options: Options, environ: Mapping[str, str]) -> str:
                 data = opened.read(MAX_BYTES + 1)
                 mode = os.fstat(opened.fileno()).st_mode
         except OSError as error:
-            raise _refused(reason, f"{where} cannot be read: {error.strerror}") from error
+            raise Refused(reason, f"{where} cannot be read: {error.strerror}") from error
         if os.name == "posix" and stat.S_ISREG(mode) and mode & 0o077:
             log_event(logging.WARNING, "stdio.token_file_open", f"{where} can be read by other users")
         if len(data) > MAX_BYTES:
-            raise _refused(reason, f"{where} is larger than {MAX_BYTES} bytes")
+            raise Refused(reason, f"{where} is larger than {MAX_BYTES} bytes")
         text = data.decode("utf-8", "replace")
     else:
         name = options.token_env or ""
         where = f"the variable {name} of --token-env"
         if name not in environ:
-            raise _refused(reason, f"{where} is not set")
+            raise Refused(reason, f"{where} is not set")
         text = environ[name]
     if not _FIT.fullmatch(token := text.strip()):
         # Not what was seen: it is a secret.
-        raise _refused(reason, f"{where} does not hold a token: one line of visible ASCII characters is expected")
+        raise Refused(reason, f"{where} does not hold a token: one line of visible ASCII characters is expected")
     return token

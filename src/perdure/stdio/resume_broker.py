@@ -7,13 +7,12 @@ token on disk leads back to the session (T10). Nothing else of the bridge asks w
 
 import json
 import logging
-import time
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
 from perdure._core.delivery import Failure
-from perdure._core.reconnect import Course, Patience
+from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.stream import Attempts
@@ -119,7 +118,7 @@ class ResumeBroker:
     ) -> list[str]:
         """The texts of these names in the broker's answer. Raises what is above, `Unavailable` and `Refused`."""
         # A server may ask for any time; the host has its answer after as long as it was promised.
-        attempts = Attempts(patience, course=Course(since=time.monotonic()), most_asked=patience.max_time)
+        attempts = Attempts(patience, counts_from_request=True)
         broker = self._endpoint.at(beside(self._endpoint.url, action))
         said = json.dumps({**body, "holder": self._slot.holder}).encode()
         named = Handshake(session=session, request={}, result={})
@@ -137,7 +136,7 @@ class ResumeBroker:
                 attempts.failed(f"the broker has not answered within {TIMEOUT:.0f} s")
             except RequestFailed as failed:
                 if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
-                    raise Refused(failed.refusal) from failed
+                    raise failed.refusal from failed
                 attempts.failed(str(failed))
             if not await attempts.wait():
                 raise Unavailable(attempts.trouble)
@@ -148,7 +147,7 @@ class ResumeBroker:
         if response.status == 403 and isinstance(found, dict) and found.get("error") == "rejected":
             raise _Rejected
         if response.status in (401, 403):
-            raise Refused(self._endpoint.refusal(response))
+            raise self._endpoint.refusal(response)
         if response.status not in (200, 204) or not isinstance(found, dict | None):
             raise _NoBroker
         texts = [text for name in wanted if isinstance(text := (found or {}).get(name), str) and text]
