@@ -9,22 +9,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 from perdure._core import mail, settling
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, parse_body
 from perdure._core.settling import Occasion
-from perdure._core.states import CallState
+from perdure._core.states import CALL, CallState, CallStep, advance
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import StoreError
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
-from perdure.sessions.context import ServerContext
+from perdure.log.stream import Stream
+from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.ledger import logged_in, progress_token
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints
-from perdure.store.base import CallRecord, SendMail, StreamRecord, stream_by_id
+from perdure.store.base import CallEnd, CallRecord, Event, PutCall, StreamRecord, stream_by_id
+
+T = TypeVar("T")
 
 CallKey = tuple[SessionId, int, int | str]
 """Session, incarnation and request id, as the SDK compares ids."""
@@ -48,6 +52,22 @@ class AbandonedCall:
     @property
     def key(self) -> CallKey:
         return self.row.session, self.row.incarnation, coerce_id(self.row.request_id)
+
+    def ended(self, step: CallStep) -> CallEnd:
+        row = self.row
+        return CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=advance(CALL, row.state, step))
+
+    def changed(self, step: CallStep, stream: Stream) -> PutCall:
+        row = self.row
+        return PutCall(
+            stream=stream.id,
+            fence=stream.fence,
+            incarnation=row.incarnation,
+            request_id=row.request_id,
+            state=advance(CALL, row.state, step),
+            attempt=row.attempt,
+            progress=row.progress,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,33 +99,31 @@ async def said_before(
     progress = [] if token is None or row.progress is None else [row.progress]
     logged: Counter[bytes] = Counter()
     # What waits is read first: the home may append it meanwhile.
-    elsewhere = () if token is None else (_forwarded(context, standalone), _payloads(context, standalone))
-    for payloads in (*elsewhere, own := _payloads(context, row.stream)):
-        async for payload in payloads:
+    waiting = paged(lambda after: context.store.forwarded(standalone, after=after), lambda message: message.key)
+    elsewhere = () if token is None else (waiting, _events(context, standalone))
+    for messages in (*elsewhere, own := _events(context, row.stream)):
+        async for message in messages:
             if token is not None:
-                sent = settling.progress_in(payload, (token, f"{row.incarnation}:{token}"))
+                sent = settling.progress_in(message.payload, (token, f"{row.incarnation}:{token}"))
                 progress += () if sent is None else (sent,)
-            if payloads is own and (key := logged_in(payload)) is not None:
+            if messages is own and (key := logged_in(message.payload)) is not None:
                 logged[key] += 1
     if logged and len(await context.store.calls_on(row.stream)) > 1:
         logged.clear()
     return max(progress, default=None), logged
 
 
-async def _payloads(context: ServerContext, stream: StreamId) -> AsyncIterator[bytes]:
-    after = 0
-    while events := await context.store.read(stream, after=after, limit=1_000):
-        for event in events:
-            yield event.payload
-        after = events[-1].seq
+def _events(context: ServerContext, stream: StreamId) -> AsyncIterator[Event]:
+    return paged(lambda after: context.store.read(stream, after=after, limit=1_000), lambda event: event.seq)
 
 
-async def _forwarded(context: ServerContext, stream: StreamId) -> AsyncIterator[bytes]:
+async def paged(read: Callable[[int], Awaitable[Sequence[T]]], key: Callable[[T], int]) -> AsyncIterator[T]:
+    """All that a store gives page by page; `read` gives the page behind a key."""
     after = 0
-    while page := await context.store.forwarded(stream, after=after):
-        for message in page:
-            yield message.payload
-        after = page[-1].key
+    while page := await read(after):
+        for item in page:
+            yield item
+        after = key(page[-1])
 
 
 _Settle = Callable[[StreamRecord, SettleRequest], Awaitable[bool]]
@@ -183,7 +201,7 @@ class WaitingCalls:
         if row.state is CallState.WAITING and await self._settle(record, by):
             return
         if record.node and record.node != context.node:
-            context.journal.put(Steps((SendMail(node=record.node, message=mail.encode(cancelled)),)))
+            context.journal.put(Steps(mail_to([record.node], cancelled)))
 
     async def _waiting_streams(self, session_id: SessionId) -> Sequence[StreamRecord]:
         rows = await self._context.store.calls(session_id)

@@ -19,30 +19,19 @@ from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id, error_payload
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
-from perdure._core.states import CALL, CallState, CallStep, SessionState, SessionStep, advance
-from perdure.cluster.abandoned_calls import AbandonedCall, SettleRequest, WaitingCalls, said_before
+from perdure._core.states import CALL, CallState, CallStep, SessionState, SessionStep
+from perdure.cluster.abandoned_calls import AbandonedCall, SettleRequest, WaitingCalls, paged, said_before
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, SessionEnded, StaleFence, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
-from perdure.sessions.context import ServerContext
+from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.ledger import unknown_outcome
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints
-from perdure.store.base import (
-    CallEnd,
-    CloseAsk,
-    DropStream,
-    EndSession,
-    PutCall,
-    Release,
-    SendMail,
-    SessionRecord,
-    Step,
-    StreamRecord,
-)
+from perdure.store.base import CloseAsk, DropStream, EndSession, Release, SessionRecord, Step, StreamRecord
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 
@@ -85,12 +74,9 @@ class Settler:
         round."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
-        after = 0
-        while page := await context.store.mail(dead, after=after):
-            for _, raw in page:
-                if isinstance(message := mail.decode(raw), mail.Cancelled):
-                    cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
-            after = page[-1].key
+        async for _, raw in paged(lambda after: context.store.mail(dead, after=after), lambda sent: sent.key):
+            if isinstance(message := mail.decode(raw), mail.Cancelled):
+                cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
         by = SettleRequest(occasion=Occasion.NODE_DIED, tools=tools, cancelled=frozenset(cancelled))
         homes: list[StreamRecord] = []
         failures: list[Exception] = []
@@ -222,11 +208,11 @@ class Settler:
                     case Verdict.CANCEL:
                         payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
                         with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
-                            stream.append(payload, end=_end_of(call, CallStep.CANCEL))
+                            stream.append(payload, end=call.ended(CallStep.CANCEL))
                         self._context.counters.calls_cancelled += 1
                         self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
-                        await self._context.journal.write(_changed(call, stream, CallStep.LOSE_NODE))
+                        await self._context.journal.write(call.changed(CallStep.LOSE_NODE, stream))
                         name, method = stream.id, call.row.method
                         log_event(
                             logging.INFO, "call.waits", f"a request waits for its principal ({method})", stream=name
@@ -261,7 +247,7 @@ class Settler:
         params = None if call.request is None else call.request.params
         payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
-            stream.append(payload, end=_end_of(call, CallStep.SETTLE))
+            stream.append(payload, end=call.ended(CallStep.SETTLE))
         self._context.counters.calls_settled += 1
         self._context.peers.log_event(
             logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream
@@ -273,7 +259,7 @@ class Settler:
         try:
             await session.home.caught_up()  # what the call said before it was left behind comes first
             progress, logged = await said_before(self._context, call, session.record.standalone)
-            again = replace(_changed(call, stream, CallStep.RUN_AGAIN), attempt=row.attempt + 1, progress=progress)
+            again = replace(call.changed(CallStep.RUN_AGAIN, stream), attempt=row.attempt + 1, progress=progress)
             with spans.settle(session.name, stream.id, outcome="rerun"):
                 await self._context.journal.write(again)
                 session.exchange.start_again(
@@ -367,31 +353,12 @@ class Settler:
             if (stream := session.held_stream(record.id)) is not None:
                 stream.set_remote_reader(None, arrival=self._context.hub.arrive())
         elif record.node:
-            message = mail.encode(mail.Reading(session=record.session, stream=record.id))
-            self._put(SendMail(node=record.node, message=message))
+            self._put(*mail_to([record.node], mail.Reading(session=record.session, stream=record.id)))
 
     def _send_all(self, message: mail.Message) -> None:
         """Send mail to all other nodes that live."""
-        encoded = mail.encode(message)
-        if posts := [SendMail(node=node, message=encoded) for node in self._context.nodes.others]:
-            self._put(*posts)
+        self._put(*mail_to(self._context.nodes.others, message))
 
     def _put(self, *steps: Step) -> None:
-        self._context.journal.put(Steps(steps))
-
-
-def _end_of(call: AbandonedCall, step: CallStep) -> CallEnd:
-    state = advance(CALL, call.row.state, step)
-    return CallEnd(incarnation=call.row.incarnation, request_id=call.row.request_id, state=state)
-
-
-def _changed(call: AbandonedCall, stream: Stream, step: CallStep) -> PutCall:
-    return PutCall(
-        stream=stream.id,
-        fence=stream.fence,
-        incarnation=call.row.incarnation,
-        request_id=call.row.request_id,
-        state=advance(CALL, call.row.state, step),
-        attempt=call.row.attempt,
-        progress=call.row.progress,
-    )
+        if steps:
+            self._context.journal.put(Steps(steps))

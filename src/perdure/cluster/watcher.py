@@ -7,6 +7,7 @@ looked for), and readers must not wait for that.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from perdure._core import mail
 from perdure._core.ids import Kind, StreamId
@@ -16,9 +17,9 @@ from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
 from perdure.log.journal import Steps
-from perdure.sessions.context import ServerContext
+from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
-from perdure.store.base import MailReceived, SendMail, StreamRecord, stream_by_id
+from perdure.store.base import MailReceived, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 
@@ -39,9 +40,11 @@ class Watcher:
         self._looked: object = None
         """The store's stamp from before everything was last looked at."""
         self._homeless: dict[StreamId, StreamRecord] = {}
-        self._streams = OnDemand(self._look_at_streams, name="perdure-look", on_failure=self._not_looked)
-        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", on_failure=self._not_looked)
-        self._mail = OnDemand(self._handle_mail, name="perdure-mail", on_failure=self._mail_waits)
+        not_looked = partial(self._failed, "neighbours.look", "what other nodes wrote could not be read")
+        unread = partial(self._failed, "mail.unread", "mail waits, it cannot be read")
+        self._streams = OnDemand(self._look_at_streams, name="perdure-look", on_failure=not_looked)
+        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", on_failure=not_looked)
+        self._mail = OnDemand(self._handle_mail, name="perdure-mail", on_failure=unread)
 
     def subscribe(self) -> Callable[[], None]:
         """Look whenever the store hints; gives the way to stop."""
@@ -107,11 +110,8 @@ class Watcher:
                         log_event(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
                         await self._handle(message)
                     else:
-                        log_event(
-                            logging.WARNING,
-                            "mail.unknown",
-                            "a newer release sent mail of a kind that this one does not know",
-                        )
+                        what = "a newer release sent mail of a kind that this one does not know"
+                        log_event(logging.WARNING, "mail.unknown", what)
                 except StoreUnavailable:
                     raise
                 except Exception as failure:
@@ -121,6 +121,8 @@ class Watcher:
 
     async def _handle(self, message: mail.Message) -> None:
         held = self._sessions.held(message.session)
+        if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled):
+            held = await self._sessions.load(message.session)
         match message:
             case mail.Ended():
                 await self._sessions.was_ended(message.session, message.reason)
@@ -138,42 +140,25 @@ class Watcher:
                         stream.follow(record)  # another node may have become the home
                 await self._readers.look_who_reads(stream)
             case mail.Missed() if held is not None and held.is_connected:
-                here = mail.encode(mail.Here(session=held.id))
-                self._context.journal.put(Steps((SendMail(node=message.node, message=here),)))
+                held.put(*mail_to([message.node], mail.Here(session=held.id)))
             case mail.Lost() if held is not None and held.standalone.reader is not None:
                 held.orphans.give_time()
             case mail.Here() if held is not None:
                 held.touch()
-            case mail.Unread():
-                if (session := await self._sessions.load(message.session)) is not None:
-                    session.orphans.time_has_passed_elsewhere()
-            case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
-                await self._pass_on(message)
-
-    async def _pass_on(self, message: mail.AskAnswered | mail.Notified | mail.Cancelled) -> None:
-        """Pass on what a client said to another node and concerns this one."""
-        session = await self._sessions.load(message.session)
-        if session is None:
-            return
-        exchange = session.exchange
-        match message:
-            case mail.AskAnswered():
-                exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
-            case mail.Notified():
-                exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
-            case mail.Cancelled():
-                if not exchange.cancel(message.request_id, incarnation=message.incarnation, params=message.params):
+            case mail.Unread() if held is not None:
+                held.orphans.time_has_passed_elsewhere()
+            # What a client said to another node, and concerns this one.
+            case mail.AskAnswered() if held is not None:
+                held.exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
+            case mail.Notified() if held is not None:
+                held.exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
+            case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
+                if not held.exchange.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)
 
-    # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;
-    # anything else is logged once.
-
-    def _not_looked(self, failure: Exception, again: bool) -> None:
+    def _failed(self, action: str, what: str, failure: Exception, again: bool) -> None:
+        """Whatever fails is looked at again in the next round, with everything else. The journal logs a store that
+        fails; anything else is logged once."""
         self._looked = None
         level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
-        log_event(level, "neighbours.look", f"what other nodes wrote could not be read: {failure!r}")
-
-    def _mail_waits(self, failure: Exception, again: bool) -> None:
-        self._looked = None
-        level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
-        log_event(level, "mail.unread", f"mail waits, it cannot be read: {failure!r}")
+        log_event(level, action, f"{what}: {failure!r}")
