@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure.log.stream_parts import RUN_AHEAD
+from perdure.log.stream import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
 from perdure.store.base import Append, Event, SessionRecord, StreamRecord, stream_by_id

@@ -35,6 +35,7 @@ class SessionAccess:
         self._recovery = Recovery(process.context, process.sessions)
         self._is_draining = is_draining
         self._retry_ms = round(self.settings.retry * 1000)
+        self._retry = sse.encode_retry(self._retry_ms)
 
     @asynccontextmanager
     async def session(
@@ -97,7 +98,7 @@ class SessionAccess:
             raise self.gone()
         preamble, retry = told, b""
         if session.keeper.revision.primes:
-            retry = sse.encode_retry(self._retry_ms)
+            retry = self._retry
             name = stream.position(cursor).priming(self.context.random)
             preamble = sse.encode_priming(name.encode(), self._retry_ms) + told
         reader = Reader(

@@ -124,7 +124,8 @@ class PostHandler:
         self._check_room()
         if calls.load + len(requests) > settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
-        if sticky.is_full(session.record.sticky, [call.request for call in calls.all_running()], requests):
+        running = [call.request for call in calls.all_running()]
+        if sticky.is_full(session.record.sticky, running, requests):
             raise Refused(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:

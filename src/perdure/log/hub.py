@@ -63,9 +63,8 @@ class ReadMarks:
         """Taken to look for unread calls: thousands of clients may come at once, and their requests go first."""
 
     def moved(self, stream: Stream) -> None:
-        """A reader has got further; which is of interest on a standalone stream only."""
-        if stream.kind is Kind.STANDALONE:
-            self._later(stream)
+        """The reader of a standalone stream has got further."""
+        self._later(stream)
 
     def left(self, stream: Stream) -> None:
         """The reader of a stream has left it, or came to its end."""
@@ -170,9 +169,9 @@ class Hub:
     def detach(self, reader: Reader) -> None:
         self.readers.discard(reader)
         stream = reader.stream
-        if stream.reader is reader:
+        if stream.readers.reader is reader:
             stream.readers.reader = None
-            stream.readers.lost_at = self.arrive()
+            stream.readers.lost_at = next(self.arrivals)
             self.marks.left(stream)
             self.registry.on_detached(reader)
             stream.moved()

@@ -84,7 +84,9 @@ class Journal:
         self._claims_hold = holds
         self.counters = counters
         self._queue: deque[Source] = deque()
-        self._queued_since = self._taken_since = 0.0
+        self._queued_since = self._taken_since = self.time = 0.0
+        """`time` is the store's, when the first source came into the queue: that of all events which are appended until
+        the queue is taken."""
         self._too_much = 0
         """Bytes of the group at which the store failed."""
         self._groups = 0
@@ -108,6 +110,7 @@ class Journal:
         """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
         if not self._queue:
             self._queued_since = time.perf_counter()
+            self.time = self.clock()
         self._queue.append(source)
         self._idle.clear()
         self._schedule()

@@ -257,7 +257,8 @@ class Reader:
             self._replay = self._replay.at(cursor, end=self.live_from)
         self.cursor = cursor
         stream.readers.advance(cursor)
-        hub.marks.moved(stream)
+        if stream.kind is Kind.STANDALONE:
+            hub.marks.moved(stream)
         if stream.writer is None:
             hub.registry.on_progress(self)
         stream.moved()

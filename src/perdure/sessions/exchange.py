@@ -79,7 +79,7 @@ class Exchange:
         logged: Counter[bytes],
     ) -> None:
         """Hand a call of a dead node to the runtime; `progress` and `logged` say what its client has seen of it."""
-        [call] = self.calls.open([request], incarnation=incarnation, stream=stream)
+        [call] = self.calls.open([(incarnation, coerce_id(request.id))], [request], stream=stream)
         call.attempt, call.progress, call.logged = attempt, progress, logged
         try:
             self.start(call, origin)
@@ -137,14 +137,15 @@ class Exchange:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
                 # A number of the session, which means nothing outside: drop it if its call has ended, or has no token.
                 call, found = token, self.calls.by_number.get(token)
-                if found is None or found.token is None or found.is_repeated(method, params):
+                if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
                     return None
                 # The client's token means something within one incarnation only.
-                own = found.incarnation == record.incarnation
-                params["progressToken"] = found.token if own else f"{found.incarnation}:{found.token}"
+                params["progressToken"] = found.token
+                if (incarnation := found.key[0]) != record.incarnation:
+                    params["progressToken"] = f"{incarnation}:{found.token}"
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
-            elif found is not None and found.is_repeated(method, params):
+            elif found is not None and found.attempt > 1 and found.is_repeated(method, params):
                 return None
         if found is None and call is not None:
             return None  # of a call that has ended, or of a repeated sticky request

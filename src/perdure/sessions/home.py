@@ -19,8 +19,7 @@ from perdure._core.ids import new_stream_id
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.stream import Stream
-from perdure.log.stream_parts import RUN_AHEAD
+from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.store.base import Event, Forward, Step, StreamRecord, stream_by_id

@@ -129,7 +129,9 @@ class Session:
         "context",
         "exchange",
         "home",
+        "id",
         "keeper",
+        "name",
         "orphans",
         "retained",
         "seen",
@@ -149,6 +151,9 @@ class Session:
         kept: Sequence[KeptRecord] = (),
     ) -> None:
         self.context = context
+        self.id: SessionId = record.id
+        self.name = record.id[:8]
+        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
         self.keeper = RecordKeeper(context, record, stamp)
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
@@ -166,15 +171,6 @@ class Session:
     @property
     def record(self) -> SessionRecord:
         return self.keeper.record
-
-    @property
-    def id(self) -> SessionId:
-        return self.keeper.record.id
-
-    @property
-    def name(self) -> str:
-        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
-        return self.keeper.record.id[:8]
 
     @property
     def state(self) -> SessionState:

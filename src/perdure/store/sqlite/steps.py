@@ -270,7 +270,9 @@ class StepWriter:
 
     def apply(self, steps: Sequence[base.Step]) -> base.Refusals:
         apply = self._apply
-        return [apply[type(step)](step) for step in self._payloads.encode_steps(steps)]
+        if not self._payloads.is_plain:
+            steps = self._payloads.encode_steps(steps)
+        return [apply[type(step)](step) for step in steps]
 
     def _execute(self, query: str, step: Any) -> None:
         self._cursor.execute(query, rows.named_values(getattr(step, "record", step)))
