@@ -7,7 +7,6 @@ looked for), and readers must not wait for that.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from perdure._core import mail
 from perdure._core.ids import Kind, StreamId
@@ -40,11 +39,9 @@ class Watcher:
         self._looked: object = None
         """The store's stamp from before everything was last looked at."""
         self._homeless: dict[StreamId, StreamRecord] = {}
-        not_looked = partial(self._failed, "neighbours.look", "what other nodes wrote could not be read")
-        unread = partial(self._failed, "mail.unread", "mail waits, it cannot be read")
-        self._streams = OnDemand(self._look_at_streams, name="perdure-look", on_failure=not_looked)
-        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", on_failure=not_looked)
-        self._mail = OnDemand(self._handle_mail, name="perdure-mail", on_failure=unread)
+        self._streams = OnDemand(self._look_at_streams, name="perdure-look", on_failure=self._not_looked)
+        self._homes = OnDemand(self._look_at_homes, name="perdure-homes", on_failure=self._not_looked)
+        self._mail = OnDemand(self._handle_mail, name="perdure-mail", on_failure=self._mail_waits)
 
     def subscribe(self) -> Callable[[], None]:
         """Look whenever the store hints; gives the way to stop."""
@@ -110,8 +107,11 @@ class Watcher:
                         log_event(logging.DEBUG, "mail.received", f"mail from another node: {type(message).__name__}")
                         await self._handle(message)
                     else:
-                        what = "a newer release sent mail of a kind that this one does not know"
-                        log_event(logging.WARNING, "mail.unknown", what)
+                        log_event(
+                            logging.WARNING,
+                            "mail.unknown",
+                            "a newer release sent mail of a kind that this one does not know",
+                        )
                 except StoreUnavailable:
                     raise
                 except Exception as failure:
@@ -156,9 +156,15 @@ class Watcher:
                 if not held.exchange.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)
 
-    def _failed(self, action: str, what: str, failure: Exception, again: bool) -> None:
-        """Whatever fails is looked at again in the next round, with everything else. The journal logs a store that
-        fails; anything else is logged once."""
+    # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;
+    # anything else is logged once.
+
+    def _not_looked(self, failure: Exception, again: bool) -> None:
         self._looked = None
         level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
-        log_event(level, action, f"{what}: {failure!r}")
+        log_event(level, "neighbours.look", f"what other nodes wrote could not be read: {failure!r}")
+
+    def _mail_waits(self, failure: Exception, again: bool) -> None:
+        self._looked = None
+        level = logging.DEBUG if again or isinstance(failure, StoreError) else logging.ERROR
+        log_event(level, "mail.unread", f"mail waits, it cannot be read: {failure!r}")
