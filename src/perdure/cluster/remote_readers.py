@@ -181,8 +181,14 @@ class RemoteReaders:
         all. Gives the standalone streams that are read here and have no writer any more."""
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
         homeless = await self._follow([stream for stream in self._followed if everything or stream in named])
-        if everything:
-            self._end_beyond(holders)
+        for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
+            # A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it
+            # goes on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap
+            # when it comes again.
+            beyond = entry.reader.cursor > entry.reader.stream.tail.durable
+            entry.rests_beyond = beyond and entry.reader.stream.node in holders
+            if beyond and not entry.rests_beyond:
+                entry.reader.end()
         for stream in list(self._lent.values()):
             if stream.is_over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to learn
@@ -213,17 +219,6 @@ class RemoteReaders:
                     self._put(*self._reading(record.node, stream))
                     self._want_look_up(stream)
         return homeless
-
-    def _end_beyond(self, holders: Sequence[NodeId]) -> None:
-        """A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it goes
-        on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap when it
-        comes again."""
-        for entry in [entry for entry in self._followed.values() if entry.rests_beyond]:
-            stream = entry.reader.stream
-            beyond = entry.reader.cursor > stream.tail.durable
-            entry.rests_beyond = beyond and stream.node in holders
-            if beyond and not entry.rests_beyond:
-                entry.reader.end()
 
 
 @dataclass(slots=True)
