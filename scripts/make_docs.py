@@ -289,9 +289,9 @@ def delivery(_: str) -> str:
     return "\n".join(
         (
             "**By POST.**\n",
-            _meanings(rules.POST, by_post),
+            _meanings(rules.RESPONDED, by_post),
             "**By GET.** A call with a position, and the standalone stream.\n",
-            _meanings(rules.GET, by_get),
+            _meanings(rules.RESPONDED, by_get),
             "**No response, or one that broke off.**\n",
             _meanings(rules.FAILED, list(rules.Column)),
             "| | what the client does next |\n| --- | --- |",
@@ -304,6 +304,7 @@ def _meanings(rows: Mapping[Any, Mapping[rules.Column, rules.Meaning]], columns:
     cells = (
         [*row.value[:1], *(cell[c].name.lower() if c in cell else "" for c in columns), *row.value[1:]]
         for row, cell in rows.items()
+        if not cell.keys().isdisjoint(columns)
     )
     return table(("what came", *(column.value for column in columns), "because"), cells)
 

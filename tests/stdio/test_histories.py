@@ -29,6 +29,7 @@ from perdure.remote.endpoint import Endpoint
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
 from perdure.stdio.resume_broker import ONCE, ResumeBroker
 from perdure.stdio.slot import Slot, Target, open_slot
+from tests.support import memory
 from tests.support.workshop import Workshop
 
 HOSTS = 2
@@ -237,7 +238,7 @@ class Place:
     async def _live(self, history: list[tuple[Any, ...]]) -> None:
         # Each history has an address of its own: the broker takes so many requests from one.
         transport = httpx2.ASGITransport(app=self._app, client=(next(self._addresses), 1))
-        with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        with tempfile.TemporaryDirectory(prefix="p-", dir=memory.SMALL) as folder:
             world = World(http=httpx2.AsyncClient(transport=transport), folder=Path(folder) / "tokens")
             for deed, *more in history:
                 await world.do(deed, *more)
