@@ -91,7 +91,7 @@ class RemoteReaders:
     def on_claimed(self, stream: Stream) -> None:
         entry = self._followed.pop(stream.id, None)
         stream.readers.lose(next(self._arrivals))
-        if entry is not None and entry.reader is stream.reader:
+        if entry is not None and entry.reader is stream.readers.reader:
             self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
         else:
             self._want_look_up(stream)
@@ -115,7 +115,7 @@ class RemoteReaders:
         row = await self._store.reader(stream.id)
         if stream.writer is None:
             entry = self._followed.get(stream.id)
-            if entry is None or entry.reader is not stream.reader or not entry.is_listed:
+            if entry is None or entry.reader is not stream.readers.reader or not entry.is_listed:
                 return  # no reader is here; or it is about to overtake the one in the row
             if row is None or row.reader != self._name(entry.reader):
                 del self._followed[stream.id]

@@ -110,7 +110,7 @@ async def said_before(
     progress = [] if token is None or row.progress is None else [row.progress]
     logged: Counter[bytes] = Counter()
     # What waits is read first: the home may append it meanwhile.
-    waiting = paged(lambda after: context.store.forwarded(standalone, after=after), lambda message: message.key)
+    waiting = base.paged(lambda after: context.store.forwarded(standalone, after=after))
     elsewhere = () if token is None else (waiting, _events(context, standalone))
     for messages in (*elsewhere, own := _events(context, row.stream)):
         async for message in messages:
@@ -125,16 +125,7 @@ async def said_before(
 
 
 def _events(context: ServerContext, stream: StreamId) -> AsyncIterator[base.Event]:
-    return paged(lambda after: context.store.read(stream, after=after, limit=1_000), lambda event: event.seq)
-
-
-async def paged(read: Callable[[int], Awaitable[Sequence[T]]], key: Callable[[T], int]) -> AsyncIterator[T]:
-    """All that a store gives page by page; `read` gives the page behind a key."""
-    after = 0
-    while page := await read(after):
-        for item in page:
-            yield item
-        after = key(page[-1])
+    return base.paged(lambda after: context.store.read(stream, after=after, limit=1_000))
 
 
 _Settle = Callable[[base.StreamRecord, SettleRequest], Awaitable[bool]]
@@ -168,8 +159,8 @@ class WaitingCalls:
             if session is not None and session.waits:
                 running = {call.stream.id for call in session.exchange.calls.all_running()}
                 for stream in session.streams.values():
-                    if stream.reader is not None and not stream.is_over and stream.id not in running:
-                        stream.reader.close_with_retry()
+                    if stream.readers.reader is not None and not stream.is_over and stream.id not in running:
+                        stream.readers.reader.close_with_retry()
 
     async def resume(self, session: Session, origin: object) -> None:
         """The principal is back: run again, or answer, what waited for it."""
@@ -259,7 +250,7 @@ class Settler:
         round."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
-        async for _, raw in paged(lambda after: context.store.mail(dead, after=after), lambda sent: sent.key):
+        async for _, raw in base.paged(lambda after: context.store.mail(dead, after=after)):
             if isinstance(message := mail.decode(raw), mail.Cancelled):
                 cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
         by = SettleRequest(occasion=Occasion.NODE_DIED, tools=tools, cancelled=frozenset(cancelled))
@@ -375,7 +366,7 @@ class Settler:
         if not stream.readers.present:
             # The reader went with the node. Its client may be here, or at another node, and never ask for the call.
             context.hub.marks.lost(stream)
-            if session is not None and session.standalone.reader is not None:
+            if session is not None and session.standalone.readers.reader is not None:
                 session.orphans.give_time()
             if claimed.session not in by.reported:
                 by.reported.add(claimed.session)

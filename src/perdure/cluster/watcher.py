@@ -141,7 +141,7 @@ class Watcher:
                 await self._readers.look_who_reads(stream)
             case mail.Missed() if held is not None and held.is_connected:
                 held.put(*mail_to([message.node], mail.Here(session=held.id)))
-            case mail.Lost() if held is not None and held.standalone.reader is not None:
+            case mail.Lost() if held is not None and held.standalone.readers.reader is not None:
                 held.orphans.give_time()
             case mail.Here() if held is not None:
                 held.touch()
