@@ -15,8 +15,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.stdio.identity import Identity, here
-from perdure.stdio.slot import open_slot
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
 from tests.support.bridges import HostedBridge, a_host, text_of
@@ -27,6 +26,7 @@ from tests.support.workshop import Workshop
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.timeout(400)  # three hundred waits for other processes, on a busy machine
 async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Path) -> None:
     """T3, T5, T6, T10: one session, whatever way each instance ends; each result is given or reported exactly once."""
     dice = random.Random(50)

@@ -374,7 +374,7 @@ class SessionRegistry:
                     kind="standalone" if stream.kind is Kind.STANDALONE else "call",
                     state=stream.state,
                     last=stream.tail.last,
-                    connected_since=stream.reader.since if stream.reader else None,
+                    connected_since=stream.readers.reader.since if stream.readers.reader else None,
                 )
                 for stream in (session.standalone, *session.streams.values())
             ),

@@ -38,6 +38,7 @@ from perdure.store.base import (
     Stick,
     StreamRecord,
     changed,
+    paged,
     stream_by_id,
     with_sticky,
 )
@@ -263,7 +264,7 @@ class Session:
             for stream in (self.standalone, *self.streams.values()):
                 if stream.is_sealed:
                     continue  # what is over ends by itself, with its answer
-                if (reader := stream.reader) is not None:
+                if (reader := stream.readers.reader) is not None:
                     reader.end()
                     hub.detach(reader)  # at once, as if it had left in this moment
                 # A reader at another node may be of this incarnation already, unless the client came here.
@@ -322,8 +323,8 @@ class Session:
         for stream in (self.standalone, *self.streams.values()):
             if not stream.is_sealed:
                 stream.expire()
-            if stream.reader is not None and not (stream.writer is not None and stream.is_sealed):
-                stream.reader.end()
+            if stream.readers.reader is not None and not (stream.writer is not None and stream.is_sealed):
+                stream.readers.reader.end()
 
     # Streams that are over
 
@@ -342,10 +343,9 @@ class Session:
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         # What is held is in memory alone; it is looked at first, because from there it goes into the store.
-        finals, after = stream.tail.finals, 0
-        while events := await self.context.store.read(stream.id, after=after, limit=1_000):
-            finals += [event for event in events if event.final]
-            after = events[-1].seq
+        finals = stream.tail.finals
+        stored = paged(lambda after: self.context.store.read(stream.id, after=after, limit=1_000))
+        finals += [event async for event in stored if event.final]
         answered = {json.loads(event.payload).get("id") for event in finals}
         message = "The answer to this request is no longer retained"
         return [

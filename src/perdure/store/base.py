@@ -54,9 +54,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     another one. Whatever changes a record raises its revision; a change of `active` alone does not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
@@ -73,6 +73,8 @@ from perdure.errors import (
     TooManyCalls,
     TooManySessions,
 )
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
@@ -687,18 +689,24 @@ class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderSto
 
 def changed(record: SessionRecord, step: ChangeSession) -> SessionRecord:
     """Give a record as a step changes it."""
-    active = record.active if step.active is None else max(record.active, step.active)
-    given = {
-        name: value
-        for name in ("state", "version", "result", "initialized")
-        if (value := getattr(step, name)) not in (None, getattr(record, name))
-    }
+    fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized")}
+    given = {name: value for name, value in fields.items() if value not in (None, getattr(record, name))}
+    active = max(record.active, step.active or 0.0)
     return replace(record, active=active, revision=record.revision + bool(given), **given)
 
 
 def with_sticky(record: SessionRecord, requests: tuple[bytes, ...]) -> SessionRecord:
     """Give a record with other sticky requests."""
     return replace(record, sticky=requests, revision=record.revision + (requests != record.sticky))
+
+
+async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[T]:
+    """Give all that a store gives page by page; `read` gives the page behind a number, which each item has first."""
+    after = 0
+    while page := await read(after):
+        for item in page:
+            yield item
+        after = page[-1][0]
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:
