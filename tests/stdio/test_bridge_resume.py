@@ -18,7 +18,7 @@ from perdure.stdio.identity import Identity, here
 from perdure.stdio.slot import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
-from tests.support.bridges import HostedBridge, a_host, text_of
+from tests.support.bridges import PATIENCE, HostedBridge, a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
@@ -26,7 +26,6 @@ from tests.support.workshop import Workshop
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.timeout(400)  # three hundred waits for other processes, on a busy machine
 async def test_fifty_restarts_between_calls_and_in_the_middle_of_them(folder: Path) -> None:
     """T3, T5, T6, T10: one session, whatever way each instance ends; each result is given or reported exactly once."""
     dice = random.Random(50)
@@ -65,7 +64,11 @@ def _positions(desk: Desk) -> int:
 
 
 async def _noted(desk: Desk, count: int) -> None:
-    await until(lambda: _positions(desk) == count)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: _positions(desk) == count)
+    except TimeoutError:
+        raise AssertionError(f"{_positions(desk)} positions are noted, where {count} calls run") from None
 
 
 async def _reported(bridge: HostedBridge, count: int) -> None:
