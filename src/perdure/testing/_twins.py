@@ -179,7 +179,7 @@ class Twins:
         self.both(lambda store: store.leave(node))
         for record in self.run(self.model.written_by(node)):
             self.claim(record.id, node=NODE, held=None)
-        self.agree(lambda store: store.bury(node, heir=NODE), lambda read: {stream.id for stream in read})
+        self.agree(lambda store: store.bury(node, heir=NODE), lambda read: {stream.id for stream in read or ()})
         self.join(NodeId(name))
         self._history.clear()
 
