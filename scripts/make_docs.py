@@ -112,6 +112,7 @@ MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
     ("Log", states.LOG, states.LogState.HEALTHY),
+    ("Claim", states.CLAIM, states.ClaimState.HOLDING),
 ]
 
 

@@ -9,7 +9,8 @@
     │   │   └── HeldElsewhere     another node holds what is not written yet; trying again helps
     │   ├── StoreLost             this process cannot use the store any more
     │   │   ├── StoreTooNew       the file was written by a newer release
-    │   │   └── StoreReplaced     the file was deleted, or another one is in its place
+    │   │   ├── StoreReplaced     the file was deleted, or another one is in its place
+    │   │   └── NodeBuried        other nodes took this process for dead, and have settled its calls
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
     │   ├── IdTaken               a running request of the session has this id already
     │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may
@@ -86,6 +87,12 @@ class StoreReplaced(StoreLost):
     """The store's file was deleted, or another one is in its place."""
 
     state = "store replaced"
+
+
+class NodeBuried(StoreLost):
+    """Other nodes took this process for dead, and have settled its calls; another one can take its place."""
+
+    state = "buried"
 
 
 class StaleFence(StoreError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import CallState, ClaimState, SessionState
 from perdure.errors import MailFull, NodeGone
 from perdure.store.base import (
     MAX_MAIL,
@@ -38,6 +38,7 @@ from perdure.store.base import (
     Trim,
 )
 from perdure.store.memory import MemoryStore
+from perdure.store.memory.nodes import MemoryLiveness
 from perdure.testing import check_store, store_machine
 from perdure.testing._values import count_open
 
@@ -140,11 +141,11 @@ class HandsMailOutOnce(MemoryStore):
 class InheritsUnderOldKeys(MemoryStore):
     """What the heir has received takes away what it has never seen."""
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
         if (row := self._nodes.get(node)) is not None and (inheriting := self._nodes.get(heir)) is not None:
             inheriting.mail = sorted([*inheriting.mail, *row.mail])
             row.mail = []
-        return await super().bury(node, heir=heir)
+        return await super().bury(node, heir=heir, beat=beat)
 
 
 class FailsTheWholeCommitForOneMessage(MemoryStore):
@@ -201,6 +202,45 @@ class TakesTheLivingForDead(MemoryStore):
         for row in self._nodes.values():
             row.left = True
         await super().leave(node)
+
+
+class BuriesWhoIsBack(MemoryStore):
+    """Does not look whether the node has beaten since it was found dead."""
+
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        return await super().bury(node, heir=heir)
+
+
+class StaysFrozen(MemoryStore):
+    """A claim that ran out once never holds again."""
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
+        store = self
+
+        class View(MemoryLiveness):
+            async def beat(self, facts: bytes) -> None:
+                if self.own_claim is not ClaimState.FROZEN:
+                    await super().beat(facts)
+
+        return View(store, node, lease=lease, monotonic=monotonic)
+
+
+class TakesTheBuriedBack(MemoryStore):
+    """A node that was buried goes on, with its streams claimed and its mail gone."""
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
+        store = self
+
+        class View(MemoryLiveness):
+            @property
+            def own_claim(self) -> ClaimState:
+                return ClaimState.HOLDING
+
+            async def beat(self, facts: bytes) -> None:
+                if node in store._nodes:
+                    await super().beat(facts)
+
+        return View(store, node, lease=lease, monotonic=monotonic)
 
 
 class TellsOfNobodyWhoHolds(MemoryStore):
@@ -424,6 +464,9 @@ class CountsLostEventsAsRead(MemoryStore):
         (TakesMessagesThatDoNotFollow, "promise 16 no message is taken before"),
         (TakesAwayWithoutAppending, "promise 16 a message is appended and taken away"),
         (TakesTheLivingForDead, "promise 11"),
+        (BuriesWhoIsBack, "promise 11 a node that has beaten since"),
+        (StaysFrozen, "promise 11 a node whose claim ran out"),
+        (TakesTheBuriedBack, "promise 11 a node that (left|was buried)"),
         (TellsOfNobodyWhoHolds, "promise 15 a node that holds"),
         (NamesHoldersWhoHaveLeft, "promise 15 a node that is gone"),
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),

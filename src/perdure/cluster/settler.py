@@ -245,9 +245,9 @@ class Settler:
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
 
-    async def settle_node(self, dead: NodeId) -> None:
-        """Settle a dead node, and bury it. What fails does not hold up the rest, and is tried again by the next
-        round."""
+    async def settle_node(self, dead: NodeId, beat: int) -> None:
+        """Settle a dead node, and bury it, unless it has beaten since: it is back then, and keeps what was not claimed
+        yet. What fails does not hold up the rest, and is tried again by the next round."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
         async for _, raw in base.paged(lambda after: context.store.mail(dead, after=after)):
@@ -271,7 +271,12 @@ class Settler:
         failures += await self._settle_homes(homes, by)
         if failures:
             raise failures[0]
-        for record in await context.store.bury(dead, heir=context.node):
+        read = await context.store.bury(dead, heir=context.node, beat=beat)
+        if read is None:
+            sentence = f"node {dead[:8]} is back; it goes on with what was not taken from it"
+            log_event(logging.WARNING, "node.back", sentence, node=dead)
+            return
+        for record in read:
             # The reader of this stream went with its node: let the writer know.
             session = self._sessions.held(record.session)
             if record.node == context.node and session is not None:
@@ -340,6 +345,7 @@ class Settler:
         progress = self._in_progress.setdefault(record.id, _InProgress(by=replace(by, origin=None)))
         async with progress.turn:
             owner = await store.session(record.session)
+            context.journal.check_claim()
             if progress.stream is not None and progress.stream.writer is not None and owner is not None:
                 await self._settle_calls(owner, progress.stream, progress, by)  # where the store failed
             # Also where this node is the writer: what it had under way then finds a stale fence.

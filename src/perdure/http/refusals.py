@@ -84,6 +84,7 @@ class Refusal(enum.Enum):
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
     STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    FROZEN = (503, STORE_UNAVAILABLE, "This server has had no answer from its log for too long, and waits for one")
     HELD_ELSEWHERE = (
         503,
         STORE_UNAVAILABLE,

@@ -127,7 +127,11 @@ class Hub:
     clock: Callable[[], float]
     monotonic: Callable[[], float]
     random: RandomBytes
+    may_show: Callable[[], bool]
+    """This node holds its claim. While it does not, readers rest."""
     readers: set[Reader] = field(default_factory=set)
+    _frozen: set[Reader] = field(default_factory=set)
+    """Readers that found that nothing may be shown."""
     _sessionless: int = 0
     _chores: Chores = field(default_factory=Chores)
 
@@ -166,8 +170,22 @@ class Hub:
             self.registry.on_attached(reader)
         stream.moved()
 
+    def is_frozen(self, reader: Reader) -> bool:
+        """Whether nothing may be shown at the moment; then the reader is woken by `thaw`."""
+        if self.may_show():
+            return False
+        self._frozen.add(reader)
+        return True
+
+    def thaw(self) -> None:
+        """Wake the readers that rest only because nothing could be shown. Called again and again while this node holds
+        its claim, so that no reader is forgotten that rests just before it is renewed."""
+        while self._frozen:
+            self._frozen.pop().wake()
+
     def detach(self, reader: Reader) -> None:
         self.readers.discard(reader)
+        self._frozen.discard(reader)
         stream = reader.stream
         if stream.readers.reader is reader:
             stream.readers.reader = None

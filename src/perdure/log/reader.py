@@ -207,6 +207,11 @@ class Reader:
 
     async def _deliver(self) -> bool:
         """Write what is there; tells whether there was anything."""
+        if self._hub.is_frozen(self):
+            preamble, self.preamble = self.preamble, b""  # comments keep the connection alive meanwhile
+            if preamble:
+                await self._send(preamble, last=False)
+            return False
         stream = self.stream
         target = stream.tail.durable
         events = self.ahead or await stream.read(after=self.cursor, limit=BATCH)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.errors import Misuse, PerdureError, StoreLost, StoreReplaced
+from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced
 from perdure.serve.connection import BACKLOG, Connection
 from perdure.serve.target import blame
 from perdure.serve.worker_pool import AT_ONCE, GONE, LEAVE, WorkerChannel
@@ -258,9 +258,10 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
     def on_store_lost(self, failure: StoreLost) -> None:
-        """End if the store's file was replaced: another process can serve the file that is there now. A file that is
-        too new would be so for that process as well, so this one stays and says so in its answers."""
-        if isinstance(failure, StoreReplaced):
+        """End if the store's file was replaced, or other nodes have buried this one: another process can serve the file
+        that is there now, or join as a new node. A file that is too new would be so for that process as well, so this
+        one stays and says so in its answers."""
+        if isinstance(failure, StoreReplaced | NodeBuried):
             self.failed = True
             self.on_failure(str(failure))
             self.stop_at_once()

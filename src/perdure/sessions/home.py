@@ -305,6 +305,7 @@ class Home:
                         # What it has shown is not in the log, and would come again under other numbers.
                         holder = f"the session's home, node {record.node[:8]}, holds what is not written yet"
                         raise HeldElsewhere(holder)
+                context.journal.check_claim()
                 claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
                 if claimed is not None:
                     self._drawn_through, self._drawn = 0, frozenset()

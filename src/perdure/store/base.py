@@ -26,7 +26,8 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 10. **Once each.** Mail stays until a `MailReceived` step takes it away, in one commit with what came of it; mail of a
     dead node goes to the node that buries it. So whatever a message causes in the store happens once.
 11. **Dead is dead.** `Liveness.dead` names only nodes that write nothing more under any claim that they held, or whose
-    claims the fences take away before another node acts on them.
+    claims the fences take away before another node acts on them. A node that has beaten since it was found dead is not
+    buried. A node whose claim ran out goes on with its next beat, unless it is buried; if it is, it knows by then.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
     (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not opened
     (`SessionEnded`).
@@ -62,7 +63,7 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
-from perdure._core.states import CallState, SessionState
+from perdure._core.states import CallState, ClaimState, SessionState
 from perdure.errors import (
     IdTaken,
     MailFull,
@@ -597,17 +598,25 @@ class Wakeups(Protocol):
 
 
 class Liveness(Protocol):
-    """One node's view of which nodes are alive, itself included."""
+    """One node's view of which nodes are alive, itself included.
+
+    `_core.leases` decides what follows from beats and locks; a store has to bring the facts. A store that finds dead
+    processes by locks sooner than by their leases commits nothing for a node that it does not know, because the lock of
+    a process that lives may be lost: `own_claim` is BURIED then, and the commit raises `StoreUnavailable`.
+    """
 
     @property
-    def holds(self) -> bool:
-        """This node's own claims hold. Once they do not, they never do again: it writes and sends nothing more."""
+    def own_claim(self) -> ClaimState:
+        """What this node's own claim is at this moment (`_core.states.CLAIM`), without asking the store. FROZEN: it
+        writes and shows nothing. BURIED: it never will again. Asked for with each commit and each event."""
 
     async def beat(self, facts: bytes) -> None:
-        """Show that this node is alive, and what it has to tell of itself."""
+        """Show that this node is alive, and what it has to tell of itself. Its claim is HOLDING behind that if the
+        store knows the node, whatever it was before, and BURIED if it does not (11). A store in which the claim of a
+        process that lives never runs out need not write what it was told before."""
 
     async def dead(self) -> Sequence[NodeId]:
-        """Nodes that are dead for certain and not buried yet (11)."""
+        """Nodes that are dead and not buried yet (11)."""
 
     def hold(self, holding: bool) -> None:
         """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.
@@ -639,10 +648,12 @@ class NodeStore(Protocol):
 
     async def nodes(self) -> Sequence[NodeRecord]: ...
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
-        """Forget a dead node: its mail goes to the heir, its readers go. Gives the streams that they read.
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        """Forget a dead node: its mail goes to the heir, its readers go. Gives the streams that they read; none for a
+        node that is not there any more.
 
-        Whatever it wrote (`written_by`) has been claimed, or let go of, before.
+        Whatever it wrote (`written_by`) has been claimed, or let go of, before. `beat` is the node's, read before it
+        was found dead: `None` is given, and nothing was done, if it has another one by now (11).
         """
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:

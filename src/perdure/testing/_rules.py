@@ -373,6 +373,6 @@ class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
         self.both(lambda store: store.leave(node))
         for record in self.run(self.model.written_by(node)):
             self.claim_as(NODE, record.id, None)
-        self.agree(lambda store: store.bury(node, heir=NODE), lambda read: {stream.id for stream in read})
+        self.agree(lambda store: store.bury(node, heir=NODE), lambda read: {stream.id for stream in read or ()})
         self.join(NodeId(f"other-{len(self.fences)}"))
         self.history.clear()

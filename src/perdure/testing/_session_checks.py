@@ -9,7 +9,7 @@ from functools import partial
 from perdure._core import sticky
 from perdure._core.ids import NodeId, SessionId, StreamId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
-from perdure._core.states import CallState, SessionState, SessionStep
+from perdure._core.states import CallState, ClaimState, SessionState, SessionStep
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
 from perdure.store import base
 from perdure.testing._case import Case, SessionCase, StreamCase, accepted, refused, same
@@ -519,7 +519,7 @@ class LivenessChecks(StreamCase):
                 for view in views:
                     await view.beat(b'{"beat":%d}' % number)
                     same("dead nodes", list(await view.dead()), [])
-                    same("whether the claims hold", view.holds, True)
+                    same("its own claim", view.own_claim, ClaimState.HOLDING)
                 self.now += LEASE / 5
             facts = {node.id: node.facts for node in await self.store.nodes()}
             same("what they told of themselves", facts, dict.fromkeys((NODE, OTHER), b'{"beat":11}'))
@@ -541,16 +541,80 @@ class LivenessChecks(StreamCase):
             same("dead nodes", list(await mine.dead()), [])
             await elsewhere.leave(OTHER)
             same("dead nodes", list(await mine.dead()), [OTHER])
-            same("whether the claims of a node that left hold", theirs.holds, False)
+            same("the claim of a node that left", theirs.own_claim, ClaimState.BURIED)
         same("what it wrote", list(await self.store.written_by(OTHER)), [left])
         claimed = await self.store.claim(left.id, node=NODE, held=left.fence)
         same("the stream that was claimed", claimed and replace(claimed, fence=fence, node=OTHER, generation=1), left)
         read = await self.store.bury(OTHER, heir=NODE)
-        same("streams that it read", [stream.id for stream in read], ["read"])
+        same("streams that it read", [stream.id for stream in read or ()], ["read"])
         same("their reader", await self.store.reader(StreamId("read")), None)
         same("dead nodes", list(await mine.dead()), [])
         same("nodes", {node.id for node in await self.store.nodes()}, {NODE, THIRD})
         await self.store.leave(THIRD)
+
+    async def promise_11_a_node_whose_claim_ran_out_goes_on_with_its_next_beat(self) -> None:
+        """However long it was silent, as long as no node has buried it. The observer was silent as well, so it takes
+        no node for dead."""
+        async with self.elsewhere() as elsewhere:
+            await elsewhere.join(OTHER)
+            views = [self._view(NODE), self._view(OTHER, elsewhere)]
+            for leases in (1, 4, 100):
+                self.now += leases * LEASE
+                for view in views:
+                    same("whether a node was buried in silence", view.own_claim is ClaimState.BURIED, False)
+                for view in views:
+                    await view.beat(b'{"leases":%d}' % leases)
+                    same("its own claim, after a beat", view.own_claim, ClaimState.HOLDING)
+                same("dead nodes", [list(await view.dead()) for view in views], [[], []])
+            await elsewhere.leave(OTHER)
+
+    async def promise_11_a_node_that_was_buried_knows_it_with_its_next_beat(self) -> None:
+        """A store that finds a silent node dead by its lease buries it; one with locks never does, while its process
+        lives."""
+        mine = self._view(NODE)
+        async with self.elsewhere() as elsewhere:
+            await elsewhere.join(OTHER)
+            theirs = self._view(OTHER, elsewhere)
+            dead: list[NodeId] = []
+            for number in range(7):
+                await mine.beat(b'{"beat":%d}' % number)
+                dead = list(await mine.dead())
+                self.now += LEASE / 5
+            for node in dead:
+                await self.store.bury(node, heir=NODE)
+            await theirs.beat(b'{"back":true}')
+            claim = ClaimState.BURIED if dead else ClaimState.HOLDING
+            same("the claim of the silent node", theirs.own_claim, claim)
+            self.now += LEASE
+            await theirs.beat(b'{"back":2}')
+            same("its claim, later", theirs.own_claim, claim)
+            same("nodes", {node.id for node in await self.store.nodes()}, {NODE} if dead else {NODE, OTHER})
+            await elsewhere.leave(OTHER)
+
+    async def promise_11_a_node_that_has_beaten_since_is_not_buried(self) -> None:
+        """It was found dead, and has come back before it could be buried."""
+        await self.open_stream("read")
+        async with self.elsewhere() as elsewhere:
+            await elsewhere.join(OTHER)
+            theirs = self._view(OTHER, elsewhere)
+            await theirs.beat(b'{"beat":1}')
+            seen = {node.id: node.beat for node in await self.store.nodes()}
+            accepted(await put(elsewhere, base.PutReader(record=a_reader(stream="read", node=OTHER))))
+            await self.accept(base.SendMail(node=OTHER, message=b"theirs"))
+            await theirs.beat(b'{"beat":2}')
+            same("streams it read", await self.store.bury(OTHER, heir=NODE, beat=seen[OTHER]), None)
+            same("nodes", {node.id for node in await self.store.nodes()}, {NODE, OTHER})
+            same("mail", (await self.messages(OTHER), await self.messages()), ([b"theirs"], []))
+            reader = await self.store.reader(StreamId("read"))
+            same("the node of the reader", reader and reader.node, OTHER)
+            same("its own claim", theirs.own_claim, ClaimState.HOLDING)
+            await elsewhere.leave(OTHER)
+        beats = {node.id: node.beat for node in await self.store.nodes()}
+        read = await self.store.bury(OTHER, heir=NODE, beat=beats[OTHER])
+        same("streams it read, once it is dead", [stream.id for stream in read or ()], ["read"])
+        read = await self.store.bury(OTHER, heir=NODE, beat=beats[OTHER])
+        same("streams it read, when it is buried again", list(read or ()), [])
+        same("whether it was refused", read is None, False)
 
     async def promise_11_a_node_that_leaves_nothing_behind_is_gone(self) -> None:
         await self.store.join(OTHER)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from perdure._core.ids import Fence, Generation, NodeId, StreamId
 from perdure._core.leases import Leases
+from perdure._core.states import ClaimState
 from perdure.store import base
 from perdure.store.codec import Codec, Payloads
 
@@ -73,7 +74,10 @@ class MemoryNodes:
     async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
         return [row.record for row in self._streams.values() if row.record.node == node and not row.record.sealed]
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[base.StreamRecord]:
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[base.StreamRecord] | None:
+        row = self._nodes.get(node)
+        if row is not None and beat not in (None, row.record.beat):
+            return None
         self._writes += 1
         if (row := self._nodes.pop(node, None)) is not None:
             # Under new keys: a `MailReceived` of the heir may be on its way, and must not take what it has not seen.
@@ -167,21 +171,22 @@ class MemoryLiveness:
         self._node = node
         self._monotonic = monotonic
         self._leases = Leases(node, lease=lease, now=monotonic())
-        if self.holds:
+        if self.own_claim is not ClaimState.BURIED:
             store._beat(node, b"{}")
 
     @property
-    def holds(self) -> bool:
+    def own_claim(self) -> ClaimState:
+        """A store in this very process knows at any moment whether the node is there."""
         now, row = self._monotonic(), self._store._nodes.get(self._node)
         if row is None or row.left:
-            self._leases.lapse()
+            self._leases.bury()
         elif len(self._store._nodes) == 1:  # it is alone
             self._leases.alone(now=now)
-        return self._leases.holds(now=now)
+        return self._leases.claim(now=now)
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()
-        if self.holds:  # else other nodes would take this one for alive, and wait in vain
+        if self.own_claim is not ClaimState.BURIED:
             self._store._beat(self._node, facts)
             self._leases.beaten(sent=sent, now=self._monotonic())
 

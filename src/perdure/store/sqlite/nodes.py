@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from perdure._core.ids import Fence, NodeId
+from perdure._core.states import ClaimState
 from perdure.store import rows
 from perdure.store.base import RECORD_VERSION, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
@@ -35,9 +36,12 @@ def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> Non
 
 
 def bury(
-    _: StepWriter, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId
-) -> tuple[list[StreamRecord], bool]:
-    """Give the streams that it read, and whether it had mail."""
+    _: StepWriter, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId, beat: int | None
+) -> tuple[list[StreamRecord], bool] | None:
+    """Give the streams that it read, and whether it had mail; or `None` if it has beaten since `beat`."""
+    found = connection.execute(_SQL["read_beat"], (node,)).fetchone()
+    if beat is not None and found not in (None, (beat,)):
+        return None
     read = [rows.stream_record(row) for row in connection.execute(_SQL["streams_read_from"], (node,))]
     connection.execute(_SQL["drop_readers"], (node,))
     mail = connection.execute(_SQL["inherit_mail"], (heir, node)).rowcount > 0
@@ -50,7 +54,7 @@ def bury(
 class SqliteLiveness:
     """By locks: free means dead. Nothing has to be repeated to stay alive, and a process that stands still is not dead.
 
-    Its own claims hold as long as it holds its lock, which it does until it leaves or closes.
+    Its own claim holds as long as it holds its lock, which it does until it leaves or closes. So it is never FROZEN.
     """
 
     def __init__(
@@ -65,8 +69,8 @@ class SqliteLiveness:
         self._alive: dict[NodeId, float] = {}
 
     @property
-    def holds(self) -> bool:
-        return self._locks.holds(self._node)
+    def own_claim(self) -> ClaimState:
+        return ClaimState.HOLDING if self._locks.holds(self._node) else ClaimState.BURIED
 
     async def beat(self, facts: bytes) -> None:
         """Written only if there is something new to tell."""

@@ -177,8 +177,11 @@ class SqliteStore(Reads, Opens):
             node, locks=self._locks, writer=self._writer, readers=self._readers, monotonic=monotonic
         )
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
-        read, mail = await self._writer.run(partial(nodes.bury, node=node, heir=heir))
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        buried = await self._writer.run(partial(nodes.bury, node=node, heir=heir, beat=beat))
+        if buried is None:
+            return None
+        read, mail = buried
         await asyncio.to_thread(self._locks.bury, node)
         if mail:
             self._hints.hint(heir, ())

@@ -290,6 +290,9 @@ INSERT INTO clock (only, offset) VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET 
 -- beat: what a node has to tell of itself
 UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
 
+-- read_beat: a node's counter
+SELECT beat FROM node WHERE id = ?;
+
 -- all_nodes: the nodes that have joined and are not buried
 SELECT id, record, beat, facts FROM node ORDER BY key;
 
