@@ -335,10 +335,10 @@ class Stream:
         """Another node writes it, and it has come this far."""
         tail, readers, writes = self.tail, self.readers, self.writer is not None
         under_way = writes and (record.fence == self.fence or tail.durable < tail.last)
-        if record.fence < self.fence or under_way or self.writing is WritingState.UNLOGGED:
+        if record.generation < self.generation or under_way or self.writing is WritingState.UNLOGGED:
             # Read before this node became the writer; or what it still writes will be refused, and dealt with there.
             return
-        if record.generation != self.generation:
+        if record.fence != self.fence:
             readers.end_beyond(tail.durable)
         self._set_node(record)
         if writes:

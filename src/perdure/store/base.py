@@ -20,6 +20,9 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
    their numbers, an ended call keeps its first end.
 6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the
    previous generation ended, so that an old position never names a new event. Of several claims at once, one succeeds.
+   No fence is given twice, by `join` or by `claim`, not even by a store that has lost what it gave out last (a replica
+   that lagged): a counter does not do, 40 random bits do (`_core.ids.new_fence`). Fences are compared for equality and
+   fit 63 bits; nothing orders them, because the generation tells which claim is later.
 7. **Answers last.** `Trim` never removes a final answer; only `DropStream`, `EndSession` and `sweep` do.
 8. **Only a hint.** A wake-up may be lost, late or needless; `read` tells the truth.
 9. **Failure is named.** A backend's own exceptions leave as `StoreError`, with their cause kept.

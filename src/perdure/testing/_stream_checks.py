@@ -1,6 +1,7 @@
 """Promises 1 to 6 and 16: what goes into a stream comes out of it, and one node at a time writes it."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -268,12 +269,31 @@ class WriterChecks(StreamCase):
         same("the ended generations", list(await self.store.generations(STREAM)), wanted)
 
     async def promise_6_no_fence_is_given_twice(self) -> None:
+        """Also not to a node that joins again, and in whatever process."""
         fences = [self.fence]
-        for number in range(3):
-            fences.append(await self.store.join(NodeId(f"node-{number}")))
-            fences.append((await self.claim()).fence)
-            await self.reopen()
+        for number in range(30):
+            node = NodeId(f"node-{number % 10}")
+            async with self.elsewhere() as elsewhere:
+                fences.append(await elsewhere.join(node))
+                fences.append((await self.claim()).fence)
+                await elsewhere.leave(node)
+            if number % 10 == 0:
+                await self.reopen()
         same("different fences", len(set(fences)), len(fences))
+        same("fences that do not fit 63 bits", [fence for fence in fences if not 0 <= fence < 1 << 63], [])
+
+    async def promise_6_fences_are_not_counted(self) -> None:
+        """A counter gives the same again, once the store has lost what it gave out last."""
+        fences: list[int] = []
+        for number in range(20):
+            name = StreamId(f"same story {number}")
+            await self.open_stream(name)
+            claimed = await self.store.claim(name, node=NODE, held=self.fence)
+            assert claimed is not None, "a stream that is there can be claimed"
+            same("the generation", claimed.generation, 2)
+            fences.append(claimed.fence)
+        ordered = [later - earlier for earlier, later in itertools.pairwise(fences)]
+        assert len(set(ordered)) > 1, f"fences follow each other, so a store that lost some gives them again: {fences}"
 
     async def promise_6_of_several_claims_one_succeeds(self) -> None:
         async with self.elsewhere() as elsewhere:

@@ -254,7 +254,8 @@ class MemoryWrites(MemoryNodes):
         before = found.record
         found.generations.append(Generation(generation=before.generation, end=before.last))
         del found.generations[: -base.KEPT_GENERATIONS]
-        found.record = replace(before, node=node, fence=self._next_fence(), generation=before.generation + 1)
+        generation = before.generation + 1
+        found.record = replace(before, node=node, fence=self._new_fence(generation), generation=generation)
         return found.record
 
     async def reattach(self, session: SessionId) -> base.SessionRecord | None:

@@ -26,7 +26,7 @@ def join(
     else:
         connection.execute(_SQL["set_clock"], (offset,))
     connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
-    return steps.streams.next_fence(), offset
+    return steps.streams.new_fence(), offset
 
 
 def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> None:

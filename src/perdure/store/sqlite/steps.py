@@ -1,5 +1,6 @@
 """Applies steps to the writing connection, within a transaction that the caller holds."""
 
+import secrets
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 
 from perdure._core import retention
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.ids import NO_FENCE, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.states import CallState
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
 from perdure.store import base, rows
@@ -212,16 +213,19 @@ class StreamSteps:
         cursor.execute(_SQL["put_sender"], (key, step.node, step.sender, step.first + len(step.payloads) - 1))
         return None
 
-    def next_fence(self) -> Fence:
-        self._cursor.execute(_SQL["raise_fence"])
-        (fence,) = self._cursor.execute(_SQL["read_fence"]).fetchone()
-        return Fence(fence)
+    def new_fence(self, generation: int = 1, *, above: Fence = NO_FENCE) -> Fence:
+        """An earlier release may share the file. It counts fences up and orders them: what it is given is above those
+        of its neighbours, and what they are given is above the one that they take over from."""
+        fence = new_fence(generation, secrets.token_bytes, above=above)
+        self._cursor.execute(_SQL["raise_fence"], (fence,))
+        return fence
 
     def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> base.StreamRecord | None:
         self._cursor.execute(_SQL["end_generation"], (stream, held))
         if self._cursor.rowcount != 1:
             return None
-        self._cursor.execute(_SQL["next_generation"], (node, self.next_fence(), stream))
+        (generation,) = self._cursor.execute(_SQL["generation_of"], (stream,)).fetchone()
+        self._cursor.execute(_SQL["next_generation"], (node, self.new_fence(generation + 1, above=held), stream))
         self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": base.KEPT_GENERATIONS})
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 

@@ -254,11 +254,11 @@ SELECT record, name, session, holder, current, next FROM chain WHERE name = ?;
 -- chain_of_session: a session's chain
 SELECT record, name, session, holder, current, next FROM chain WHERE session = ?;
 
--- raise_fence: the next fence, part one
-UPDATE fence SET last = last + 1;
+-- raise_fence: what an earlier release gives out next is above this fence
+UPDATE fence SET last = max(last, ?);
 
--- read_fence: the next fence, part two
-SELECT last FROM fence;
+-- generation_of: the present generation of a stream
+SELECT generation FROM stream WHERE id = ?;
 
 -- end_generation: where the writer of a stream ended, if its fence is the one that was seen
 INSERT INTO generation (stream, generation, "end")
