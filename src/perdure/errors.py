@@ -11,6 +11,7 @@
     │   │   ├── StoreTooNew       the file was written by a newer release
     │   │   └── StoreReplaced     the file was deleted, or another one is in its place
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
+    │   ├── Behind                the store has lost what came before; its writer, or sender, knows of it
     │   ├── IdTaken               a running request of the session has this id already
     │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may
     │   ├── TooManyCalls          the session has as many running calls as it may
@@ -93,6 +94,15 @@ class StoreReplaced(StoreLost):
 
 class StaleFence(StoreError):
     """Another writer has taken over."""
+
+
+class Behind(StoreError):
+    """The store has lost what came before."""
+
+    def __init__(self, message: str | None = None, *, last: int) -> None:
+        super().__init__(message)
+        self.last = last
+        """The number of the last event, or message, that the store has; 0 if it has none."""
 
 
 class IdTaken(StoreError):

@@ -98,6 +98,7 @@ def test_what_cannot_be_a_session_id_is_none(text: str) -> None:
 
 
 ENDED = (Generation(generation=1, end=10), Generation(generation=2, end=14))
+LATER = (Generation(generation=2, end=10), Generation(generation=5, end=14))
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,21 @@ ENDED = (Generation(generation=1, end=10), Generation(generation=2, end=14))
 def test_a_lost_tail_never_lets_an_old_position_name_a_new_event(generation: int, seq: int, goes_on_after: int) -> None:
     position = Position(kind=Kind.CALL, stream=StreamId("s" * 22), generation=generation, seq=seq)
     assert place(position, generation=3, last=20, ended=ENDED) == goes_on_after
+
+
+@pytest.mark.parametrize(
+    ("generation", "seq", "goes_on_after"),
+    [
+        (3, 9, 9),  # a claim that was lost: it went on behind the second generation
+        (4, 12, 10),  # what it wrote is gone, and new events have the numbers
+        (5, 12, 12),
+        (1, 7, 0),  # older than all that are known
+        (7, 5, 0),  # lost, and nobody has claimed it since
+    ],
+)
+def test_a_position_of_a_lost_claim_goes_on_where_that_began(generation: int, seq: int, goes_on_after: int) -> None:
+    position = Position(kind=Kind.CALL, stream=StreamId("s" * 22), generation=generation, seq=seq)
+    assert place(position, generation=6, last=20, ended=LATER) == goes_on_after
 
 
 @given(st.integers(1, 999_999), st.binary(min_size=5, max_size=5))

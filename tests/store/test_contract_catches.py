@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, TooManyCalls
+from perdure.errors import Behind, IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls
 from perdure.store.base import (
     MAX_MAIL,
     Append,
@@ -104,26 +104,33 @@ class ForgetsGenerations(MemoryStore):
 
 
 class KeepsTheGeneration(MemoryStore):
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        record = await super().claim(stream, node=node, held=held)
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        record = await super().claim(stream, node=node, held=held, known=known)
         return record and replace(record, generation=1)
+
+
+class ForgetsLostGenerations(MemoryStore):
+    """A generation that its readers know of comes again, with other events."""
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        return await super().claim(stream, node=node, held=held)
 
 
 class LetsEverybodyClaim(MemoryStore):
     """Looks at the fence that the caller has seen, and takes the stream when others have looked as well."""
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         if self._written(stream, held) is None:
             return None
         await asyncio.sleep(0)
-        return await super().claim(stream, node=node, held=self._streams[stream].record.fence)
+        return await super().claim(stream, node=node, held=self._streams[stream].record.fence, known=known)
 
 
 class ClaimsWhatIsSealed(MemoryStore):
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         if (found := self._written(stream, held)) is not None:
             found.record = replace(found.record, sealed=False)
-        return await super().claim(stream, node=node, held=held)
+        return await super().claim(stream, node=node, held=held, known=known)
 
 
 class HandsMailOutOnce(MemoryStore):
@@ -184,13 +191,49 @@ class TakesAwayWithoutAppending(MemoryStore):
 class CountsMailNowAndThen(MemoryStore):
     """One message in 64 is refused, and those behind it are taken."""
 
+    beyond = 0
+
     def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
         row = self._nodes.get(step.node)
-        if row is None or len(row.mail) < MAX_MAIL or self._mail_key % 64 == 0:
-            self._mail_key += row is not None and len(row.mail) >= MAX_MAIL
+        if row is None or len(row.mail) < MAX_MAIL:
+            return super()._deliver(step)
+        self.beyond += 1
+        if self.beyond % 64 == 1:
             return super()._deliver(step)
         self._put_mail(step.node, step.message)
         return None
+
+
+class TakesEveryHole(MemoryStore):
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        return super()._append(replace(step, lost=True))
+
+
+class TakesNoHole(MemoryStore):
+    """A call whose events were lost never gets its answer in."""
+
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        return super()._append(replace(step, lost=False))
+
+
+class FillsHoles(MemoryStore):
+    """Numbers that were lost get other events."""
+
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        found = self._streams.get(step.stream)
+        ours = found is not None and found.record.fence == step.fence and found.record.node and not found.record.sealed
+        if step.lost and found is not None and ours:
+            known = {event.seq for event in found.events}
+            found.events = sorted([*found.events, *(event for event in step.events if event.seq not in known)])
+            last = max([found.record.last, *(event.seq for event in step.events)])
+            found.record = replace(found.record, last=last)
+        return super()._append(step)
+
+
+class CallsEveryRefusalStale(MemoryStore):
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        refusal = super()._append(step)
+        return StaleFence(str(refusal)) if refusal is not None else None
 
 
 class TakesTheLivingForDead(MemoryStore):
@@ -408,8 +451,13 @@ class CountsLostEventsAsRead(MemoryStore):
         (GivesEverybodyTheSameFence, "promise 6 no fence is given twice"),
         (CountsFences, "promise 6 fences are not counted"),
         (LetsEverybodyClaim, "promise 6 of several"),
+        (ForgetsLostGenerations, "promise 6 a generation that was lost"),
         (ClaimsWhatIsSealed, "promise 6 what is sealed"),
         (TrimsAnswers, "promise 7"),
+        (TakesEveryHole, "promise 2 an append that leaves a hole"),
+        (TakesNoHole, "promise 4 the writer of a store that lost events"),
+        (FillsHoles, "promise 4 the writer of a store that lost events"),
+        (CallsEveryRefusalStale, "promise 2"),
         (HandsMailOutOnce, "promise 10 mail stays"),
         (InheritsUnderOldKeys, "promise 10 the heir"),
         (FailsTheWholeCommitForOneMessage, "promise 10 a message for an unknown node"),

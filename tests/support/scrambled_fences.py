@@ -39,8 +39,8 @@ class ScrambledFences(SqliteStore):
     async def join(self, node: NodeId) -> Fence:
         return scrambled(await super().join(node))
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        record = await super().claim(stream, node=node, held=scrambled(held))
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        record = await super().claim(stream, node=node, held=scrambled(held), known=known)
         return record and _record(record)
 
     async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:

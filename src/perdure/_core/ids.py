@@ -80,12 +80,13 @@ class Generation:
 def place(position: Position, *, generation: int, last: int, ended: Sequence[Generation]) -> int:
     """The sequence number after which a reader goes on: that of the position, or less where its tail was lost.
 
-    For a generation that is not recorded, all events count as lost.
+    Of a generation that is not recorded all events count as lost: it began behind the end of the last one before it,
+    or it is older than all that are known. One that is still to come is of a store that lost it.
     """
     if position.generation == generation:
         return min(position.seq, last)
-    ends = {before.generation: before.end for before in ended}
-    return min(position.seq, ends.get(position.generation, 0))
+    known = {before.generation: before.end for before in ended if before.generation <= position.generation}
+    return min(position.seq, known[max(known)]) if known and position.generation < generation else 0
 
 
 def position_prefix(kind: Kind, stream: StreamId, generation: int) -> str:

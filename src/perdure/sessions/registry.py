@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from perdure._core.ids import Kind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import Request
-from perdure._core.states import CallState, LogState, SessionState, SessionStep
+from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext
@@ -365,7 +365,7 @@ class SessionRegistry:
                 StreamInfo(
                     id=stream.id,
                     kind="standalone" if stream.kind is Kind.STANDALONE else "call",
-                    state=stream.state,
+                    state=_shown_state(stream),
                     last=stream.tail.last,
                     connected_since=stream.reader.since if stream.reader else None,
                 )
@@ -409,3 +409,10 @@ class SessionRegistry:
         for session in self._by_id.values():
             session.orphans.close()
         await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
+
+
+def _shown_state(stream: Stream) -> str:
+    """The state of a stream as it is shown: an open one is live while it is read."""
+    if stream.content is not ContentState.OPEN:
+        return str(stream.content.value)
+    return "live" if stream.readers.present else "detached"

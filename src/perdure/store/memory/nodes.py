@@ -45,7 +45,7 @@ class MemoryNodes:
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
         self._subscriptions: dict[object, tuple[NodeId, base.HintListener, asyncio.AbstractEventLoop]] = {}
-        self._mail_key = 0
+        self._key = 0
         self._writes = 0
 
     def _new_fence(self, generation: int = 1) -> Fence:
@@ -96,9 +96,12 @@ class MemoryNodes:
 
     def _put_mail(self, node: NodeId, message: bytes) -> None:
         if (row := self._nodes.get(node)) is not None:
-            self._mail_key += 1
-            row.mail.append(base.Mail(self._mail_key, message))
+            row.mail.append(base.Mail(self._next_key(), message))
             self.hint(node, ())
+
+    def _next_key(self) -> int:
+        self._key = base.next_key(self._key, now=time.time())
+        return self._key
 
     # Forwarded messages
 
