@@ -204,6 +204,23 @@ class CountsMailNowAndThen(MemoryStore):
         return None
 
 
+class ShowsMailOutOfOrder(MemoryStore):
+    """Keys come from a sequence, and commits come in another order than their keys."""
+
+    posts = 0
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        [step] = steps if len(steps) == 1 else [None]
+        if not isinstance(step, SendMail) or (row := self._nodes.get(step.node)) is None:
+            return await super().commit(steps)
+        key = self._next_key()
+        self.posts += 1
+        for _ in range(self.posts % 5):
+            await asyncio.sleep(0)
+        row.mail = sorted([*row.mail, Mail(key, step.message)])
+        return [None]
+
+
 class TakesEveryHole(MemoryStore):
     def _append(self, step: Append) -> StaleFence | Behind | None:
         return super()._append(replace(step, lost=True))
@@ -459,6 +476,7 @@ class CountsLostEventsAsRead(MemoryStore):
         (FillsHoles, "promise 4 the writer of a store that lost events"),
         (CallsEveryRefusalStale, "promise 2"),
         (HandsMailOutOnce, "promise 10 mail stays"),
+        (ShowsMailOutOfOrder, "promise 10 mail becomes visible"),
         (InheritsUnderOldKeys, "promise 10 the heir"),
         (FailsTheWholeCommitForOneMessage, "promise 10 a message for an unknown node"),
         (CountsMailNowAndThen, "promise 10 mail is read a page"),
