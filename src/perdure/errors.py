@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from perdure.errors_sdk import OutcomeUnknown as OutcomeUnknown
     from perdure.errors_sdk import Unreachable as Unreachable
 
-#: They need the SDK, which takes most of a second to import, so it is imported when one of them is used.
-_WITH_SDK = ("OutcomeUnknown", "Unreachable")
-
 
 class PerdureError(Exception):
     """Something in Perdure went wrong."""
@@ -159,7 +156,8 @@ class StateUnusable(StateError):
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_SDK:
+    # They need the SDK, which takes most of a second to import, so it is imported when one of them is used.
+    if name in ("OutcomeUnknown", "Unreachable"):
         from perdure import errors_sdk
 
         return getattr(errors_sdk, name)

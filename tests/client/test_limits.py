@@ -97,7 +97,8 @@ async def test_a_process_that_stops_is_asked_again_when_it_says_so(tmp_path: Pat
     """503 with `Retry-After`: it has not taken the call, so the next process gets it."""
     gate, log = tmp_path / "gate", tmp_path / "diary"
     progress = Progress()
-    async with cluster(tmp_path / "log.db", "--retry", "0.05") as site:
+    # The call ends when the gate opens, however long the next process takes to start.
+    async with cluster(tmp_path / "log.db", "--retry", "0.05", "--drain-timeout", "100s") as site:
         async with perdure.connect(site.proxy.url, patience=LONG) as client:
             running = asyncio.create_task(
                 client.call_tool("pay", {"n": 4, "gate": str(gate), "pauses": [2], "log": str(log)}, None, progress)
@@ -111,7 +112,6 @@ async def test_a_process_that_stops_is_asked_again_when_it_says_so(tmp_path: Pat
             site.proxy.upstreams = (new.port,)
             open_gate(f"{gate}.2")
             assert text(await running) == "counted to 4"
-            site.proxy.cut()
             assert text(await later).endswith(f" {new.pid}")
         assert diary(log) == [("-", old.pid)]
 

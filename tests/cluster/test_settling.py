@@ -235,7 +235,7 @@ async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: Hou
     assert shop.seen == []
 
 
-async def test_whoever_starts_next_settles_what_was_left_where_nobody_lives(house: House) -> None:
+async def test_the_next_node_to_start_settles_what_was_left_where_none_lives(house: House) -> None:
     async with serve(Library().server, store=SqliteStore(str(house.path))) as first:
         peer = await first.join()
         ghost = await house.ghost()

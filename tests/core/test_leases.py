@@ -98,7 +98,7 @@ def test_nobody_calls_itself_dead() -> None:
     assert mine.observe({ME: 1}, asked=LEASE, now=LEASE) == []
 
 
-def test_a_node_that_was_buried_is_forgotten_and_a_namesake_starts_anew() -> None:
+def test_a_node_that_was_buried_is_forgotten_and_a_namesake_starts_from_the_beginning() -> None:
     mine = watching()
     beat_until(mine, LEASE)
     assert mine.observe({ME: 5}, asked=1.0, now=1.0) == []
@@ -106,7 +106,7 @@ def test_a_node_that_was_buried_is_forgotten_and_a_namesake_starts_anew() -> Non
     assert mine.ages(now=LEASE) == {ME: 0.0, OTHER: 0.0}
 
 
-def test_an_observer_that_was_silent_itself_starts_its_observations_anew() -> None:
+def test_an_observer_that_was_silent_itself_starts_its_observations_again() -> None:
     """Paused or cut off for more than half a lease, less than its own claim lasts."""
     mine = watching()
     beat_until(mine, 8)
@@ -231,7 +231,7 @@ lives = st.lists(segments, min_size=1, max_size=12).map(lambda parts: [moment fo
 
 @settings(max_examples=500, deadline=None)
 @given(st.tuples(lives, lives, lives))
-def test_whoever_is_called_dead_has_lapsed_by_its_own_clock_first(
+def test_a_node_that_is_called_dead_has_lapsed_by_its_own_clock_first(
     histories: tuple[list[tuple[str, ...]], ...],
 ) -> None:
     """Pauses, cut-offs, slow networks, lost answers; a life that is over is a death."""

@@ -87,6 +87,24 @@ async def test_new_sessions_and_calls_are_refused_while_it_drains(folder: Path) 
             assert await served.wait() == 0
 
 
+async def test_a_call_over_an_idle_connection_is_refused_and_not_lost_while_it_drains(folder: Path) -> None:
+    """Its client may be sending in the very moment in which it would be closed, and could not know that nothing ran."""
+    async with started() as (served, peer):
+        session = await peer.session()
+        async with (
+            await running(session, "until_there", name="bread") as call,
+            await peer.begin("GET", path="/healthz") as idle,
+        ):
+            assert (await idle.answer()).status == 200
+            await drain(served, peer)
+            await idle.again(session.request("POST", session.call_body("until_there", name="cake")))
+            answer = await idle.answer()
+            assert (answer.status, answer.header("retry-after"), answer.header("connection")) == (503, "1", "close")
+            (folder / "bread").touch()
+            assert result_of(await call.answer()) == "bread is there"
+            assert await served.wait() == 0
+
+
 async def test_an_idle_reader_is_told_when_to_come_back_and_ended(folder: Path) -> None:
     async with started("--retry", "1500ms") as (served, peer):
         session = await peer.session()

@@ -1,7 +1,7 @@
 """Finds the caller's session, and puts a reader on one of its streams: what every method of the endpoint needs."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -9,12 +9,12 @@ from starlette.types import Scope
 from perdure._core import sse
 from perdure._core.states import SessionState
 from perdure.assembly import ServerProcess
-from perdure.errors import SessionEnded, StoreError
+from perdure.errors import HeldElsewhere, SessionEnded, StoreError
 from perdure.http.body import Bodies, Headers
 from perdure.http.credentials import Credentials
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.recovery import Recovery
-from perdure.http.refusals import Refusal, Refused, session_gone, store_refused
+from perdure.http.refusals import Refusal, Refused, session_gone
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.session import Session
@@ -49,26 +49,29 @@ class SessionAccess:
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
-        try:
+        with self.refusing(Refusal.STORE_UNREADABLE):
             session = await self.sessions.find(text.decode("latin-1"), owner)
             if session is None or session.state is SessionState.OPENING:
                 raise await self._recovery.gone(headers, owner, scope)
-        except SessionEnded:
-            raise self.gone() from None
-        except StoreError as failure:
-            raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
         with session.in_use():
-            try:
+            with self.refusing(Refusal.STORE_UNREADABLE):
                 spans.tell(session=session.name)
                 self.credentials.bring(session.id, scope)
                 await session.come_back()
                 if session.waits and resume:
                     await self.waiting.resume(session, HttpRequest(scope))
-            except SessionEnded:
-                raise self.gone() from None
-            except StoreError as failure:
-                raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
             yield session
+
+    @contextmanager
+    def refusing(self, otherwise: Refusal) -> Iterator[None]:
+        """Refuse what cannot be done because the session has ended, or because the store fails: another node knows
+        more, or what the caller was about to do fails (`otherwise`)."""
+        try:
+            yield
+        except SessionEnded:
+            raise self.gone() from None
+        except StoreError as failure:
+            raise Refused(Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise) from None
 
     def refuse_if_draining(self) -> None:
         """Refuse new work once the end has begun: it goes elsewhere."""

@@ -16,11 +16,12 @@ from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, accepts, replayed, require_json
 from perdure.http.credentials import caller_of
 from perdure.http.event_stream import EventStreamResponse
-from perdure.http.refusals import Answer, Refusal, Refused, store_refused
+from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.log.stream import Stream
 from perdure.sessions.client_messages import receive
 from perdure.sessions.ledger import Call, Duplicate, Intake
 from perdure.sessions.session import Session
+from perdure.store.base import paged
 from perdure.telemetry import tracing as spans
 
 MAX_HANDSHAKE = 64 << 10
@@ -78,7 +79,8 @@ class PostHandler:
         size = weigh(body)
         try:
             self._check_work(session, messages, size)
-            calls = await self._accept(session, requests, body, size) if requests else []
+            with self._access.refusing(Refusal.STORE_FAILS):
+                calls = await self._accept(session, requests, body, size) if requests else []
         except Refused as refused:
             raise refused.answering(requests[0].id if requests else None) from None
         if not calls:
@@ -112,10 +114,8 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             share = size // len(messages) or 1
-            try:
+            with self._access.refusing(Refusal.STORE_FAILS):
                 await receive(session, message, http, size=share, cancel_waiting=self._access.waiting.cancel)
-            except StoreError:
-                raise Refused(Refusal.STORE_FAILS) from None
 
     # Requests
 
@@ -141,10 +141,6 @@ class PostHandler:
             raise Refused(Refusal.DUPLICATE_ID, seen=requests[0].id) from None
         except TooManyCalls:
             raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
-        except StoreError as failure:
-            raise store_refused(failure, Refusal.STORE_FAILS) from None
-        except SessionEnded:
-            raise self._access.gone() from None
 
     def _check_room(self) -> None:
         self._access.refuse_if_draining()
@@ -174,7 +170,8 @@ class PostHandler:
         if weigh(body) > MAX_HANDSHAKE_MEMORY:
             raise Refused(Refusal.HANDSHAKE_TOO_RICH, limit=MAX_HANDSHAKE_MEMORY)
         self._check_room()
-        reattached = await self._reattach(request, body, http, headers, owner)
+        with self._access.refusing(Refusal.STORE_FAILS):
+            reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
 
     async def _reattach(
@@ -198,8 +195,6 @@ class PostHandler:
                     [call] = await intake.accept([body])
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, seen=request.id) from None
-        except StoreError as failure:
-            raise store_refused(failure, Refusal.STORE_FAILS) from None
         except SessionEnded:
             return None
         with call.stream.kept_whole():
@@ -233,11 +228,8 @@ class PostHandler:
 
 async def _answers(stream: Stream) -> list[bytes]:
     """The answers on a stream that is over. There are none where the store refused it for good."""
-    answers: list[bytes] = []
-    after = 0
-    while events := await stream.read(after=after, limit=stream.tail.last):
-        answers += [event.payload for event in events if event.final]
-        after = events[-1].seq
+    events = paged(lambda after: stream.read(after=after, limit=stream.tail.last))
+    answers = [event.payload async for event in events if event.final]
     if not answers:
         raise Refused(Refusal.STORE_FAILS)
     return answers

@@ -19,7 +19,6 @@ from perdure._core.codes import (
 )
 from perdure._core.jsonrpc import error_payload
 from perdure._core.text import printable
-from perdure.errors import HeldElsewhere, StoreError
 
 
 class Refusal(enum.Enum):
@@ -98,11 +97,6 @@ class Refusal(enum.Enum):
         self.status = status
         self.code = code
         self.sentence = sentence
-
-
-def store_refused(failure: StoreError, otherwise: Refusal) -> Refused:
-    """Refuse because of a failing store: another node knows more, or what the caller was about to do fails."""
-    return Refused(Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise)
 
 
 _RECOVERIES = {

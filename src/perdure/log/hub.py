@@ -151,7 +151,7 @@ class Hub:
     def attach(self, reader: Reader) -> None:
         """Put a reader on its stream. The newest wins, whichever the store answered first; the other one is ended."""
         stream = reader.stream
-        before = stream.reader
+        before = stream.readers.reader
         self.readers.add(reader)
         if before is not None and before.arrival > reader.arrival:
             reader.end()

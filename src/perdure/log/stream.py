@@ -437,11 +437,6 @@ class Stream:
 
     # Who reads
 
-    @property
-    def reader(self) -> Reader | None:
-        """The reader at this node."""
-        return self.readers.reader
-
     def set_remote_reader(self, record: ReaderRecord | None, *, arrival: int) -> None:
         """Take over what the store tells of a reader at another node, with the hub's arrival number of this moment."""
         readers = self.readers
@@ -722,6 +717,6 @@ class Streams:
         principal while their session is not in memory, or their session has ended."""
         for stream in self:
             tail = stream.tail
-            at_rest = stream.reader is None and not tail.pins and tail.durable >= tail.last
+            at_rest = stream.readers.reader is None and not tail.pins and tail.durable >= tail.last
             if at_rest and not is_needed(stream):
                 self.release(stream)

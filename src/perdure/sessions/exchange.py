@@ -166,7 +166,7 @@ class Exchange:
         """Whether what belongs to this call would find no reader on the call's own stream."""
         stream = call.stream
         return self.session.context.settings.json_response or (
-            stream.reader is None and self.session.orphans.is_orphan(stream)
+            stream.readers.reader is None and self.session.orphans.is_orphan(stream)
         )
 
     def new_ask_id(self) -> str:
@@ -208,8 +208,8 @@ class Exchange:
     def close_reader(self, call: int | None) -> None:
         found = None if call is None else self.calls.by_number.get(call)
         stream = self.session.standalone if call is None else None if found is None else found.stream
-        if stream is not None and stream.reader is not None:
-            stream.reader.stop_here()
+        if stream is not None and stream.readers.reader is not None:
+            stream.readers.reader.stop_here()
 
     def failed(self, failure: BaseException | None) -> None:
         self.runtime.forget()

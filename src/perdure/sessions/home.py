@@ -384,8 +384,8 @@ class Home:
         if session.state is SessionState.ENDED:
             return
         session.exchange.runtime.on_home_lost()
-        if self.standalone.reader is not None:
-            session.context.hub.registry.on_attached(self.standalone.reader)
+        if self.standalone.readers.reader is not None:
+            session.context.hub.registry.on_attached(self.standalone.readers.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
             self.send(gap_notification(stream.id, seen[0], seen[-1], reason="lost"))

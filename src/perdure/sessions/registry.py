@@ -367,7 +367,7 @@ class SessionRegistry:
                     kind="standalone" if stream.kind is Kind.STANDALONE else "call",
                     state=_shown_state(stream),
                     last=stream.tail.last,
-                    connected_since=stream.reader.since if stream.reader else None,
+                    connected_since=stream.readers.reader.since if stream.readers.reader else None,
                 )
                 for stream in (session.standalone, *session.streams.values())
             ),

@@ -37,6 +37,8 @@ from perdure.store.base import (
     Step,
     Stick,
     StreamRecord,
+    changed,
+    paged,
     stream_by_id,
 )
 from perdure.telemetry.events import log_event
@@ -261,7 +263,7 @@ class Session:
             for stream in (self.standalone, *self.streams.values()):
                 if stream.is_sealed:
                     continue  # what is over ends by itself, with its answer
-                if (reader := stream.reader) is not None:
+                if (reader := stream.readers.reader) is not None:
                     reader.end()
                     hub.detach(reader)  # at once, as if it had left in this moment
                 # A reader at another node may be of this incarnation already, unless the client came here.
@@ -320,8 +322,8 @@ class Session:
         for stream in (self.standalone, *self.streams.values()):
             if not stream.is_sealed:
                 stream.expire()
-            if stream.reader is not None and not (stream.writer is not None and stream.is_sealed):
-                stream.reader.end()
+            if stream.readers.reader is not None and not (stream.writer is not None and stream.is_sealed):
+                stream.readers.reader.end()
 
     # Streams that are over
 
@@ -340,10 +342,9 @@ class Session:
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         # What is held is in memory alone; it is looked at first, because from there it goes into the store.
-        finals, after = stream.tail.finals, 0
-        while events := await self.context.store.read(stream.id, after=after, limit=1_000):
-            finals += [event for event in events if event.final]
-            after = events[-1].seq
+        finals = stream.tail.finals
+        stored = paged(lambda after: self.context.store.read(stream.id, after=after, limit=1_000))
+        finals += [event async for event in stored if event.final]
         answered = {json.loads(event.payload).get("id") for event in finals}
         message = "The answer to this request is no longer retained"
         return [
@@ -412,9 +413,4 @@ async def look_how_far(session: Session) -> None:
 def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
     if isinstance(step, Stick):
         return replace(record, sticky=sticky.after(record.sticky, step.request))
-    given = {
-        name: value
-        for name in ("state", "version", "result", "initialized")
-        if (value := getattr(step, name)) is not None
-    }
-    return replace(record, active=max(record.active, step.active or 0.0), **given)
+    return changed(record, step)

@@ -69,9 +69,9 @@ need not know of its loss. It only must not give out again what it gave out in t
 and the keys of mail and of forwarded messages (10).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
@@ -79,6 +79,8 @@ from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import Behind, IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
@@ -699,6 +701,22 @@ class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderSto
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *_: object) -> None: ...
+
+
+def changed(record: SessionRecord, step: ChangeSession) -> SessionRecord:
+    """Give a record as a step changes it."""
+    fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized")}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return replace(record, active=max(record.active, step.active or 0.0), **given)
+
+
+async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[T]:
+    """Give all that a store gives page by page; `read` gives the page behind a number, which each item has first."""
+    after = 0
+    while page := await read(after):
+        for item in page:
+            yield item
+        after = page[-1][0]
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

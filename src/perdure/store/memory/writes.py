@@ -58,7 +58,7 @@ class MemoryWrites(MemoryNodes):
             case base.PutSession():
                 return self._put_session(step)
             case base.ChangeSession() if session := self._going_on(step.session):
-                self._sessions[session.id] = _changed(session, step)
+                self._sessions[session.id] = base.changed(session, step)
             case base.Stick() if session := self._going_on(step.session):
                 sticky = self._payloads.stick(session.sticky, step.request)
                 self._sessions[session.id] = replace(session, sticky=sticky)
@@ -317,17 +317,6 @@ def caller(session: base.SessionRecord) -> tuple[str, str]:
 def call_key(call: base.CallRecord) -> tuple[SessionId, int, int | str]:
     """Give what no two running calls share (12)."""
     return call.session, call.incarnation, coerce_id(call.request_id)
-
-
-def _changed(session: base.SessionRecord, step: base.ChangeSession) -> base.SessionRecord:
-    return replace(
-        session,
-        active=session.active if step.active is None else max(session.active, step.active),
-        state=step.state or session.state,
-        version=session.version if step.version is None else step.version,
-        result=session.result if step.result is None else step.result,
-        initialized=session.initialized if step.initialized is None else step.initialized,
-    )
 
 
 def _reached(stream: StreamRow, step: base.Reached) -> base.StreamRecord:

@@ -9,7 +9,7 @@ from perdure.store import rows
 from perdure.store.base import RECORD_VERSION, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.locks import Locks
-from perdure.store.sqlite.read_pool import ReaderPool
+from perdure.store.sqlite.reads import ReaderPool
 from perdure.store.sqlite.steps import StepWriter, next_key
 from perdure.store.sqlite.writer import Writer
 
