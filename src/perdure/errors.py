@@ -12,6 +12,7 @@
     │   │   ├── StoreReplaced     the file was deleted, or another one is in its place
     │   │   └── NodeBuried        other nodes took this process for dead, and have settled its calls
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
+    │   ├── Behind                the store has lost what came before; its writer, or sender, knows of it
     │   ├── IdTaken               a running request of the session has this id already
     │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may
     │   ├── TooManyCalls          the session has as many running calls as it may
@@ -101,6 +102,15 @@ class StaleFence(StoreError):
 
 class StaleRecord(StoreError):
     """A session's record was changed since it was read."""
+
+
+class Behind(StoreError):
+    """The store has lost what came before."""
+
+    def __init__(self, message: str | None = None, *, last: int) -> None:
+        super().__init__(message)
+        self.last = last
+        """The number of the last event, or message, that the store has; 0 if it has none."""
 
 
 class IdTaken(StoreError):

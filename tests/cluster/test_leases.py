@@ -271,10 +271,10 @@ class StandsStill(FaultyStore):
             self.ahead += 20
         return await super().session(session)
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         assert self.view is not None
         self.claims.append(self.view.own_claim)
-        return await super().claim(stream, node=node, held=held)
+        return await super().claim(stream, node=node, held=held, known=known)
 
 
 async def test_a_node_that_stood_still_while_it_settles_claims_nothing_before_it_goes_on(town: Town) -> None:

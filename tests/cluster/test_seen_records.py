@@ -11,9 +11,7 @@ import pytest
 from perdure._core.ids import SessionId
 from perdure.store import SqliteStore
 from perdure.store.base import SessionRecord
-from tests.cluster.conftest import Node, Pair
-from tests.support.site import serve, until
-from tests.support.workshop import Workshop
+from tests.cluster.conftest import Node, Pair, Start
 
 pytestmark = pytest.mark.anyio
 
@@ -34,13 +32,7 @@ class WithoutStamps(SqliteStore):
 @pytest.fixture
 async def unstamped(tmp_path: Path) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as stack:
-        nodes = []
-        for shop in (Workshop(logs=True), Workshop(logs=True)):
-            store = WithoutStamps(str(tmp_path / "log.db"))
-            site = await stack.enter_async_context(serve(shop.server, store=store))
-            nodes.append(Node(site=site, shop=shop))
-        await until(lambda: all(len(node.site.app.other_nodes()) == 1 for node in nodes))
-        yield Pair(a=nodes[0], b=nodes[1])
+        yield await Start(stack, tmp_path, WithoutStamps)()
 
 
 def reads(node: Node) -> int:

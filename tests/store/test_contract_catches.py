@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, ClaimState, SessionState
-from perdure.errors import MailFull, NodeGone
+from perdure.errors import Behind, MailFull, NodeGone, StaleFence
 from perdure.store.base import (
     MAX_MAIL,
     Append,
@@ -106,26 +106,33 @@ class ForgetsGenerations(MemoryStore):
 
 
 class KeepsTheGeneration(MemoryStore):
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        record = await super().claim(stream, node=node, held=held)
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        record = await super().claim(stream, node=node, held=held, known=known)
         return record and replace(record, generation=1)
+
+
+class ForgetsLostGenerations(MemoryStore):
+    """A generation that its readers know of comes again, with other events."""
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        return await super().claim(stream, node=node, held=held)
 
 
 class LetsEverybodyClaim(MemoryStore):
     """Looks at the fence that the caller has seen, and takes the stream when others have looked as well."""
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         if self._written(stream, held) is None:
             return None
         await asyncio.sleep(0)
-        return await super().claim(stream, node=node, held=self._streams[stream].record.fence)
+        return await super().claim(stream, node=node, held=self._streams[stream].record.fence, known=known)
 
 
 class ClaimsWhatIsSealed(MemoryStore):
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         if (found := self._written(stream, held)) is not None:
             found.record = replace(found.record, sealed=False)
-        return await super().claim(stream, node=node, held=held)
+        return await super().claim(stream, node=node, held=held, known=known)
 
 
 class HandsMailOutOnce(MemoryStore):
@@ -186,13 +193,66 @@ class TakesAwayWithoutAppending(MemoryStore):
 class CountsMailNowAndThen(MemoryStore):
     """One message in 64 is refused, and those behind it are taken."""
 
+    beyond = 0
+
     def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
         row = self._nodes.get(step.node)
-        if row is None or len(row.mail) < MAX_MAIL or self._mail_key % 64 == 0:
-            self._mail_key += row is not None and len(row.mail) >= MAX_MAIL
+        if row is None or len(row.mail) < MAX_MAIL:
+            return super()._deliver(step)
+        self.beyond += 1
+        if self.beyond % 64 == 1:
             return super()._deliver(step)
         self._put_mail(step.node, step.message)
         return None
+
+
+class ShowsMailOutOfOrder(MemoryStore):
+    """Keys come from a sequence, and commits come in another order than their keys."""
+
+    posts = 0
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        [step] = steps if len(steps) == 1 else [None]
+        if not isinstance(step, SendMail) or (row := self._nodes.get(step.node)) is None:
+            return await super().commit(steps)
+        key = self._next_key()
+        self.posts += 1
+        for _ in range(self.posts % 5):
+            await asyncio.sleep(0)
+        row.mail = sorted([*row.mail, Mail(key, step.message)])
+        return [None]
+
+
+class TakesEveryHole(MemoryStore):
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        return super()._append(replace(step, lost=True))
+
+
+class TakesNoHole(MemoryStore):
+    """A call whose events were lost never gets its answer in."""
+
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        return super()._append(replace(step, lost=False))
+
+
+class FillsHoles(MemoryStore):
+    """Numbers that were lost get other events."""
+
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        found = self._streams.get(step.stream)
+        ours = found is not None and found.record.fence == step.fence and found.record.node and not found.record.sealed
+        if step.lost and found is not None and ours:
+            known = {event.seq for event in found.events}
+            found.events = sorted([*found.events, *(event for event in step.events if event.seq not in known)])
+            last = max([found.record.last, *(event.seq for event in step.events)])
+            found.record = replace(found.record, last=last)
+        return super()._append(step)
+
+
+class CallsEveryRefusalStale(MemoryStore):
+    def _append(self, step: Append) -> StaleFence | Behind | None:
+        refusal = super()._append(step)
+        return StaleFence(str(refusal)) if refusal is not None else None
 
 
 class TakesTheLivingForDead(MemoryStore):
@@ -368,6 +428,16 @@ class KeepsTheStamp(MemoryStore):
         return "always"
 
 
+class CountsFences(MemoryStore):
+    """After a failover to a replica that lags it counts the same again."""
+
+    counted = 0
+
+    def _new_fence(self, generation: int = 1) -> Fence:
+        self.counted += 1
+        return Fence(self.counted)
+
+
 class GivesEverybodyTheSameFence(MemoryStore):
     async def join(self, node: NodeId) -> Fence:
         return Fence(1)
@@ -452,11 +522,18 @@ class CountsLostEventsAsRead(MemoryStore):
         (OpensAnew, "promise 5"),
         (ForgetsGenerations, "promise 6"),
         (KeepsTheGeneration, "promise 6"),
-        (GivesEverybodyTheSameFence, "promise 2"),
+        (GivesEverybodyTheSameFence, "promise 6 no fence is given twice"),
+        (CountsFences, "promise 6 fences are not counted"),
         (LetsEverybodyClaim, "promise 6 of several"),
+        (ForgetsLostGenerations, "promise 6 a generation that was lost"),
         (ClaimsWhatIsSealed, "promise 6 what is sealed"),
         (TrimsAnswers, "promise 7"),
+        (TakesEveryHole, "promise 2 an append that leaves a hole"),
+        (TakesNoHole, "promise 4 the writer of a store that lost events"),
+        (FillsHoles, "promise 4 the writer of a store that lost events"),
+        (CallsEveryRefusalStale, "promise 2"),
         (HandsMailOutOnce, "promise 10 mail stays"),
+        (ShowsMailOutOfOrder, "promise 10 mail becomes visible"),
         (InheritsUnderOldKeys, "promise 10 the heir"),
         (FailsTheWholeCommitForOneMessage, "promise 10 a message for an unknown node"),
         (CountsMailNowAndThen, "promise 10 mail is read a page"),

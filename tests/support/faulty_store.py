@@ -101,9 +101,9 @@ class FaultyStore:
             await self.before_burial.wait()
         return await self._inner.bury(node, heir=heir, beat=beat)
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         await self._write_fault()
-        return await self._inner.claim(stream, node=node, held=held)
+        return await self._inner.claim(stream, node=node, held=held, known=known)
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         await self._write_fault()

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, StreamId
+from perdure._core.ids import Kind, NodeId, StreamId, place
 from perdure.cluster.on_demand import OnDemand
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import Chores
@@ -210,7 +210,7 @@ class RemoteReaders:
             with self._chores.surviving("a stream could not be followed", record.id):
                 stream = entry.reader.stream
                 before = stream.node
-                stream.follow(record)
+                stream.follow(record, kept=await self._look_for_loss(stream, record))
                 if not record.node and record.kind is Kind.STANDALONE:
                     homeless.append(record)
                 elif record.node not in ("", before, self._node) and not stream.is_over:
@@ -219,6 +219,18 @@ class RemoteReaders:
                     self._put(*self._reading(record.node, stream))
                     self._want_look_up(stream)
         return homeless
+
+    async def _look_for_loss(self, stream: Stream, record: StreamRecord) -> int | None:
+        """Another writer has gone on behind what was read here, and perhaps not behind all of it: the store may have
+        lost the end, or the claim under which it was written. Then gives where the other went on. (Or the record is
+        older than what is known here: the reader is ended for nothing then, and comes again.)"""
+        if stream.writer is not None or stream.is_over or record.fence == stream.fence:
+            return None
+        ended, known = await self._store.generations(stream.id), stream.tail.durable
+        end = place(stream.position(known), generation=record.generation, last=record.last, ended=ended)
+        if record.generation == stream.generation:  # the claim was lost and made again, by another node
+            end = min(known, max((generation.end for generation in ended), default=0))
+        return end if record.generation < stream.generation or end < known else None
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ come back is waited for during `session_grace`.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -24,9 +24,9 @@ from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
-from perdure._core.states import CALL, CallState, CallStep, SessionState, SessionStep, advance
+from perdure._core.states import CALL, CallState, CallStep, LogState, SessionState, SessionStep, advance
 from perdure.cluster.remote_readers import stream_ends
-from perdure.errors import HeldElsewhere, SessionEnded, StaleFence, StoreError, StoreUnavailable
+from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
@@ -211,7 +211,16 @@ class WaitingCalls:
         return await stream_ends(self._context.store, list(streams)) if streams else ()
 
 
+REASONS = {
+    Occasion.GRACE_PASSED: "its process died, and its principal did not come back",
+    Occasion.STORE_BEHIND: "the store lost its answer",
+}
+"""Why an outcome is unknown, where it is not simply that a process died."""
 DIED = "its process died"
+
+_LOOK_AGAIN = 30.0
+"""Seconds after which a node looks for calls whose end the store has lost, also where nothing told of a loss. It is one
+query, and a client that waits for such a call waits as long."""
 
 _RELEASE_AT_ONCE = 256
 """Homes of a dead node that are released in one commit."""
@@ -244,6 +253,8 @@ class Settler:
         self._chores = Chores()
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
+        self._doubts = 0
+        self._looked_for_lost = context.hub.monotonic()
 
     async def settle_node(self, dead: NodeId, beat: int) -> None:
         """Settle a dead node, and bury it, unless it has beaten since: it is back then, and keeps what was not claimed
@@ -307,6 +318,8 @@ class Settler:
             await self.waiting.give_up()
         with surviving("clients could not be asked to come again"):
             self.waiting.send_back()
+        with surviving("calls whose end was lost could not be looked for"):
+            await self._settle_lost()
         self._sessions.streams.release_parked(
             lambda stream: stream.id in self._in_progress or self._sessions.held(stream.session) is not None
         )
@@ -320,6 +333,52 @@ class Settler:
                     with surviving(f"stream {record.id} could not be followed", record.id):
                         own[record.id].follow(record)
                 self._checked = stamp
+
+    async def _settle_lost(self) -> None:
+        """Answer the calls that run under this node's name in the store, and that nothing here runs: the store has lost
+        their answers. Looked for where there was a sign of a loss, and now and then, because an idle node sees none."""
+        context, journal, now = self._context, self._context.journal, self._context.hub.monotonic()
+        doubts = journal.doubts
+        if journal.state is LogState.DEGRADED or (doubts == self._doubts and now < self._looked_for_lost + _LOOK_AGAIN):
+            return
+        await self._repair_own()
+        by = SettleRequest(occasion=Occasion.STORE_BEHIND, tools=ToolHints(self._sessions))
+        if suspects := [record.id for record in await context.store.written_by(context.node) if self._is_left(record)]:
+            # Some may be about to begin: they are written, and their callers have not gone on yet. Or they have just
+            # ended. Behind a step of this moment neither is so.
+            await journal.write(base.MailReceived(node=context.node, through=0))
+            await asyncio.sleep(0)
+            for record in await stream_ends(context.store, suspects):
+                if self._is_left(record) and not record.sealed and record.node == context.node:
+                    rows = await context.store.calls_on(record.id)
+                    if any(row.state is CallState.RUNNING for row in rows):  # others wait for their principal
+                        await self._settle(record, by)
+        self._doubts, self._looked_for_lost = doubts, now
+
+    async def _repair_own(self) -> None:
+        """Let streams that are written here, and that the store has lost all or the end of, not wait for their next
+        event: a call may be silent because its client is to answer an ask. It is asked again, and other nodes find the
+        call in the ledger, to cancel it."""
+        homes = [session.standalone for session in self._sessions if session.exchange.asks.open]
+        own = [stream for stream in (*self._sessions.streams, *homes) if stream.writer is not None]
+        known = {stream.id: stream.tail.durable for stream in own if not stream.is_over}
+        found = {record.id: record for record in await stream_ends(self._context.store, list(known))}
+        for stream in own:
+            record = found.get(stream.id)
+            if stream.id not in known or (record is not None and record.last >= known[stream.id]):
+                continue
+            if record is None and stream.writer is not None:
+                with contextlib.suppress(SessionEnded, IdTaken):  # refused, so nothing waits for it
+                    await self._context.journal.write(stream.writer.opening)
+            session = self._sessions.held(stream.session)
+            if session is not None and (record is None or record.fence == stream.fence):
+                session.exchange.asks.repeat()
+
+    def _is_left(self, record: base.StreamRecord) -> bool:
+        """Whether no writer of a call's stream is in memory, and the stream is not being settled."""
+        stream = self._sessions.streams.of(record.session).get(record.id)
+        is_written = stream is not None and stream.writer is not None
+        return record.kind is Kind.CALL and not is_written and record.id not in self._in_progress
 
     # A call's stream
 
@@ -349,7 +408,7 @@ class Settler:
             if progress.stream is not None and progress.stream.writer is not None and owner is not None:
                 await self._settle_calls(owner, progress.stream, progress, by)  # where the store failed
             # Also where this node is the writer: what it had under way then finds a stale fence.
-            elif (claimed := await store.claim(record.id, node=context.node, held=record.fence)) is None:
+            elif (claimed := await self._claim(record)) is None:
                 pass  # another node was faster
             elif owner is None or owner.state is SessionState.ENDED:
                 self._put(base.DropStream(stream=record.id))
@@ -361,13 +420,18 @@ class Settler:
                 # Seen behind a claim, no other node can end them.
                 rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
                 progress.calls = [AbandonedCall(row=row) for row in rows]
-                progress.stream = self._take_over(claimed, owed=len(rows), by=by)
+                progress.stream = self._take_over(claimed, rows, by=by)
                 await self._settle_calls(owner, progress.stream, progress, by)
         self._in_progress.pop(record.id, None)
 
-    def _take_over(self, claimed: base.StreamRecord, *, owed: int, by: SettleRequest) -> Stream:
+    async def _claim(self, record: base.StreamRecord) -> base.StreamRecord | None:
+        held = self._sessions.streams.of(record.session).get(record.id)
+        known = 0 if held is None else held.generation
+        return await self._context.store.claim(record.id, node=self._context.node, held=record.fence, known=known)
+
+    def _take_over(self, claimed: base.StreamRecord, rows: Sequence[base.CallRecord], *, by: SettleRequest) -> Stream:
         context, session = self._context, self._sessions.held(claimed.session)
-        stream = self._sessions.streams.write(claimed, owed=owed)
+        stream = self._sessions.streams.write(claimed, owed=len(rows), calls=rows)
         context.hub.registry.on_claimed(stream)
         if not stream.readers.present:
             # The reader went with the node. Its client may be here, or at another node, and never ask for the call.
@@ -385,7 +449,7 @@ class Settler:
         verdicts = [await self._verdict(owner, call, by) for call in progress.calls]
         session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
         # It must not be put to rest before its calls have begun.
-        with nullcontext() if session is None else session.in_use():
+        with contextlib.nullcontext() if session is None else session.in_use():
             if not progress.withdrawn:
                 await self._withdraw_asks(owner, stream, by)
                 progress.withdrawn = True
@@ -411,10 +475,7 @@ class Settler:
                     case Verdict.RERUN if session is not None:
                         await self._run_again(session, call, stream, by)
                     case _:
-                        late = by.occasion is Occasion.GRACE_PASSED
-                        self._answer_unknown(
-                            call, stream, f"{DIED}, and its principal did not come back" if late else DIED
-                        )
+                        self._answer_unknown(call, stream, REASONS.get(by.occasion, DIED))
                 del progress.calls[0]
 
     async def _verdict(self, owner: base.SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:

@@ -12,6 +12,9 @@ steps are written. Steps are repeatable, so a commit that was given up and happe
 A node whose claim is FROZEN (`_core.states.CLAIM`) writes nothing and lets no source show more; what is held stays, and
 is written when the claim is renewed. For a node that is BURIED everything held is refused: other nodes write its
 streams.
+
+A store may come back without what was written last. It refuses the next append to a stream as `Behind`, and the journal
+asks the source for what is to be written in its place, before it goes on with anything else.
 """
 
 import asyncio
@@ -24,7 +27,7 @@ from itertools import islice
 from typing import Protocol
 
 from perdure._core.states import LOG, ClaimState, LogState, LogStep, advance
-from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
+from perdure.errors import Behind, MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
 from perdure.store.codec import weigh
@@ -62,6 +65,10 @@ class Source(Protocol):
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         """These were refused for good."""
 
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        """The store has lost what came before these: gives what is written in their place, at once and before anything
+        else of this source. Nothing: they are refused for good."""
+
 
 Part = tuple[Source, Sequence[Step]]
 Group = list[Part]
@@ -97,6 +104,8 @@ class Journal:
         """Groups that were written, so far."""
         self._refused = 0
         """Steps that were refused, since the store last began to fail."""
+        self.doubts = 0
+        """How often it was seen that the store may have lost something: it was away, or it is behind."""
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -191,6 +200,8 @@ class Journal:
         else:
             self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
             self._done(group, refusals)
+            if group:
+                self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
             self._settle_idle()
 
     def _take(self) -> Group:
@@ -239,33 +250,43 @@ class Journal:
     async def _commit(self, group: Group) -> None:
         """Write a group, and call its sources back: each is then taken out of it. Raises `StoreUnavailable` with the
         others left in it."""
-        if self._claim() is ClaimState.BURIED:
-            self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
-            return
-        self.check_claim()
-        try:
-            refusals = await self.store.commit(flat(group))
-        except StoreUnavailable:
-            raise
-        except StoreError as failure:
-            # No use in trying again: one of them asks for the impossible. It must not hold up the others.
-            if len(group) == 1:
-                source, steps = group.pop()
-                _call_back(source, steps, failure)
-                self._refused += len(steps)
-            while group:
-                await self._commit([group[0]])
-                del group[0]
-        else:
-            self._done(group, refusals)
+        while group:
+            if self._claim() is ClaimState.BURIED:
+                self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
+                return
+            self.check_claim()
+            try:
+                refusals = await self.store.commit(flat(group))
+            except StoreUnavailable:
+                raise
+            except StoreError as failure:
+                # No use in trying again: one of them asks for the impossible. It must not hold up the others.
+                if len(group) == 1:
+                    source, steps = group.pop()
+                    _call_back(source, steps, failure)
+                    self._refused += len(steps)
+                while group:
+                    await self._commit([group[0]])
+                    del group[0]
+            else:
+                self._done(group, refusals)
 
     def _done(self, group: Group, refusals: Refusals) -> None:
+        """Call the sources of a group back. What a source writes in place of its steps, because the store has lost what
+        came before them, stays in the group: it goes before everything that is queued or held behind it, and what is
+        held of the same source is refused until then."""
         outcomes = iter(refusals)
+        again: Group = []
         for source, steps in group:
             reasons = [reason for reason in islice(outcomes, len(steps)) if reason is not None]
-            self._refused += len(reasons)
-            _call_back(source, steps, reasons[0] if reasons else None)
-        group.clear()
+            reason = reasons[0] if reasons else None
+            if isinstance(reason, Behind) and (instead := source.after_loss(steps, reason)):
+                self.doubts += 1
+                again.append((source, instead))
+            else:
+                self._refused += len(reasons)
+                _call_back(source, steps, reason)
+        group[:] = again
 
     def _settle_idle(self) -> None:
         if not self._queue and not self.backlog.parts and self._writer is None:
@@ -313,13 +334,14 @@ class Journal:
                     try:
                         await self._commit(group)
                     finally:
-                        backlog.remove(taken - len(group))
+                        backlog.replace(taken, group)
                     self._groups += 1
             except StoreUnavailable as failure:
                 self._failed(failure)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _RETRY_MOST)
             else:
+                self.doubts += 1
                 backlog.set_shown(False)
                 lost = self._refused
                 if self._claim() is ClaimState.BURIED:
@@ -357,6 +379,9 @@ class Steps:
 
     def written(self, steps: Sequence[Step]) -> None:
         pass
+
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        return ()
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if self.outcome is None:
@@ -407,10 +432,13 @@ class Backlog:
         self.parts.append((source, steps))
         return self._count(steps, 1)
 
-    def remove(self, parts: int) -> None:
-        """So many are written, or refused."""
-        for _ in range(parts):
+    def replace(self, taken: int, left: Group) -> None:
+        """Of so many parts at the front these are left; the others are written, or refused."""
+        for _ in range(taken):
             self._count(self.parts.popleft()[1], -1)
+        for part in reversed(left):
+            self.parts.appendleft(part)
+            self._count(part[1], 1)
 
     def _count(self, steps: Sequence[Step], sign: int) -> int:
         events = sum(

@@ -11,16 +11,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, position_prefix
 from perdure._core.retention import StreamSizes, StreamUsage
 from perdure._core.states import CONTENT, WRITING, ContentState, ContentStep, WritingState, WritingStep, advance
-from perdure.errors import PerdureError
+from perdure.errors import Behind, PerdureError, SessionEnded
 from perdure.log.journal import Journal, Steps
-from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, StreamRecord, Trim
+from perdure.store.base import (
+    Append,
+    CallEnd,
+    CallRecord,
+    Event,
+    OpenStream,
+    ReaderRecord,
+    Step,
+    StreamRecord,
+    Trim,
+)
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
@@ -83,6 +93,10 @@ class Tail:
     def unwritten(self) -> list[Event]:
         """Events that are not in the store."""
         return [event for event in self._events if event.seq > self.durable]
+
+    def after(self, last: int) -> list[Event]:
+        """Durable events behind a number, as far as they are still here: the last ones, without a gap."""
+        return [event for event in self._events if last < event.seq <= self.durable]
 
     @property
     def finals(self) -> list[Event]:
@@ -194,6 +208,13 @@ class StreamWriter:
     _readers: Readership
     sizes: StreamSizes
     _owed: int
+    opening: OpenStream
+    """The step that opens the stream again, should the store have lost it, with the rows of the requests that it
+    answers; repeated without harm."""
+    written_ends: tuple[CallEnd, ...] = ()
+    """The ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
+    written_taken: int = 0
+    """The key of the last forwarded message whose event is written."""
     seals: bool = False
     """Everything owed is appended."""
     is_queued: bool = False
@@ -238,6 +259,23 @@ class StreamWriter:
             sizes.trim(through)
             steps.append(Trim(stream=self._id, through=through))
         return steps
+
+    def written(self, append: Append) -> None:
+        """Remember what the store would have to be told again, had it lost this."""
+        if append.ends and not append.seal:
+            self.written_ends += append.ends
+        if append.taken:
+            self.written_taken = append.taken
+
+    def after_loss(self, append: Append, last: int) -> Append:
+        """The append in place of one in front of which the store has lost the events behind `last`: those that are
+        still in memory come with it, the others leave a hole. Calls that had ended have ended, what was taken is
+        taken."""
+        events = append.events
+        if events[0].seq == self._tail.durable + 1:  # what is held behind it follows it then
+            events = (*self._tail.after(last), *events)
+        ends, taken = (*self.written_ends, *append.ends), max(append.taken, self.written_taken)
+        return replace(append, events=events, ends=ends, taken=taken, lost=True)
 
     def drop(self) -> Sequence[Step]:
         """Forget what has collected; gives the steps that were to be written together with it."""
@@ -301,7 +339,15 @@ class Stream:
     )
 
     def __init__(
-        self, record: StreamRecord, journal: Journal, owner: StreamOwner, *, limit: int, writes: bool, owed: int = 0
+        self,
+        record: StreamRecord,
+        journal: Journal,
+        owner: StreamOwner,
+        *,
+        limit: int,
+        writes: bool,
+        owed: int = 0,
+        calls: Sequence[CallRecord] = (),
     ) -> None:
         self.id = record.id
         self.session = record.session
@@ -321,7 +367,8 @@ class Stream:
         self.readers.update(record.last, None, False)
         if writes:
             self.writing = WritingState.WRITING
-            self.writer = StreamWriter(self.id, self.tail, self.readers, StreamSizes(record.last), owed)
+            opening = _opening(record, calls)
+            self.writer = StreamWriter(self.id, self.tail, self.readers, StreamSizes(record.last), owed, opening)
 
     def _set_node(self, record: StreamRecord) -> None:
         self.node: NodeId = record.node
@@ -331,14 +378,22 @@ class Stream:
 
     # Who writes
 
-    def follow(self, record: StreamRecord) -> None:
-        """Another node writes it, and it has come this far."""
+    def follow(self, record: StreamRecord, *, kept: int | None = None) -> None:
+        """Another node writes it, and it has come this far. `kept`: the store has lost what was followed here behind
+        that number, and its writer went on from there. The reader is ended, and its client learns of the gap when it
+        comes again."""
         tail, readers, writes = self.tail, self.readers, self.writer is not None
+        if kept is not None and not writes:
+            if readers.reader is not None:
+                readers.reader.end()
+            self._set_node(record)
+            tail.reset(kept)
+            readers.delivered = min(readers.delivered, kept)
         under_way = writes and (record.fence == self.fence or tail.durable < tail.last)
-        if record.fence < self.fence or under_way or self.writing is WritingState.UNLOGGED:
+        if record.generation < self.generation or under_way or self.writing is WritingState.UNLOGGED:
             # Read before this node became the writer; or what it still writes will be refused, and dealt with there.
             return
-        if record.generation != self.generation:
+        if record.fence != self.fence:
             readers.end_beyond(tail.durable)
         self._set_node(record)
         if writes:
@@ -364,7 +419,7 @@ class Stream:
             self.readers.reader.end()  # its client may resume, wherever it is written now
         self._owner.on_lost(self, unwritten, shown)
 
-    def claim(self, record: StreamRecord, *, owed: int = 0) -> None:
+    def claim(self, record: StreamRecord, *, owed: int = 0, calls: Sequence[CallRecord] = ()) -> None:
         """This node has become the writer; also where it was, and has claimed the stream again."""
         self._set_node(record)
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
@@ -372,7 +427,7 @@ class Stream:
         tail.reset(record.last)
         # What a writer under an earlier claim had under way is refused by the store; what it counted is still there.
         sizes = StreamSizes(record.last) if self.writer is None else self.writer.sizes.restarted(record.last)
-        self.writer = StreamWriter(self.id, tail, readers, sizes, owed)
+        self.writer = StreamWriter(self.id, tail, readers, sizes, owed, _opening(record, calls))
         readers.delivered = max(min(readers.delivered, record.last), record.delivered)
         readers.marked_unread = record.unread
         readers.end_beyond(record.last)
@@ -412,13 +467,6 @@ class Stream:
         """Nothing more will come; or another node writes this call's stream, which this one wrote, and what is known
         of it here is of no use."""
         return self.content is not ContentState.OPEN or self.writing is WritingState.LOST
-
-    @property
-    def state(self) -> str:
-        """The state as it is shown: an open stream is live while it is read."""
-        if self.content is not ContentState.OPEN:
-            return str(self.content.value)
-        return "live" if self.readers.present else "detached"
 
     def expire(self) -> None:
         """Its session has ended: what is not sealed never will be."""
@@ -518,11 +566,11 @@ class Stream:
         return self.writer.take(self.fence, limit=self._limit, read=read)
 
     def accepted(self, steps: Sequence[Step]) -> None:
-        append = steps[0]
-        assert isinstance(append, Append)
+        append = _append_of(steps)
         tail, events = self.tail, append.events
         if events[-1].seq > tail.visible:  # what was held is accepted again when it is written
-            size = sum([len(event.payload) for event in events])
+            new = [event for event in events if event.seq > tail.visible] if append.lost else events
+            size = sum([len(event.payload) for event in new])
             tail.show(events[-1].seq, size)
             if self.writer is not None:
                 self.writer.ahead_bytes -= size
@@ -534,18 +582,30 @@ class Stream:
         readers.update(tail.visible, self._most_ahead, self.is_over)  # nothing goes before it is written
 
     def written(self, steps: Sequence[Step]) -> None:
-        append = steps[0]
-        assert isinstance(append, Append)
+        append = _append_of(steps)
         self.tail.durable = max(self.tail.durable, append.events[-1].seq)
+        if (append.ends or append.taken) and self.writer is not None:
+            self.writer.written(append)
         for step in steps[1:]:
             self._owner.on_step_written(self, step)
         if self.readers.remote is not None:
             self._owner.on_grown(self)
         self._release(kept=len(append.events))  # for its reader, which was woken just now
 
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        """The store has lost the end of this stream, or all of it, and this node still writes it: it is opened again if
+        need be, and goes on with the numbers that its readers know."""
+        append, writer = _append_of(steps), self.writer
+        if append.lost or append.fence != self.fence or writer is None or self.writing is not WritingState.WRITING:
+            return ()
+        again = writer.after_loss(append, reason.last)
+        first, last = reason.last + 1, again.events[0].seq - 1
+        gone = f"events {first} to {last} are gone" if last >= first else "they were written again"
+        log_event(logging.ERROR, "stream.behind", f"the store has lost what stream {self.id} had: {gone}")
+        return (writer.opening, again, *steps[1:])
+
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        append = steps[0]
-        assert isinstance(append, Append)
+        append = _append_of(steps)
         if append.fence != self.fence:
             return  # this node has claimed it again meanwhile
         extra = () if self.writer is None else self.writer.drop()
@@ -555,6 +615,9 @@ class Stream:
             self._owner.on_step_written(self, step)
         if self.writing is not WritingState.WRITING:
             return  # more of what was held: it was lost with the first of it
+        if isinstance(reason, SessionEnded) and self.kind is Kind.CALL:
+            self.unlog()
+            return
         tail, readers = self.tail, self.readers
         lost = tail.unwritten
         shown = tail.visible if readers.reader is not None and readers.reader.is_writing else readers.delivered
@@ -576,6 +639,19 @@ class Stream:
                 # Another node has become the writer, and this one does not know its generation yet.
                 events = [event for event in events if event.seq <= self.tail.durable]
         return events
+
+
+def _append_of(steps: Sequence[Step]) -> Append:
+    """The append among the steps of a part: the first, or behind the step that opens its stream again."""
+    append = steps[0] if type(steps[0]) is Append else steps[1]
+    assert isinstance(append, Append)
+    return append
+
+
+def _opening(record: StreamRecord, calls: Sequence[CallRecord]) -> OpenStream:
+    """Opens a stream again; the rows come without their requests, which take memory. A call whose row was lost is then
+    not run again, should its node die as well: its outcome is unknown."""
+    return OpenStream(record=record, calls=tuple([replace(call, request=b"") for call in calls]))
 
 
 _NO_STREAMS: Mapping[StreamId, Stream] = MappingProxyType({})
@@ -602,14 +678,14 @@ class Streams:
         """A session's, the oldest first."""
         return self._by_session.get(session, _NO_STREAMS)
 
-    def write(self, record: StreamRecord, *, owed: int) -> Stream:
+    def write(self, record: StreamRecord, *, owed: int, calls: Sequence[CallRecord] = ()) -> Stream:
         """The stream of a record that this node has opened or claimed: from now on it writes here."""
         stream = self.of(record.session).get(record.id)
         if stream is None:
-            stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed)
+            stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed, calls=calls)
             self._by_session.setdefault(stream.session, {})[stream.id] = stream
         else:
-            stream.claim(record, owed=owed)
+            stream.claim(record, owed=owed, calls=calls)
         return stream
 
     def follow(self, record: StreamRecord) -> Stream:

@@ -18,7 +18,7 @@ from perdure._core import mail
 from perdure._core.ids import new_stream_id
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
-from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
+from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
 from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
@@ -134,6 +134,14 @@ class Outbox:
             self._context.store.hint(self._stream.node, [self._stream.id])
         self._look_settled()
 
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        return ()  # a message in front of them may have been refused: they come back, and go again behind it
+
+    def restart(self) -> None:
+        """The store has lost messages that it had taken: those that come next have the numbers of another sender."""
+        log_event(logging.ERROR, "forward.lost", f"the store has lost messages that were forwarded ({self.refusal})")
+        self._sender, self._sent = "", len(self.returned)
+
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         self.returned += self._taken.pop(0).messages
         self.refusal = self.refusal or reason
@@ -170,9 +178,10 @@ class Home:
 
     def __post_init__(self, record: StreamRecord, is_new: bool) -> None:
         context = self._session.context
-        limit, writes = context.settings.max_stream_events, record.node == context.node
-        self.standalone = Stream(record, context.journal, self, limit=limit, writes=writes)
-        self._direct = is_new and self.is_here
+        # One that is loaded is claimed, also where the store names this node: then it has lost the end of its rest, and
+        # perhaps events, whose numbers must not come again in the same generation.
+        self.standalone = Stream(record, context.journal, self, limit=context.settings.max_stream_events, writes=is_new)
+        self._direct = is_new
 
     @property
     def is_here(self) -> bool:
@@ -263,6 +272,10 @@ class Home:
                     if self._outbox is not None:
                         self._outbox.take_back()  # nothing reads it any more
                     return
+                except Behind:
+                    # All that came back goes again in order, so what is missing was accepted, and is not there.
+                    if self._outbox is not None:
+                        self._outbox.restart()
                 except MailFull:
                     await asyncio.sleep(_FULL_AGAIN)
                 except PerdureError as failure:
@@ -306,7 +319,8 @@ class Home:
                         holder = f"the session's home, node {record.node[:8]}, holds what is not written yet"
                         raise HeldElsewhere(holder)
                 context.journal.check_claim()
-                claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
+                known = standalone.generation
+                claimed = await context.store.claim(record.id, node=context.node, held=record.fence, known=known)
                 if claimed is not None:
                     self._drawn_through, self._drawn = 0, frozenset()
                     standalone.claim(claimed)

@@ -241,7 +241,7 @@ class Intake:
         except BaseException:
             session.put(DropStream(stream=stream.id))  # it may have been written all the same
             raise
-        entered = session.call_streams.write(stream, owed=len(rows))
+        entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
         context.counters.call_streams += 1
         context.counters.calls_accepted += len(rows)
         self._is_open = True

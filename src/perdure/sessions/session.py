@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
@@ -45,14 +45,22 @@ from perdure.store.base import (
 from perdure.telemetry.events import log_event
 
 
+class Stamp(NamedTuple):
+    """A moment at which a record is read: what was read then is so as long as none of this changes."""
+
+    store: object
+    doubts: int
+    """The journal's: a store that has lost something may count revisions twice."""
+
+
 @dataclass(slots=True, eq=False)
 class RecordKeeper:
     """Keeps the record of one session: what was read, and this process's changes until they are written."""
 
     _context: ServerContext
     record: SessionRecord
-    stamp: object
-    """The store's stamp from before the record was last read; `None`: it has to be read again."""
+    stamp: Stamp | None
+    """From before the record was last read; `None`: it has to be read again."""
     active: float = field(init=False)
     """When the client, or a call, last used the session."""
     changes: int = 0
@@ -149,7 +157,7 @@ class Session:
         standalone: StreamRecord,
         call_streams: Streams,
         *,
-        stamp: object,
+        stamp: Stamp,
         waits: bool = False,
         kept: Sequence[KeptRecord] = (),
     ) -> None:
@@ -248,7 +256,7 @@ class Session:
 
     # The record, and what follows from it
 
-    def refresh(self, stored: SessionRecord, stamp: object, *, reattached: bool = False) -> None:
+    def refresh(self, stored: SessionRecord, stamp: Stamp | None, *, reattached: bool = False) -> None:
         """Take over what other processes have changed; or that the client has reattached, here and now."""
         before = self.record
         self.keeper.stamp = stamp

@@ -106,8 +106,8 @@ class _Twins(RuleBasedStateMachine):
         seen = await values.picture(store, sessions=SESSIONS)
         asked: dict[str, Awaitable[Any]] = {"going on": values.count_open(store), "dormant": store.longest_dormant()}
         for session in SESSIONS:
-            key = f"{session}: streams"
-            seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
+            for key in (f"{session}: unread", f"{session}: streams"):
+                seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
             for id_ in REQUESTS:
                 asked[f"{session}: {id_!r}"] = store.open_call(session, incarnation=1, request_id=id_)
             for stream in seen[key]:
@@ -266,13 +266,13 @@ class _StreamRules(_Twins):
         seal = bool(count) and count in answers
         self.write(an_append(Fence(0), events, stream=stream, ends=ends, seal=seal), patient=patient)
 
-    @rule(stream=streams, first=st.integers(1, 12), count=few, writer=few, seal=flags)
-    def append_anything(self, stream: StreamId, first: int, count: int, writer: int, seal: bool) -> None:
-        """Known events, holes, stale fences."""
+    @rule(stream=streams, first=st.integers(1, 12), count=few, writer=stale, seal=flags, lost=flags)
+    def append_anything(self, stream: StreamId, first: int, count: int, writer: int | None, **fields: bool) -> None:
+        """Known events, holes that are taken and such that are not, stale fences."""
         self.now += 1
         events = some_events(first, first + count - 1, time=self.now)
         ends = (an_end(2, CallState.CANCELLED),)
-        self.write(an_append(Fence(0), events, stream=stream, ends=ends, seal=seal), writer)
+        self.write(an_append(Fence(0), events, stream=stream, ends=ends, **fields), writer)
 
     @rule(writer=stale, stream=streams, request_id=requests, state=running, attempt=st.integers(1, 2))
     def put_call(self, writer: int | None, **fields: Any) -> None:

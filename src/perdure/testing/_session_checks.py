@@ -465,6 +465,35 @@ class MailChecks(StreamCase):
         await self.put(base.MailReceived(node=NODE, through=page[-1].key + base.MAX_MAIL * 2))
         await self.accept(*posts[:64])
 
+    async def promise_10_mail_becomes_visible_in_the_order_of_its_keys(self) -> None:
+        """Three nodes post at once to a fourth, which takes away what it has read: nothing unread goes with that."""
+        each = 60
+
+        async def post(store: base.Store, sender: int) -> None:
+            for number in range(each):
+                mail = base.SendMail(node=NODE, message=b"%d %d" % (sender, number))
+                accepted(await store.commit([mail]))
+                for _ in range((number * 7 + sender) % 3):
+                    await asyncio.sleep(0)
+
+        seen: list[base.Mail] = []
+        async with self.elsewhere() as second, self.elsewhere() as third:
+            stores = enumerate((self.store, second, third))
+            posting = [asyncio.create_task(post(store, sender)) for sender, store in stores]
+            over = False
+            while not over:
+                over = all(task.done() for task in posting)  # what is read after that is the rest
+                while page := await self.store.mail(NODE, after=seen[-1].key if seen else 0):
+                    seen += page
+                    await self.put(base.MailReceived(node=NODE, through=page[-1].key))
+                await asyncio.sleep(0)
+            await asyncio.gather(*posting)
+        for sender in range(3):
+            wanted = [b"%d %d" % (sender, number) for number in range(each)]
+            of_sender = [message for _, message in seen if message.startswith(b"%d " % sender)]
+            same(f"what was read of sender {sender}, of which the rest went unread", of_sender, wanted)
+        same("keys in order", [key for key, _ in seen], sorted({key for key, _ in seen}))
+
     async def promise_10_mail_is_received_together_with_what_came_of_it_or_not_at_all(self) -> None:
         await self.put(base.SendMail(node=NODE, message=b"say it"))
         (mail,) = await self.store.mail(NODE)

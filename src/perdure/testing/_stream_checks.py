@@ -3,6 +3,7 @@ and forgotten, failures, clocks, time limits, and how far readers have got."""
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import cast
@@ -13,7 +14,7 @@ from perdure._core.states import CallState, SessionState
 from perdure.errors import MailFull, NodeGone, SessionEnded, StoreError, StoreUnavailable
 from perdure.store import base
 from perdure.store.time_limit import CALLS, within_time
-from perdure.testing._case import Case, StreamCase, accepted, refused, same
+from perdure.testing._case import Case, StreamCase, accepted, behind, refused, same
 from perdure.testing._values import (
     NODE,
     OTHER,
@@ -222,14 +223,69 @@ class WriterChecks(StreamCase):
         same("the ledger", {call.state for call in await self.store.calls(SESSION)}, {CallState.RUNNING})
 
     async def promise_2_a_stream_that_is_gone_sealed_or_elsewhere_is_not_appended_to(self) -> None:
-        refused(await self.put(self.append(1, stream="never opened")), 0)
-        refused(await self.put(self.append(2)), 0)
-        refused(await self.put(an_append(self.fence, [*some_events(1, 1), *some_events(3, 3)])), 0)
-        same("events", await self.numbers(), [])
+        behind(await self.put(self.append(1, stream="never opened")), 0)
         await self.accept(self.append(1, final=True, seal=True))
-        refused(await self.put(self.append(2)), 0)
+        for lost in (False, True):
+            for events in ((2, 2), (4, 4)):
+                refused(await self.put(self.append(*events, lost=lost)), 0)
+        same("events", await self.numbers(), [1])
         await self.put(base.DropStream(stream=STREAM))
-        refused(await self.put(self.append(2)), 0)
+        for lost in (False, True):
+            behind(await self.put(self.append(2, lost=lost)), 0)
+
+    async def promise_2_an_append_that_leaves_a_hole_is_refused_and_learns_how_far_the_store_is(self) -> None:
+        behind(await self.put(self.append(2)), 0)
+        behind(await self.put(an_append(self.fence, [*some_events(1, 1), *some_events(3, 3)])), 0)
+        await self.accept(self.append(1, 3))
+        await self.put(base.Trim(stream=STREAM, through=2))
+        behind(await self.put(self.append(9, 12, final=True, ends=(an_end(),), seal=True)), 3)
+        same("events", await self.numbers(), [3])
+        same("the stream", await self.record(), replace(a_stream(self.fence), last=3))
+        same("the ledger", {call.state for call in await self.store.calls(SESSION)}, {CallState.RUNNING})
+        await self.accept(self.append(4))
+
+    async def promise_2_a_hole_does_not_hide_that_another_writer_is_there(self) -> None:
+        """Nor does it help the writer that was there before to say that the store has lost something."""
+        await self.put(self.append(1, 2))
+        claimed = await self.claim()
+        for lost in (False, True):
+            refused(await self.put(self.append(9, lost=lost)), 0)
+        await self.accept(base.Release(stream=STREAM, fence=claimed.fence))
+        for lost in (False, True):
+            refused(await self.put(self.append(9, fence=claimed.fence, lost=lost)), 0)
+        same("events", await self.numbers(), [1, 2])
+
+    async def promise_4_the_writer_of_a_store_that_lost_events_goes_on_with_a_hole(self) -> None:
+        """No number names another event: what is below the end stays as it is, and so does the hole."""
+        await self.put(self.append(1, 3))
+        ends = tuple(an_end(id_) for id_ in (1, "one"))
+        for _ in range(2):
+            await self.accept(self.append(9, 11, lost=True))
+            same("events", await self.numbers(), [1, 2, 3, 9, 10, 11])
+        await self.accept(self.append(2, 10, time=5.0, lost=True))
+        same("events", await self.events(), [*some_events(1, 3), *some_events(9, 11)])
+        same("events behind the hole", await self.events(after=5), list(some_events(9, 11)))
+        await self.reopen()
+        same("the highest number", (await self.record()).last, 11)
+        behind(await self.put(self.append(14)), 11)
+        await self.accept(self.append(12))
+        await self.accept(self.append(20, 21, final=True, ends=ends, seal=True, lost=True))
+        same("events", await self.numbers(), [1, 2, 3, 9, 10, 11, 12, 20, 21])
+        same("the stream", await self.record(), replace(a_stream(self.fence), last=21, sealed=True))
+        same("the ledger", {call.state for call in await self.store.calls(SESSION)}, {CallState.ANSWERED})
+
+    async def promise_4_a_stream_that_was_lost_is_opened_again_by_its_writer(self) -> None:
+        """With its calls, whose ends are written although their rows were gone."""
+        await self.put(base.DropStream(stream=STREAM))
+        opening = base.OpenStream(record=a_stream(self.fence), calls=(a_call(1), a_call("one")))
+        ends = tuple(an_end(id_) for id_ in (1, "one"))
+        answer = self.append(8, 9, final=True, ends=ends, seal=True, lost=True)
+        for _ in range(2):
+            await self.accept(opening, answer)
+            same("events", await self.numbers(), [8, 9])
+            same("the stream", await self.record(), replace(a_stream(self.fence), last=9, sealed=True))
+        calls = [(call.request_id, call.state) for call in await self.store.calls(SESSION)]
+        same("the ledger", calls, [(1, CallState.ANSWERED), ("one", CallState.ANSWERED)])
 
     async def promise_2_a_call_is_changed_by_its_writer_alone(self) -> None:
         again = a_put_call(self.fence, attempt=2, progress=0.5)
@@ -273,13 +329,42 @@ class WriterChecks(StreamCase):
         wanted = [Generation(generation=1, end=4), Generation(generation=2, end=6)]
         same("the ended generations", list(await self.store.generations(STREAM)), wanted)
 
+    async def promise_6_a_generation_that_was_lost_does_not_come_again(self) -> None:
+        await self.put(self.append(1, 4))
+        for known, generation in ((0, 2), (1, 3), (7, 8), (8, 9)):
+            held = (await self.record()).fence
+            claimed = await self.store.claim(STREAM, node=NODE, held=held, known=known)
+            same(f"the generation above {known}", claimed and claimed.generation, generation)
+            same("the stream in the store", await self.record(), claimed)
+        wanted = [Generation(generation=generation, end=4) for generation in (1, 2, 3, 8)]
+        same("the ended generations", list(await self.store.generations(STREAM)), wanted)
+
     async def promise_6_no_fence_is_given_twice(self) -> None:
+        """Also not to a node that joins again, and in whatever process."""
         fences = [self.fence]
-        for number in range(3):
-            fences.append(await self.store.join(NodeId(f"node-{number}")))
-            fences.append((await self.claim()).fence)
-            await self.reopen()
+        for number in range(30):
+            node = NodeId(f"node-{number % 10}")
+            async with self.elsewhere() as elsewhere:
+                fences.append(await elsewhere.join(node))
+                fences.append((await self.claim()).fence)
+                await elsewhere.leave(node)
+            if number % 10 == 0:
+                await self.reopen()
         same("different fences", len(set(fences)), len(fences))
+        same("fences that do not fit 63 bits", [fence for fence in fences if not 0 <= fence < 1 << 63], [])
+
+    async def promise_6_fences_are_not_counted(self) -> None:
+        """A counter gives the same again, once the store has lost what it gave out last."""
+        fences: list[int] = []
+        for number in range(20):
+            name = StreamId(f"same story {number}")
+            await self.open_stream(name)
+            claimed = await self.store.claim(name, node=NODE, held=self.fence)
+            assert claimed is not None, "a stream that is there can be claimed"
+            same("the generation", claimed.generation, 2)
+            fences.append(claimed.fence)
+        ordered = [later - earlier for earlier, later in itertools.pairwise(fences)]
+        assert len(set(ordered)) > 1, f"fences follow each other, so a store that lost some gives them again: {fences}"
 
     async def promise_6_of_several_claims_one_succeeds(self) -> None:
         async with self.elsewhere() as elsewhere:
@@ -371,8 +456,8 @@ class ForwardChecks(StreamCase):
 
     async def promise_16_no_message_is_taken_before_its_predecessor(self) -> None:
         await self.accept(self._forward(b"1"))
-        refused(await self.put(self._forward(b"3", first=3)), 0, why=MailFull)
-        refused(await self.put(self._forward(b"2", first=2, sender="another")), 0, why=MailFull)
+        behind(await self.put(self._forward(b"3", first=3)), 1)
+        behind(await self.put(self._forward(b"2", first=2, sender="another")), 0)
         await self.accept(self._forward(b"2", b"3", first=2))
         same("what waits", await self._waiting(), [b"1", b"2", b"3"])
 

@@ -136,7 +136,7 @@ async def test_everything_is_still_there(path: Path) -> None:
 
 async def test_what_ran_belongs_to_a_dead_node_and_can_be_settled(path: Path) -> None:
     async with SqliteStore(str(path)) as store:
-        assert await store.join(ME) == 8, "fences go on where they were"
+        assert await store.join(ME) >= 1 << 40, "no fence that was counted is given again"
         alive = store.liveness(ME, lease=15.0, monotonic=time.monotonic)
         assert list(await alive.dead()) == [DEAD]
         (stream,) = await store.written_by(DEAD)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from perdure._core.ids import Fence, Generation, NodeId, StreamId
+from perdure._core.ids import Fence, Generation, NodeId, StreamId, new_fence
 from perdure._core.leases import Leases
 from perdure._core.states import ClaimState
 from perdure.store import base
@@ -45,20 +46,18 @@ class MemoryNodes:
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
         self._subscriptions: dict[object, tuple[NodeId, base.HintListener, asyncio.AbstractEventLoop]] = {}
-        self._fence = 0
-        self._mail_key = 0
+        self._key = 0
         self._writes = 0
 
-    def _next_fence(self) -> Fence:
-        self._fence += 1
-        return Fence(self._fence)
+    def _new_fence(self, generation: int = 1) -> Fence:
+        return new_fence(generation, secrets.token_bytes)
 
     # Nodes
 
     async def join(self, node: NodeId) -> Fence:
         self._writes += 1
         self._nodes[node] = NodeRow(base.NodeRecord(id=node, record=base.RECORD_VERSION, beat=0, facts=b"{}"))
-        return self._next_fence()
+        return self._new_fence()
 
     async def leave(self, node: NodeId) -> None:
         if (row := self._nodes.get(node)) is not None:
@@ -101,9 +100,12 @@ class MemoryNodes:
 
     def _put_mail(self, node: NodeId, message: bytes) -> None:
         if (row := self._nodes.get(node)) is not None:
-            self._mail_key += 1
-            row.mail.append(base.Mail(self._mail_key, message))
+            row.mail.append(base.Mail(self._next_key(), message))
             self.hint(node, ())
+
+    def _next_key(self) -> int:
+        self._key = base.next_key(self._key, now=time.time())
+        return self._key
 
     # Forwarded messages
 

@@ -12,6 +12,7 @@ from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.errors import (
+    Behind,
     IdTaken,
     MailFull,
     NodeGone,
@@ -174,17 +175,20 @@ class MemoryWrites(MemoryNodes):
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
 
-    def _append(self, step: base.Append) -> StaleFence | None:
-        stream = self._written(step.stream, step.fence)
+    def _append(self, step: base.Append) -> StaleFence | Behind | None:
+        stream = self._streams.get(step.stream)
         if stream is None:
-            return _stale(step)
+            return Behind(f"stream {step.stream} is not there", last=0)
         before = stream.record
         new = [event for event in step.events if event.seq > before.last]
-        if new and (before.sealed or not before.node or new[-1].seq != before.last + len(new)):
-            return StaleFence(f"stream {step.stream} ends at {before.last}, and event {new[0].seq} cannot follow")
+        if before.fence != step.fence or (new and (before.sealed or not before.node)):
+            return _stale(step)
+        if new and new[-1].seq != before.last + len(new) and not step.lost:
+            return Behind(f"stream {step.stream} ends at {before.last}, before {new[0].seq}", last=before.last)
         stream.events.extend(new)
         stream.forwarded = [message for message in stream.forwarded if message.key > step.taken]
-        stream.record = replace(before, last=before.last + len(new), sealed=before.sealed or step.seal)
+        last = new[-1].seq if new else before.last
+        stream.record = replace(before, last=last, sealed=before.sealed or step.seal)
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))
             if call is not None and call.state in _OPEN:
@@ -237,7 +241,7 @@ class MemoryWrites(MemoryNodes):
         self._put_mail(step.node, step.message)
         return None
 
-    def _forward(self, step: base.Forward) -> SessionEnded | NodeGone | MailFull | None:
+    def _forward(self, step: base.Forward) -> SessionEnded | NodeGone | Behind | MailFull | None:
         if (row := self._streams.get(step.stream)) is None:
             return SessionEnded(f"stream {step.stream} is not there")
         sender, last = row.senders.get(step.node, ("", 0))
@@ -247,19 +251,19 @@ class MemoryWrites(MemoryNodes):
             return None
         if row.record.node not in self._nodes:
             return NodeGone(f"no node writes stream {step.stream}")
+        if step.first > last + 1:
+            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=last)
         size = sum(map(self._payloads.size, [*new, *(payload for _, payload in row.forwarded)]))
         full = len(row.forwarded) + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
-        if step.first > last + 1 or (row.forwarded and full):
+        if row.forwarded and full:
             return MailFull(f"{len(row.forwarded)} messages wait for stream {step.stream}")
-        for payload in new:
-            self._mail_key += 1
-            row.forwarded.append(base.Forwarded(self._mail_key, payload))
+        row.forwarded += [base.Forwarded(self._next_key(), payload) for payload in new]
         row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
         return None
 
     # Changes that are not steps
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> base.StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> base.StreamRecord | None:
         found = self._written(stream, held)
         if found is None or found.record.sealed:
             return None
@@ -267,7 +271,8 @@ class MemoryWrites(MemoryNodes):
         before = found.record
         found.generations.append(Generation(generation=before.generation, end=before.last))
         del found.generations[: -base.KEPT_GENERATIONS]
-        found.record = replace(before, node=node, fence=self._next_fence(), generation=before.generation + 1)
+        generation = max(before.generation, known) + 1
+        found.record = replace(before, node=node, fence=self._new_fence(generation), generation=generation)
         return found.record
 
     async def reattach(self, session: SessionId) -> base.SessionRecord | None:

@@ -11,7 +11,7 @@ from perdure.store.base import RECORD_VERSION, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.locks import Locks
 from perdure.store.sqlite.reads import ReaderPool
-from perdure.store.sqlite.steps import StepWriter
+from perdure.store.sqlite.steps import StepWriter, next_key
 from perdure.store.sqlite.writer import Writer
 
 _SQL = _sql.queries()
@@ -27,7 +27,7 @@ def join(
     else:
         connection.execute(_SQL["set_clock"], (offset,))
     connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
-    return steps.streams.next_fence(), offset
+    return steps.streams.new_fence(), offset
 
 
 def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> None:
@@ -44,11 +44,14 @@ def bury(
         return None
     read = [rows.stream_record(row) for row in connection.execute(_SQL["streams_read_from"], (node,))]
     connection.execute(_SQL["drop_readers"], (node,))
-    mail = connection.execute(_SQL["inherit_mail"], (heir, node)).rowcount > 0
-    connection.execute(_SQL["empty_mail"], (node,))
+    (oldest,) = connection.execute(_SQL["oldest_mail"], (node,)).fetchone()
+    if oldest is not None:
+        shift = next_key(connection, "mail") - oldest
+        connection.execute(_SQL["inherit_mail"], {"heir": heir, "node": node, "shift": shift})
+        connection.execute(_SQL["empty_mail"], (node,))
     connection.execute(_SQL["forget_sender"], (node,))
     connection.execute(_SQL["drop_node"], (node,))
-    return read, mail
+    return read, oldest is not None
 
 
 class SqliteLiveness:

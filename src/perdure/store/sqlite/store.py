@@ -113,8 +113,8 @@ class SqliteStore(Reads, Opens):
             if type(step) is SendMail and refusals[place] is None:
                 self._hints.hint(step.node, ())
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        return await self._writer.run(lambda apply, _: apply.streams.claim(stream, node=node, held=held))
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        return await self._writer.run(lambda apply, _: apply.streams.claim(stream, node=node, held=held, known=known))
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._writer.run(lambda apply, _: apply.reattach(session))

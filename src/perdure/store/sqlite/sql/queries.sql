@@ -260,18 +260,18 @@ SELECT record, name, session, holder, current, next FROM chain WHERE name = ?;
 -- chain_of_session: a session's chain
 SELECT record, name, session, holder, current, next FROM chain WHERE session = ?;
 
--- raise_fence: the next fence, part one
-UPDATE fence SET last = last + 1;
+-- raise_fence: what an earlier release gives out next is above this fence
+UPDATE fence SET last = max(last, ?);
 
--- read_fence: the next fence, part two
-SELECT last FROM fence;
+-- generation_of: the present generation of a stream
+SELECT generation FROM stream WHERE id = ?;
 
 -- end_generation: where the writer of a stream ended, if its fence is the one that was seen
 INSERT INTO generation (stream, generation, "end")
 SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed = 0;
 
 -- next_generation: a stream's new writer
-UPDATE stream SET node = ?, fence = ?, generation = generation + 1 WHERE id = ?;
+UPDATE stream SET node = ?, fence = ?, generation = ? WHERE id = ?;
 
 -- forget_generations: of a stream, all ends but the newest
 DELETE FROM generation WHERE stream = (SELECT key FROM stream WHERE id = :stream)
@@ -319,7 +319,10 @@ WHERE r.node = ? ORDER BY r.stream;
 DELETE FROM reader WHERE node = ?;
 
 -- post_mail: a message for a node that is there
-INSERT INTO mail (node, message) SELECT id, ? FROM node WHERE id = ?;
+INSERT INTO mail (key, node, message) SELECT ?, id, ? FROM node WHERE id = ?;
+
+-- last_key: the highest key that a table of messages has had
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0);
 
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
@@ -337,7 +340,7 @@ INSERT OR REPLACE INTO sender (stream, node, sender, last) VALUES (?, ?, ?, ?);
 DELETE FROM sender WHERE node = ?;
 
 -- forward: a message for the writer of a stream
-INSERT INTO forward (stream, payload) VALUES (?, ?);
+INSERT INTO forward (key, stream, payload) VALUES (?, ?, ?);
 
 -- count_forwarded: how many messages wait for a stream, and their bytes, less what the codec added
 SELECT count(*), coalesce(sum(max(0, length(payload) - ?)), 0) FROM forward WHERE stream = ?;
@@ -359,7 +362,11 @@ ORDER BY key;
 SELECT 1 FROM mail WHERE node = ? ORDER BY key LIMIT 1 OFFSET ?;
 
 -- inherit_mail: a node's messages for another one, under new keys: it may have dealt with later ones already
-INSERT INTO mail (node, message) SELECT ?, message FROM mail WHERE node = ? ORDER BY key;
+INSERT INTO mail (key, node, message)
+SELECT key + :shift, :heir, message FROM mail WHERE node = :node ORDER BY key;
+
+-- oldest_mail: the key of the oldest message that waits for a node
+SELECT min(key) FROM mail WHERE node = ?;
 
 -- take_mail: a node has dealt with its messages up to a key
 DELETE FROM mail WHERE node = :node AND key <= :through;

@@ -167,7 +167,7 @@ CREATE TABLE chain (
     next    TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- One row: the highest fence ever given out.
+-- One row: no fence above it was ever given out. Read by earlier releases, which count from there.
 CREATE TABLE fence (
     only INTEGER PRIMARY KEY CHECK (only = 1),
     last INTEGER NOT NULL CHECK (last >= 0)
