@@ -102,13 +102,13 @@ async def test_a_request_that_was_looking_while_its_session_went_to_rest_is_answ
     async with serve(Workshop().server, store=store, session_grace=0.2) as site:
         peer = await site.join()
         store.reading = store.resting = True
-        call = asyncio.create_task(peer.result("count", n=1))
+        told = asyncio.create_task(peer.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}))
         await until(lambda: store.held_back == {"reading", "resting"})
         await store.open_gate("reading")
         await asyncio.sleep(0)
         await store.open_gate("resting")
         async with asyncio.timeout(_PATIENCE):
-            assert await call == "counted to 1"
+            assert (await told).status_code == 202
         assert site.app.counters.sessions_loaded == 1
         record = await store.session(SessionId(peer.session))
         assert record is not None
