@@ -620,6 +620,7 @@ async def test_a_failure_without_a_name_is_not_taken_for_one() -> None:
         KeepsChainsOfEndedSessions,
     ],
 )
+@pytest.mark.timeout(400)  # the last one takes 14 s of the processor
 def test_histories_find_what_is_broken(broken: type[MemoryStore]) -> None:
     machine = store_machine(lambda name: broken(), durable=False)
     quick = settings(

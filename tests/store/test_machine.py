@@ -23,6 +23,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.timeout(400)
 def test_histories_on_sqlite_show_what_the_model_shows(folder: Path) -> None:
     machine = store_machine(lambda name: SqliteStore(str(folder / name)))
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30))
