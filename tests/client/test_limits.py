@@ -107,6 +107,11 @@ async def test_a_process_that_stops_is_asked_again_when_it_says_so(tmp_path: Pat
             old = site.server
             site.ask_to_stop(old)
             await _is_stopping(site)
+            # The server closes what is idle. The client must not send over a connection that is being closed: it could
+            # not know whether the call ran.
+            connections = site.proxy.accepted
+            site.proxy.cut()
+            await until(lambda: site.proxy.accepted > connections)
             later = asyncio.create_task(client.call_tool("where"))
             new = await site.start()
             site.proxy.upstreams = (new.port,)

@@ -203,8 +203,8 @@ class _Server(uvicorn.Server):
     def leave(self) -> None:
         """Let other workers have the port, and end once no client uses a connection to this process any more.
 
-        Requests over open connections are served like any other. An idle connection ends with its next answer, or when
-        it has been idle for as long as it always may.
+        Requests over open connections are served like any other. An idle connection is not closed, because a request
+        may be on its way: it ends with its next answer, or when it has been idle for as long as it always may.
         """
         for server in self.servers:
             server.close()
@@ -213,11 +213,7 @@ class _Server(uvicorn.Server):
             self.leaving = asyncio.create_task(self.run_leave())
 
     def announce_close(self) -> None:
-        """From now on answers say that their connection closes, so that clients go elsewhere.
-
-        An idle connection is not closed, because a request may be on its way: it would have no answer, and a client
-        could not know that it did not run.
-        """
+        """From now on answers say that their connection closes, so that clients go elsewhere."""
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # from which uvicorn makes the default headers again each second
         self.server_state.default_headers = [*self.server_state.default_headers, close]
@@ -248,6 +244,10 @@ class _Server(uvicorn.Server):
             self.announce_close()
         if self.draining is None:
             self.draining = asyncio.create_task(self.run_drain())
+            # The idle ones are closed now: stock clients send a request again over another connection, and do not come
+            # again after a 503.
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
 
     async def run_drain(self) -> None:
         try:
