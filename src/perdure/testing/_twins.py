@@ -197,8 +197,8 @@ class Twins:
         seen = await picture(store, sessions=SESSIONS)
         asked: dict[str, Awaitable[Any]] = {"going on": count_open(store), "dormant": store.longest_dormant()}
         for session in SESSIONS:
-            key = f"{session}: streams"
-            seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
+            for key in (f"{session}: unread", f"{session}: streams"):
+                seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
             for id_ in REQUESTS:
                 asked[f"{session}: {id_!r}"] = store.open_call(session, incarnation=1, request_id=id_)
             for stream in seen[key]:
