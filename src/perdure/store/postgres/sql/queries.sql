@@ -165,11 +165,7 @@ UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_ti
 WHERE id = $1 AND NOT gone RETURNING true;
 
 -- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
-SELECT n.id, n.beat, n.gone, CASE WHEN n.lock IS NULL THEN NULL ELSE EXISTS (
-    SELECT 1 FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND l.classid = (n.lock >> 32 & 4294967295)::oid AND l.objid = (n.lock & 4294967295)::oid) END
-FROM perdure.node AS n ORDER BY n.key;
+SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
 
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
