@@ -21,6 +21,10 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 STATEMENTS = 200
 """Prepared statements that a connection keeps: more than there are."""
 
+_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
+"""Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
+takes longer than the read."""
+
 CLOSE_SECONDS = 2.0
 """How long a connection that is closed waits for the server; then it is cut."""
 
@@ -39,13 +43,15 @@ class Connector:
 
     async def connect(self) -> Connection:
         """Make a connection, or raise what the driver raises."""
-        named = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
+        settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
+        if not self.is_pooled:  # a pooler refuses settings that it does not know
+            settings |= _SETTINGS
         return await asyncpg.connect(
             self._dsn,
             timeout=self._timeout,
             statement_cache_size=0 if self.is_pooled else STATEMENTS,
             max_cached_statement_lifetime=0,
-            server_settings=named,
+            server_settings=settings,
         )
 
     async def look_for_pooler(self, connection: Connection) -> None:

@@ -1,16 +1,18 @@
 -- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
 
 -- read_events: the retained events of a stream after a number, up to the one that brings them to so many bytes
+WITH s AS MATERIALIZED (SELECT key, trimmed FROM perdure.stream WHERE id = $1)
 SELECT seq, time, payload, final FROM (
     SELECT seq, time, payload, final,
            sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
                - greatest(0, length(payload) - $5::int) AS before
     FROM (
-        SELECT e.seq, e.time, e.payload, false AS final FROM perdure.stream AS s
-        JOIN perdure.event AS e ON e.stream = s.key AND e.seq > s.trimmed WHERE s.id = $1 AND e.seq > $2::int
+        (SELECT seq, time, payload, false AS final FROM perdure.event
+         WHERE stream = (SELECT key FROM s) AND seq > greatest($2::int, (SELECT trimmed FROM s))
+         ORDER BY seq LIMIT $3::int)
         UNION ALL
-        SELECT a.seq, a.time, a.payload, true FROM perdure.stream AS s
-        JOIN perdure.answer AS a ON a.stream = s.key WHERE s.id = $1 AND a.seq > $2::int
+        (SELECT seq, time, payload, true FROM perdure.answer
+         WHERE stream = (SELECT key FROM s) AND seq > $2::int ORDER BY seq LIMIT $3::int)
         ORDER BY seq LIMIT $3::int) AS page) AS sized
 WHERE before < $4::int ORDER BY seq;
 
