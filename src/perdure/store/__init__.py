@@ -5,8 +5,7 @@ from urllib.parse import parse_qsl
 from perdure.errors import BadSetting
 from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
-from perdure.store.sqlite.existing import ExistingSqlite, SqliteView
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
 
 __all__ = ["MemoryStore", "SqliteStore", "Store", "existing_store", "open_store"]
 
