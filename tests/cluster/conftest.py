@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from perdure.store import SqliteStore
 from perdure.store.base import Store
 from tests.support.site import Site, serve, until
+from tests.support.stores import SharedStore
 from tests.support.wire import Peer
 from tests.support.workshop import Workshop
 
@@ -39,7 +39,7 @@ class Pair:
 class Start:
     """Starts pairs, with settings of the test's choice."""
 
-    def __init__(self, stack: AsyncExitStack, path: Path, kind: Callable[[str], Store] = SqliteStore) -> None:
+    def __init__(self, stack: AsyncExitStack, path: Path, kind: Callable[[str], Store] = SharedStore) -> None:
         self._stack = stack
         self._path = path
         self._kind = kind

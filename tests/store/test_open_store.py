@@ -41,7 +41,7 @@ async def test_with_full_sync_nothing_is_committed_in_the_event_loop(tmp_path: P
     [
         ("", "allowed: memory:"),
         ("memory", "allowed: memory:"),
-        ("postgres://here", "allowed: memory:"),
+        ("mysql://here", "allowed: memory:"),
         ("log.db", "allowed: memory:"),
         ("memory:x", "nothing may follow the colon"),
         ("sqlite:", "without the path of a file"),

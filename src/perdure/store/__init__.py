@@ -9,12 +9,16 @@ from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
 
 __all__ = ["MemoryStore", "SqliteStore", "Store", "existing_store", "open_store"]
 
-_FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full"
+_FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full or postgresql://USER@HOST/DATABASE"
+_SCHEMES = ("memory", "sqlite", "postgresql", "postgres")
 
 
 def open_store(url: str, *, busy_timeout: float = 1.0) -> Store:
-    """Give the store at an address (`memory:`, `sqlite:PATH`, `sqlite:PATH?sync=normal|full`), not opened yet."""
+    """Give the store at an address (`memory:`, `sqlite:PATH`, `sqlite:PATH?sync=normal|full`,
+    `postgresql://USER@HOST/DATABASE`), not opened yet."""
     scheme, rest = _parts(url)
+    if scheme.startswith("postgres"):
+        return _postgres(url, timeout=busy_timeout, makes=True)
     return MemoryStore() if scheme == "memory" else _sqlite(SqliteStore, url, rest, busy_timeout)
 
 
@@ -24,6 +28,8 @@ def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Stor
     The store is neither made nor migrated. Without `writes` it is only read, and no server waits for that.
     """
     scheme, rest = _parts(url)
+    if scheme.startswith("postgres"):
+        return _postgres(url, timeout=busy_timeout, makes=False)
     if scheme == "memory":
         raise BadSetting(
             f"store is {url!r}; a store in memory can be read only by its own server; give the store that the server"
@@ -34,11 +40,21 @@ def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Stor
 
 def _parts(url: str) -> tuple[str, str]:
     scheme, colon, rest = url.partition(":")
-    if not colon or scheme not in ("memory", "sqlite"):
+    if not colon or scheme not in _SCHEMES:
         raise BadSetting(f"store is {url!r}; allowed: {_FORMS}")
     if scheme == "memory" and rest:
         raise BadSetting(f"store is {url!r}; nothing may follow the colon of a store in memory")
     return scheme, rest
+
+
+def _postgres(url: str, *, timeout: float, makes: bool) -> Store:
+    try:
+        from perdure.store.postgres.store import PostgresStore  # its driver is an extra
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise BadSetting("a store in PostgreSQL needs its driver: pip install 'perdure[postgres]'") from error
+    return PostgresStore(url, timeout=timeout, makes=makes)
 
 
 def _sqlite(kind: type[SqliteStore], url: str, rest: str, busy_timeout: float) -> SqliteStore:

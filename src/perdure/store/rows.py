@@ -81,11 +81,11 @@ def sticky_requests(text: str) -> tuple[bytes, ...]:
     return tuple(request.encode("latin-1") for request in json.loads(text))
 
 
-def _strict(value: str | bytes) -> str:
+def strict(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
-def _maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[[Any], object]) -> Callable[[Row], R]:
+def record_maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[[Any], object]) -> Callable[[Row], R]:
     """Give the function that makes a record of a row.
 
     `what` names the record to an operator whose release is too old to read it; it is empty for rows without a version.
@@ -107,21 +107,21 @@ def _maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[[Any],
     return record
 
 
-session_record = _maker(
-    base.SessionRecord, "session {id}", owner=_strict, state=SessionState, initialized=bool, sticky=sticky_requests
+session_record = record_maker(
+    base.SessionRecord, "session {id}", owner=strict, state=SessionState, initialized=bool, sticky=sticky_requests
 )
-stream_record = _maker(base.StreamRecord, "stream {id}", kind=Kind, sealed=bool, unread=bool)
-call_record = _maker(
+stream_record = record_maker(base.StreamRecord, "stream {id}", kind=Kind, sealed=bool, unread=bool)
+call_record = record_maker(
     base.CallRecord,
     "call {request_id} of stream {stream}",
     request_id=json.loads,
-    method=_strict,
-    principal=_strict,
+    method=strict,
+    principal=strict,
     state=CallState,
 )
-ask_record = _maker(base.AskRecord, "ask {id}")
-reader_record = _maker(base.ReaderRecord, "reader of stream {stream}")
-chain_record = _maker(Chain, "the chain of session {session}")
-node_record = _maker(base.NodeRecord)  # of any version: it tells which one the node writes
-kept_record = _maker(base.KeptRecord)
-generation = _maker(base.Generation)
+ask_record = record_maker(base.AskRecord, "ask {id}")
+reader_record = record_maker(base.ReaderRecord, "reader of stream {stream}")
+chain_record = record_maker(Chain, "the chain of session {session}")
+node_record = record_maker(base.NodeRecord)  # of any version: it tells which one the node writes
+kept_record = record_maker(base.KeptRecord)
+generation = record_maker(base.Generation)

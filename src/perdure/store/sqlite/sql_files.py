@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
+
+from perdure.store.sql_text import statements_by_name
 
 _FOLDER = files("perdure.store.sqlite") / "sql"
-_HEADING = re.compile(r"^-- (\w+): (.+)$", re.MULTILINE)
 _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 
@@ -24,11 +24,7 @@ class Migration:
 @cache
 def queries() -> Mapping[str, str]:
     """The statements of `queries.sql` by name."""
-    text = _read("queries.sql")
-    headings = list(_HEADING.finditer(text))
-    ends = [heading.start() for heading in headings[1:]] + [len(text)]
-    found = {heading[1]: text[heading.end() : end].strip() for heading, end in zip(headings, ends, strict=True)}
-    return MappingProxyType(found)
+    return statements_by_name(_read("queries.sql"))
 
 
 @cache

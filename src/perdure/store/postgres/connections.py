@@ -1,0 +1,139 @@
+"""Connects to the server, and gives its connections to one statement at a time.
+
+A statement that was given up may still run on the server. Its connection is closed, which has the driver ask the server
+to cancel it; whether it was done is not known, and need not be, because steps are repeatable (promise 5).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import asyncpg
+
+from perdure.errors import StoreUnavailable
+from perdure.store.postgres.failures import NAMED, failure
+from perdure.store.time_limit import TimeLimit
+
+T = TypeVar("T")
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+STATEMENTS = 200
+"""Prepared statements that a connection keeps: more than there are."""
+
+_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
+"""Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
+takes longer than the read."""
+
+CLOSE_SECONDS = 2.0
+"""How long a connection that is closed waits for the server; then it is cut."""
+
+
+class Connector:
+    """Makes connections. Behind a pooler that shares sessions between clients, nothing is prepared on them."""
+
+    def __init__(self, dsn: str, shown: str, *, timeout: float) -> None:
+        self.shown = shown
+        self._dsn = dsn
+        self._timeout = timeout
+        self.is_pooled = False
+        """A pooler answers, and not the server itself: the number of the process that was told when the connection was
+        made is not the one that works for it."""
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def connect(self) -> Connection:
+        """Make a connection, or raise what the driver raises."""
+        settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
+        if not self.is_pooled:  # a pooler refuses settings that it does not know
+            settings |= _SETTINGS
+        return await asyncpg.connect(
+            self._dsn,
+            timeout=self._timeout,
+            statement_cache_size=0 if self.is_pooled else STATEMENTS,
+            max_cached_statement_lifetime=0,
+            server_settings=settings,
+        )
+
+    async def look_for_pooler(self, connection: Connection) -> None:
+        """Find out, on a connection that was made without prepared statements, what answers."""
+        self.is_pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
+
+    def discard(self, connection: Connection) -> None:
+        """Close a connection whose state is not known, without waiting for it."""
+        task = asyncio.get_running_loop().create_task(self._close(connection))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, connection: Connection) -> None:
+        try:
+            await connection.close(timeout=CLOSE_SECONDS)
+        except (*NAMED, asyncio.CancelledError):
+            connection.terminate()
+
+    async def aclose(self, connections: Sequence[Connection]) -> None:
+        """Close connections, and wait for those that were discarded."""
+        for connection in connections:
+            self.discard(connection)
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+
+class Connections:
+    """A few connections that are made when they are needed. Work waits its turn, in its order."""
+
+    def __init__(self, connector: Connector, limit: TimeLimit, *, size: int) -> None:
+        self._connector = connector
+        self._limit = limit
+        self._room = asyncio.Semaphore(size)
+        self._size = size
+        self._idle: list[Connection] = []
+        self._is_open = False
+
+    def open(self) -> None:
+        self._is_open = True
+
+    async def aclose(self) -> None:
+        """Do what waits, then close."""
+        self._is_open = False
+        for _ in range(self._size):
+            await self._room.acquire()
+        idle, self._idle = self._idle, []
+        self._room = asyncio.Semaphore(self._size)
+        await self._connector.aclose(idle)
+
+    async def run(self, doing: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Work on a connection that has no other work. `doing` says what, for the failure's sentence."""
+        if not self._is_open:
+            raise StoreUnavailable(f"the database {self._connector.shown} is closed")
+        return await self._limit.wait(self._run(doing, work))
+
+    async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
+        return await self.run("read", lambda connection: connection.fetch(query, *values))
+
+    async def _run(self, doing: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._room:
+            connection: Connection | None = None
+            try:
+                connection = await self._connection()
+                result = await work(connection)
+            except BaseException as error:
+                # After an answer, even a bad one, a connection goes on; after anything else its state is not known.
+                if connection is not None:
+                    if isinstance(error, asyncpg.PostgresError) and not connection.is_closed():
+                        self._idle.append(connection)
+                    else:
+                        self._connector.discard(connection)
+                if isinstance(error, NAMED):
+                    raise failure(error, self._connector.shown, doing) from error
+                raise
+            self._idle.append(connection)
+            return result
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+            with contextlib.suppress(*NAMED):
+                connection.terminate()
+        return await self._connector.connect()

@@ -1,0 +1,46 @@
+"""Names the failures of a PostgreSQL server and its driver (promise 9)."""
+
+import contextlib
+from collections.abc import Iterator
+
+import asyncpg
+
+from perdure.errors import StoreError, StoreUnavailable
+
+NAMED = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, ValueError, TypeError)
+"""What may come out of the driver; each leaves the store as a `StoreError`. (`TimeoutError` is an `OSError`; values
+that cannot be encoded are a `ValueError` or a `TypeError`.)"""
+
+AGAIN = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
+"""Two transactions were in each other's way, and nothing was done: the same is tried again."""
+
+BURIED = "PD001"
+"""What `refuse_buried_1` raises, with the names of the nodes."""
+
+_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED)
+"""Classes of conditions that may pass: connection, rollback, resources, lock, operator's intervention, system error,
+a transaction's state (the server only reads: another one has become the primary), and nodes that were buried."""
+
+
+def failure(error: BaseException, shown: str, doing: str) -> StoreError:
+    """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    sentence = f"the database {shown} cannot be {doing}: {reason}"
+    state = getattr(error, "sqlstate", None) or ""
+    if isinstance(error, asyncpg.PostgresError) and state:
+        return (StoreUnavailable if state.startswith(_OF_THE_MOMENT) else StoreError)(sentence)
+    is_of_values = isinstance(error, asyncpg.DataError | ValueError | TypeError) and not isinstance(
+        error, asyncpg.ClientConfigurationError
+    )
+    return StoreError(sentence) if is_of_values else StoreUnavailable(sentence)
+
+
+@contextlib.contextmanager
+def named(shown: str, doing: str) -> Iterator[None]:
+    """Let the driver's exceptions leave as ours, with their cause."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except NAMED as error:
+        raise failure(error, shown, doing) from error

@@ -1,0 +1,89 @@
+"""Makes the store's schema in a database, migrates it, and refuses what this release cannot use."""
+
+import asyncpg
+
+from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
+from perdure.store.postgres import sql_files
+from perdure.store.postgres.address import Address
+from perdure.store.postgres.connections import Connection
+
+OLDEST_SERVER = 15
+"""The oldest major version of PostgreSQL that is tested."""
+
+
+async def prepare(connection: Connection, address: Address, *, makes: bool) -> None:
+    """Check the database, and bring its schema to this release's version. Without `makes` nothing is made or changed.
+
+    Several processes may do this at once: the first makes, the others wait for it.
+    """
+    await _check_server(connection, address)
+    version = await _version(connection, address)
+    if version == sql_files.VERSION:
+        return
+    if not makes:
+        raise StoreError(
+            f"the database {address.shown} has no Perdure store in schema {address.schema}"
+            if version == 0
+            else f"the schema {address.schema} of {address.shown} has version {version}, written by an older release; a"
+            f" server of this one brings it to version {sql_files.VERSION} when it starts"
+        )
+    try:
+        async with connection.transaction():
+            lock = f"{address.schema}.migration"
+            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", lock)
+            before = await _version(connection, address)
+            if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
+                await connection.execute(f"CREATE SCHEMA {address.schema}")
+            for version in range(before + 1, sql_files.VERSION + 1):
+                await connection.execute(sql_files.migration(version, address.schema))
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StoreError(
+            f"the role may not make the schema {address.schema} in {address.shown} ({error}); let its owner start a"
+            " server once, or grant CREATE on the database"
+        ) from error
+
+
+async def _check_server(connection: Connection, address: Address) -> None:
+    version = connection.get_server_version()
+    if version.major < OLDEST_SERVER:
+        raise StoreError(
+            f"{address.shown} is PostgreSQL {version.major}; Perdure needs version {OLDEST_SERVER} or later"
+        )
+    [(encoding, reads_only)] = await connection.fetch(
+        "SELECT current_setting('server_encoding'),"
+        " pg_is_in_recovery() OR current_setting('transaction_read_only')::bool"
+    )
+    if encoding != "UTF8":
+        raise StoreError(
+            f"the database {address.shown} has the encoding {encoding}; Perdure needs UTF8: make one with"
+            " CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )
+    if reads_only:
+        raise StoreUnavailable(
+            f"the server of {address.shown} only reads (a standby, or default_transaction_read_only); give the primary,"
+            " or several hosts with target_session_attrs=read-write"
+        )
+
+
+async def _version(connection: Connection, address: Address) -> int:
+    """The version of the schema; 0 if there is none. Raises `StoreTooNew` for one that this release cannot use."""
+    try:
+        if not await connection.fetchval("SELECT to_regclass($1)::oid", f"{address.schema}.version"):
+            return 0
+        [(version, oldest)] = await connection.fetch(f"SELECT version, oldest FROM {address.schema}.version")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StoreError(
+            f"the role may not use the schema {address.schema} of {address.shown}: {error}; grant it USAGE on the"
+            " schema, and its rights on the tables"
+        ) from error
+    except (asyncpg.UndefinedColumnError, asyncpg.WrongObjectTypeError, ValueError) as error:
+        raise StoreError(
+            f"the schema {address.schema} of {address.shown} is not a Perdure store; name another one with ?schema="
+        ) from error
+    if oldest > sql_files.VERSION:
+        raise StoreTooNew(
+            f"the schema {address.schema} of {address.shown} has version {version}, written by a newer release; this"
+            f" one knows versions up to {sql_files.VERSION}"
+        )
+    # A newer release may have brought it further, in a way that this one can live with.
+    return min(int(version), sql_files.VERSION)

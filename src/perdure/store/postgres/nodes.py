@@ -1,0 +1,253 @@
+"""Tells which nodes are alive, by leases and by locks, and which of them hold what is not written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from perdure._core.ids import NodeId
+from perdure._core.leases import Leases
+from perdure._core.states import ClaimState
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store.postgres.ear import Ear
+from perdure.store.postgres.failures import BURIED
+
+ANSWER_SECONDS = 1.0
+"""How long a node has to answer whether it holds anything. One that does not answer counts as a holder."""
+
+SOON = 0.5
+"""Seconds for which a look at the nodes waits for a lock to have been free for long enough. Nodes look that often: the
+next one would find the dead process later."""
+
+_LOOK = 0.01
+"""Seconds between two looks whether a node without an ear has answered."""
+
+QUESTION, ANSWER = "?", "!"
+"""The first letters of a question and of its answer. A question's number follows, and the channel for the answer, or
+nothing if that is to be written down; an answer has the number, the node, and whether it holds anything."""
+
+HOLDS, HOLDS_NOTHING = "holds", "nothing"
+
+
+class Holding:
+    """Knows which nodes of this process hold something, and asks the other processes.
+
+    A node says that it holds when writing fails, so it cannot write that down; and it says it without waiting. So it is
+    asked, by a notification, and only a node that answers that it holds nothing is not named (15).
+    """
+
+    def __init__(self, ear: Ear, queries: Mapping[str, str]) -> None:
+        self._ear = ear
+        self._queries = queries
+        self.joined: set[NodeId] = set()
+        """The nodes of this process. A commit is refused if one of them is not in the store any more."""
+        self._buried: set[NodeId] = set()
+        self._holding: set[NodeId] = set()
+        self._numbers = itertools.count(1)
+        self._asked: dict[str, tuple[dict[NodeId, bool], asyncio.Event]] = {}
+        """Of each question: what the nodes have answered, and what tells that one more has."""
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def hold(self, node: NodeId, holding: bool) -> None:
+        if holding and node in self.joined:
+            self._holding.add(node)
+        else:
+            self._holding.discard(node)
+
+    def join(self, node: NodeId) -> None:
+        self._buried.discard(node)
+        self.joined.add(node)
+
+    def leave(self, node: NodeId) -> None:
+        self.joined.discard(node)
+        self._holding.discard(node)
+
+    def bury(self, nodes: Iterable[NodeId]) -> None:
+        """These nodes are not in the store any more: other nodes may have settled their calls."""
+        for node in self.joined.intersection(nodes):
+            self._buried.add(node)
+            self.leave(node)
+
+    def members(self) -> list[NodeId]:
+        """The nodes that must be in the store for this process to write. Raises `StoreUnavailable` where there were
+        some, and all of them are buried."""
+        if self._buried and not self.joined:
+            raise StoreUnavailable("other nodes have buried this one")
+        return list(self.joined)
+
+    def refused(self, error: BaseException) -> None:
+        """Note the nodes that are buried, if that is why the server refused something."""
+        if getattr(error, "sqlstate", None) == BURIED:
+            self.bury(NodeId(node) for node in str(getattr(error, "detail", "")).split(" "))
+
+    async def show_life(self) -> None:
+        """Raise the beats of the nodes here: other nodes see that their lock is free."""
+        shown = list(self.joined)
+        if shown:
+            with contextlib.suppress(StoreError):
+                there = {row[0] for row in await self._ear.fetch(self._queries["show_life"], shown)}
+                self.bury(node for node in shown if node not in there)
+
+    async def aclose(self) -> None:
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        for known in (self.joined, self._buried, self._holding):
+            known.clear()
+
+    async def answer_the_deaf(self) -> None:
+        """Answer a question that was written down."""
+        await self._ear.fetch(self._queries["answer"], list(self.joined - self._holding))
+
+    # Asking
+
+    async def holders(self, asker: NodeId, locked: Mapping[NodeId, bool | None]) -> list[NodeId]:
+        """Those of the other nodes that hold something. `locked`: whether each one's lock is held; `None`: it has
+        none, because it has no ear."""
+        others = {node: has_lock for node, has_lock in locked.items() if node not in self.joined}
+        # A node whose lock is free answers nothing: it is dead, or about to connect again.
+        silent = {node for node, has_lock in others.items() if has_lock is False}
+        hearing = {node for node, has_lock in others.items() if has_lock}
+        deaf = others.keys() - silent - hearing
+        if self._ear.is_deaf:
+            deaf, hearing = deaf | hearing, set()
+        unanswered, unwritten = await asyncio.gather(self._ask(asker, hearing), self._ask_deaf(deaf))
+        holders = silent | unanswered | unwritten | (self._holding - {asker})
+        return [node for node in locked if node in holders]
+
+    async def _ask(self, asker: NodeId, nodes: set[NodeId]) -> set[NodeId]:
+        """The nodes that did not answer that they hold nothing."""
+        if not nodes:
+            return set()
+        number = str(next(self._numbers))
+        answers: dict[NodeId, bool] = {}
+        more = asyncio.Event()
+        self._asked[number] = (answers, more)
+        question = f"{QUESTION} {number} {self._ear.channel(asker)}"
+        try:
+            await self._ear.notify((self._ear.channel(node), question) for node in nodes)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while not nodes <= answers.keys():
+                    more.clear()
+                    await more.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._asked[number]
+        return {node for node in nodes if answers.get(node, True)}
+
+    async def _ask_deaf(self, nodes: Iterable[NodeId]) -> set[NodeId]:
+        asked = list(nodes)
+        if not asked:
+            return set()
+        wanted = {row[0]: row[1] for row in await self._ear.fetch(self._queries["ask_the_deaf"], asked)}
+        await self._ear.notify((self._ear.channel(node), f"{QUESTION} 0 ") for node in asked)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while wanted and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK)
+            for node, answered in await self._ear.fetch(self._queries["answers_of_the_deaf"], asked):
+                if answered >= wanted.get(node, answered + 1):
+                    del wanted[node]
+        return set(wanted)
+
+    # Being asked
+
+    def on_word(self, channel: str, word: str) -> None:
+        """A question, or an answer, came."""
+        kind, number, *rest = word.split(" ")
+        if kind == ANSWER:
+            if number in self._asked:
+                answers, more = self._asked[number]
+                answers[NodeId(rest[0])] = rest[1] == HOLDS
+                more.set()
+            return
+        node = next((node for node in self.joined if self._ear.channel(node) == channel), None)
+        if node is None:
+            return
+        if where := rest[0]:
+            answer = HOLDS if node in self._holding else HOLDS_NOTHING
+            work = self._ear.notify([(where, f"{ANSWER} {number} {node} {answer}")])
+        else:
+            work = self.answer_the_deaf()
+        task = asyncio.get_running_loop().create_task(_quietly(work))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    """An answer that cannot be sent says that this node may hold something."""
+    with contextlib.suppress(StoreError):
+        await work
+
+
+class PostgresLiveness:
+    """One node's view: by leases, and sooner by the locks of the ears. A free lock says that its process has ended, or
+    has lost its connection; a held one says nothing, because a machine that is cut off does not free it."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        *,
+        ear: Ear,
+        holding: Holding,
+        queries: Mapping[str, str],
+        clock: Callable[[], float],
+        count: Callable[[int], None],
+        lease: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._node = node
+        self._ear = ear
+        self._holding = holding
+        self._queries = queries
+        self._clock = clock
+        self._count = count
+        self._monotonic = monotonic
+        self._leases = Leases(node, lease=lease, now=monotonic())
+
+    @property
+    def own_claim(self) -> ClaimState:
+        if self._node not in self._holding.joined:  # it has left, or it was buried
+            self._leases.bury()
+        return self._leases.claim(now=self._monotonic())
+
+    async def beat(self, facts: bytes) -> None:
+        sent = self._monotonic()
+        if self.own_claim is ClaimState.BURIED:
+            return
+        if await self._ear.fetch(self._queries["beat"], self._node, facts, self._clock()):
+            self._leases.beaten(sent=sent, now=self._monotonic())
+        else:
+            self._holding.bury([self._node])
+
+    async def dead(self) -> Sequence[NodeId]:
+        dead = await self._look()
+        due = self._leases.due(now=self._monotonic())
+        if not dead and due is not None and due < SOON:
+            await asyncio.sleep(due + 0.001)  # behind it, whatever the two clocks round
+            dead = await self._look()
+        return dead
+
+    async def _look(self) -> list[NodeId]:
+        asked = self._monotonic()
+        seen = await self._ear.fetch(self._queries["watch_nodes"])
+        self._count(len(seen))
+        beats = {row[0]: row[1] for row in seen}
+        # After an outage all locks are free, this node's own as well: every process gets its time to connect again.
+        free = {row[0] for row in seen if row[3] is False}
+        silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free)
+        return [row[0] for row in seen if row[0] != self._node and (row[2] or row[0] in silent)]
+
+    def hold(self, holding: bool) -> None:
+        self._holding.hold(self._node, holding)
+
+    async def holders(self) -> Sequence[NodeId]:
+        seen = await self._ear.fetch(self._queries["watch_nodes"])
+        locked = {row[0]: row[3] for row in seen if not row[2] and row[0] != self._node}
+        return await self._holding.holders(self._node, locked)
+
+    def ages(self) -> dict[NodeId, float]:
+        return self._leases.ages(now=self._monotonic())

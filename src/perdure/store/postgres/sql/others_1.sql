@@ -1,0 +1,202 @@
+-- What changes the store and is not a step, version 1.
+
+-- Become the writer of a stream: a new generation, whose number is the high part of the new fence. The low part is
+-- random, so that a server that lost its last moments does not give out a fence again.
+-- "known": a generation that the caller has seen, which the server may have lost. "members": the nodes of the caller's
+-- process, which must not be buried before this is done.
+CREATE FUNCTION perdure.claim_1(
+    stream_ text, node_ text, held bigint, known int, random_ bigint, kept int, members text[]
+) RETURNS SETOF perdure.stream LANGUAGE plpgsql AS $$
+DECLARE
+    s perdure.stream;
+    next_ int;
+BEGIN
+    PERFORM 1 FROM perdure.node WHERE id = ANY (members) ORDER BY id FOR KEY SHARE;
+    PERFORM perdure.refuse_buried_1(members);
+    SELECT * INTO s FROM perdure.stream WHERE id = stream_ AND fence = held AND NOT sealed FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    INSERT INTO perdure.generation (stream, generation, "end") VALUES (s.key, s.generation, s.last);
+    next_ := greatest(s.generation, known) + 1;
+    DELETE FROM perdure.generation AS g WHERE g.stream = s.key AND g.generation < next_ - kept;
+    RETURN QUERY UPDATE perdure.stream AS u SET
+        node = node_, generation = next_, fence = (next_::bigint << 40) | random_
+    WHERE u.key = s.key RETURNING u.*;
+END $$;
+
+-- A client begins again in a session that has not ended. The lock: no call of the incarnation before is being accepted
+-- any more when this is done.
+CREATE FUNCTION perdure.reattach_1(session_ text) RETURNS SETOF perdure.session LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM perdure.lock_session_1(session_);
+    RETURN QUERY UPDATE perdure.session SET incarnation = incarnation + 1, revision = revision + 1
+    WHERE id = session_ AND state <> 'ended' RETURNING *;
+END $$;
+
+-- Give a session its chain, in place of the one that it may have; false if it has ended.
+CREATE FUNCTION perdure.put_chain_1(
+    session_ text, name_ text, record_ int, holder_ bytea, current_ text, next_ text
+) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM perdure.lock_session_1(session_);
+    IF NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = session_ AND state <> 'ended') THEN
+        RETURN false;
+    END IF;
+    INSERT INTO perdure.chain (session, name, record, holder, current, next)
+    VALUES (session_, name_, record_, holder_, current_, next_)
+    ON CONFLICT (session) DO UPDATE SET
+        name = excluded.name, record = excluded.record, holder = excluded.holder, current = excluded.current,
+        next = excluded.next;
+    RETURN true;
+END $$;
+
+-- Whether a process holds an advisory lock; NULL for none.
+CREATE FUNCTION perdure.is_held_1(lock_ bigint) RETURNS bool LANGUAGE sql AS $$
+    SELECT CASE WHEN lock_ IS NOT NULL THEN EXISTS (
+        SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND classid = (lock_ >> 32 & 4294967295)::oid AND objid = (lock_ & 4294967295)::oid) END;
+$$;
+
+-- Enter a node. Gives the store's time: that of a node that lives, which told it a moment ago, or else what the caller
+-- says (NULL: the server's clock).
+CREATE FUNCTION perdure.join_1(node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8)
+RETURNS float8 LANGUAGE plpgsql AS $$
+DECLARE
+    told float8;
+BEGIN
+    SELECT clock + extract(epoch FROM clock_timestamp() - seen) INTO told FROM perdure.node
+    WHERE id <> node_ AND NOT gone AND seen > clock_timestamp() - interval '1 minute'
+        AND perdure.is_held_1(lock) IS NOT FALSE
+    ORDER BY seen DESC LIMIT 1;
+    told := coalesce(told, wall, extract(epoch FROM clock_timestamp()));
+    INSERT INTO perdure.node (id, record, lock, writer, facts, clock, seen)
+    VALUES (node_, record_, lock_, writer_, facts_, told, clock_timestamp())
+    ON CONFLICT (id) DO UPDATE SET
+        record = excluded.record, lock = excluded.lock, writer = excluded.writer, gone = false;
+    INSERT INTO perdure.mailbox (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
+    RETURN told;
+END $$;
+
+-- The streams that a node writes, sealed ones excepted: what is listed, and what has open calls.
+CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LANGUAGE sql STABLE AS $$
+    SELECT * FROM perdure.stream WHERE NOT sealed AND key IN (
+        SELECT key FROM perdure.stream WHERE node = node_ AND listed
+        UNION SELECT s.key FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
+        WHERE c.state IN ('running', 'waiting') AND s.node = node_)
+    ORDER BY key;
+$$;
+
+-- A node stops: gone at once if it leaves nothing behind, else when another one has buried it.
+CREATE FUNCTION perdure.leave_1(node_ text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM perdure.sender WHERE node = node_;
+    PERFORM 1 FROM perdure.mailbox WHERE node = node_ FOR UPDATE;
+    IF EXISTS (SELECT 1 FROM perdure.written_by_1(node_)) OR EXISTS (SELECT 1 FROM perdure.mail WHERE node = node_)
+        OR EXISTS (SELECT 1 FROM perdure.reader WHERE node = node_) THEN
+        UPDATE perdure.node SET gone = true WHERE id = node_;
+    ELSE
+        DELETE FROM perdure.mailbox WHERE node = node_;
+        DELETE FROM perdure.node WHERE id = node_;
+    END IF;
+END $$;
+
+-- Forget a dead node, unless it has another beat than the one that was seen (NULL: whichever it has): then "mail" is
+-- NULL. Else it is the number of its messages, which the heir has now, under new keys: it may have dealt with later ones
+-- already. "keys" are the streams that it read.
+CREATE FUNCTION perdure.bury_1(node_ text, heir text, seen_ bigint) RETURNS TABLE (mail int, keys bigint[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    n perdure.node;
+    first bigint;
+BEGIN
+    SELECT * INTO n FROM perdure.node WHERE id = node_ FOR UPDATE;
+    IF FOUND THEN
+        IF n.beat <> seen_ THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- A commit of it that runs comes to its end; the next one finds that the node is not there.
+        PERFORM pg_advisory_xact_lock(n.writer);
+    END IF;
+    PERFORM 1 FROM perdure.mailbox WHERE node IN (node_, heir) ORDER BY node FOR UPDATE;
+    SELECT array_agg(r.stream) INTO keys FROM perdure.reader AS r WHERE r.node = node_;
+    DELETE FROM perdure.reader AS r WHERE r.node = node_;
+    SELECT perdure.next_key_1(b.last) INTO first FROM perdure.mailbox AS b WHERE b.node = heir;
+    INSERT INTO perdure.mail (node, key, message)
+    SELECT heir, first - 1 + row_number() OVER (ORDER BY m.key), m.message FROM perdure.mail AS m
+    WHERE m.node = node_ AND first IS NOT NULL;
+    GET DIAGNOSTICS mail = ROW_COUNT;
+    UPDATE perdure.mailbox AS b SET waiting = waiting + mail, last = first + mail - 1 WHERE b.node = heir AND mail > 0;
+    DELETE FROM perdure.mail AS m WHERE m.node = node_;
+    DELETE FROM perdure.mailbox AS b WHERE b.node = node_;
+    DELETE FROM perdure.sender AS s WHERE s.node = node_;
+    DELETE FROM perdure.node WHERE id = node_;
+    RETURN NEXT;
+END $$;
+
+-- Forget some streams that are over and hold nothing any more; gives how many.
+CREATE FUNCTION perdure.expire_streams_1(keys bigint[], answers float8) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    over bigint[];
+BEGIN
+    PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY key FOR UPDATE;
+    SELECT array_agg(key) INTO over FROM perdure.stream AS s
+    WHERE key = ANY (keys) AND opened < answers
+        AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
+        AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key)
+        AND NOT EXISTS (SELECT 1 FROM perdure.event WHERE stream = s.key AND seq > s.trimmed);
+    IF over IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM perdure.drop_streams_1(over);
+    RETURN cardinality(over);
+END $$;
+
+-- Forget a session that was not used for long, if it is still so; gives how many went.
+CREATE FUNCTION perdure.expire_session_1(session_ text, before float8) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+    keys bigint[];
+BEGIN
+    PERFORM perdure.lock_session_1(session_);
+    SELECT array_agg(key) INTO keys FROM (
+        SELECT key FROM perdure.stream WHERE session = session_ ORDER BY key FOR UPDATE) AS locked;
+    DELETE FROM perdure.session AS s WHERE id = session_ AND active < before
+        AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id);
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    IF keys IS NOT NULL THEN
+        PERFORM perdure.drop_streams_1(keys);
+    END IF;
+    RETURN 1;
+END $$;
+
+-- Empty one slot in which everything has expired, and write into the next one if the present one was written for as
+-- long as a slot is. Gives whether a slot was emptied. A reader in the way is not waited for: the next sweep tries again.
+CREATE FUNCTION perdure.rotate_1(now_ float8, expired float8, period float8) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE
+    r perdure.rotation;
+    old smallint;
+    next_ smallint;
+BEGIN
+    SELECT * INTO r FROM perdure.rotation FOR UPDATE;
+    IF r.since IS NULL THEN
+        UPDATE perdure.rotation SET since = now_;
+        RETURN false;
+    END IF;
+    SELECT slot INTO old FROM perdure.slot WHERE slot <> r.slot AND closed < expired ORDER BY closed LIMIT 1;
+    IF FOUND THEN
+        PERFORM set_config('lock_timeout', '100ms', true);
+        EXECUTE format('TRUNCATE perdure.event_%s', old);
+        UPDATE perdure.slot SET closed = NULL WHERE slot = old;
+        RETURN true;
+    END IF;
+    SELECT slot INTO next_ FROM perdure.slot WHERE slot <> r.slot AND closed IS NULL ORDER BY slot LIMIT 1;
+    IF FOUND AND now_ - r.since >= period THEN
+        UPDATE perdure.slot SET closed = now_ WHERE slot = r.slot;
+        UPDATE perdure.rotation SET slot = next_, since = now_;
+    END IF;
+    RETURN false;
+END $$;

@@ -1,0 +1,236 @@
+-- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
+
+-- read_events: the retained events of a stream after a number, up to the one that brings them to so many bytes
+WITH s AS MATERIALIZED (SELECT key, trimmed FROM perdure.stream WHERE id = $1)
+SELECT seq, time, payload, final FROM (
+    SELECT seq, time, payload, final,
+           sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+               - greatest(0, length(payload) - $5::int) AS before
+    FROM (
+        (SELECT seq, time, payload, false AS final FROM perdure.event
+         WHERE stream = (SELECT key FROM s) AND seq > greatest($2::int, (SELECT trimmed FROM s))
+         ORDER BY seq LIMIT $3::int)
+        UNION ALL
+        (SELECT seq, time, payload, true FROM perdure.answer
+         WHERE stream = (SELECT key FROM s) AND seq > $2::int ORDER BY seq LIMIT $3::int)
+        ORDER BY seq LIMIT $3::int) AS page) AS sized
+WHERE before < $4::int ORDER BY seq;
+
+-- streams_by_id: those of the streams that are there
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.stream WHERE id = ANY ($1);
+
+-- streams_of_session: a session's streams, the oldest first
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.stream WHERE session = $1 ORDER BY key;
+
+-- unread_streams: a session's calls whose readers were lost before the end, the oldest first
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.stream WHERE session = $1 AND unread ORDER BY key;
+
+-- streams_of_node: the streams that a node writes, the oldest first
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.written_by_1($1);
+
+-- streams_by_key: some streams, the oldest first
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.stream WHERE key = ANY ($1) ORDER BY key;
+
+-- forwarded_to: the streams for which messages wait, and which a node writes, or none that is there
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.stream AS s WHERE key IN (SELECT stream FROM perdure.forward)
+    AND (node = $1 OR NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = s.node))
+ORDER BY key;
+
+-- read_forwarded: some of the messages that wait for a stream after a key, the oldest first
+SELECT f.key, f.payload FROM perdure.stream AS s JOIN perdure.forward AS f ON f.stream = s.key
+WHERE s.id = $1 AND f.key > $2 ORDER BY f.key LIMIT $3;
+
+-- kept_of_session: what is retained of a session's sealed streams, the oldest first; sizes less what the codec added
+SELECT s.id, s.opened, coalesce(e.number, 0), coalesce(a.number, 0), coalesce(e.size, 0), coalesce(a.size, 0)
+FROM perdure.stream AS s
+LEFT JOIN LATERAL (
+    SELECT count(*) AS number, sum(greatest(0, length(payload) - $2::int)) AS size FROM perdure.event
+    WHERE stream = s.key AND seq > s.trimmed) AS e ON true
+LEFT JOIN LATERAL (
+    SELECT count(*) AS number, sum(greatest(0, length(payload) - $2::int)) AS size FROM perdure.answer
+    WHERE stream = s.key) AS a ON true
+WHERE s.session = $1 AND s.sealed ORDER BY s.key;
+
+-- generations_of_stream: the ended generations of a stream, the oldest first
+SELECT g.generation, g."end"
+FROM perdure.stream AS s JOIN perdure.generation AS g ON g.stream = s.key
+WHERE s.id = $1 ORDER BY g.generation;
+
+-- session_by_id: one session
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision
+FROM perdure.session WHERE id = $1;
+
+-- sessions_after: a page of sessions, by id
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision
+FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
+
+-- count_states: how many sessions are in each state
+SELECT state, count(*) FROM perdure.session GROUP BY state;
+
+-- longest_dormant: the session that has been dormant for longest, of those that no node uses, of one caller or of all
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision
+FROM perdure.session AS s
+WHERE state = 'dormant' AND state <> 'ended'
+    AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
+ORDER BY active LIMIT 1;
+
+-- longest_dormant_of: the same of one caller's
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision
+FROM perdure.session AS s
+WHERE caller = $1 AND state = 'dormant' AND state <> 'ended'
+    AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
+ORDER BY active LIMIT 1;
+
+-- sticky_of_sessions: what sessions that have not ended repeat
+SELECT id, sticky FROM perdure.session WHERE id = ANY ($1) AND state <> 'ended';
+
+-- next_incarnation: a client begins again in a session that has not ended
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision
+FROM perdure.reattach_1($1);
+
+-- calls_of_session: a session's ledger, the oldest first
+SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
+       c.state
+FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
+WHERE s.session = $1 ORDER BY s.key, c.place;
+
+-- calls_of_stream: the ledger rows of what a stream answers, in order
+SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
+       c.state
+FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
+WHERE s.id = $1 ORDER BY c.place;
+
+-- call_by_id: the call that has not ended under an id
+SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
+       c.state
+FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
+WHERE c.session = $1 AND c.incarnation = $2 AND c.id_key = $3 AND c.state IN ('running', 'waiting');
+
+-- asks_of_session: a session's open asks, the oldest first
+SELECT a.record, a.session, a.id, s.id, a.request, a.node
+FROM perdure.ask AS a JOIN perdure.stream AS s ON s.key = a.stream
+WHERE a.session = $1 ORDER BY a.key;
+
+-- reader_of_stream: the reader of a stream
+SELECT r.record, s.id, r.reader, r.node, r.seq
+FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
+WHERE s.id = $1;
+
+-- chain_by_name: one chain
+SELECT record, name, session, holder, current, next FROM perdure.chain WHERE name = $1;
+
+-- chain_of_session: a session's chain
+SELECT record, name, session, holder, current, next FROM perdure.chain WHERE session = $1;
+
+-- put_chain: a session's chain in place of the one that it may have; false if the session has ended
+SELECT perdure.put_chain_1($1, $2, $3, $4, $5, $6);
+
+-- change_chain: the secrets of a chain, if they are still those that were seen
+UPDATE perdure.chain SET record = $1, current = $2, next = $3 WHERE name = $4 AND current = $5 AND next = $6
+RETURNING true;
+
+-- drop_chain: forget a chain, if its secrets are still those that were seen
+DELETE FROM perdure.chain WHERE name = $1 AND current = $2 AND next = $3 RETURNING true;
+
+-- claim: become the writer of a stream
+SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
+FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);
+
+-- commit: apply the steps of a commit
+SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19);
+
+-- all_nodes: the nodes that have joined and are not buried
+SELECT id, record, beat, facts FROM perdure.node ORDER BY key;
+
+-- join: a node enters; gives the store's time
+SELECT perdure.join_1($1, $2, $3, $4, $5, $6);
+
+-- leave: a node stops
+SELECT perdure.leave_1($1);
+
+-- bury: a dead node is forgotten; gives how many messages the heir got (NULL: it has beaten), and the streams it read
+SELECT mail, keys FROM perdure.bury_1($1, $2, $3);
+
+-- beat: a node shows that it lives
+UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_timestamp()
+WHERE id = $1 AND NOT gone RETURNING true;
+
+-- show_life: nodes show that they live, and nothing else; gives those that are there
+UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
+
+-- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
+SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
+
+-- read_mail: some of a node's messages after a key, the oldest first
+SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
+
+-- ask_the_deaf: ask nodes without an ear whether they hold anything; gives what each must answer
+UPDATE perdure.node SET asked = asked + 1 WHERE id = ANY ($1) RETURNING id, asked;
+
+-- answers_of_the_deaf: how often each has answered that it holds nothing
+SELECT id, answered FROM perdure.node WHERE id = ANY ($1);
+
+-- answer: nodes of this process hold nothing
+UPDATE perdure.node SET answered = asked WHERE id = ANY ($1) AND answered < asked;
+
+-- poll: a value that changes with whatever is written, and whether one of these nodes is asked something
+SELECT pg_current_wal_insert_lsn()::text,
+       EXISTS (SELECT 1 FROM perdure.node WHERE id = ANY ($1) AND answered < asked);
+
+-- write_ballast: bytes without a use, under the name of no node
+INSERT INTO perdure.mail (node, key, message) VALUES ('', (random() * 9e18)::bigint, $1) ON CONFLICT DO NOTHING;
+
+-- drop_ballast: forget them
+DELETE FROM perdure.mail WHERE node = '';
+
+-- swept_before: up to where events are trimmed already
+SELECT swept FROM perdure.rotation;
+
+-- expired_events: the streams with events that expired since the last sweep, their last one, and how many
+SELECT s.key, max(e.seq), count(*) FROM perdure.event AS e JOIN perdure.stream AS s ON s.key = e.stream
+WHERE e.time >= $1 AND e.time < $2 AND e.seq > s.trimmed GROUP BY s.key;
+
+-- trim_expired: forget the events of some streams up to a number each
+UPDATE perdure.stream AS s SET trimmed = x.seq FROM unnest($1::bigint[], $2::int[]) AS x (key, seq)
+WHERE s.key = x.key AND s.trimmed < x.seq;
+
+-- set_swept: up to where events are trimmed from now on
+UPDATE perdure.rotation SET swept = $1 WHERE swept < $1;
+
+-- expire_answers: forget some expired answers
+WITH gone AS (
+    DELETE FROM perdure.answer WHERE (stream, seq) IN (
+        SELECT stream, seq FROM perdure.answer WHERE time < $1 LIMIT $2) RETURNING 1)
+SELECT count(*) FROM gone;
+
+-- old_streams: some streams after a key that may hold nothing any more
+SELECT key FROM perdure.stream AS s
+WHERE key > $1 AND opened < $2 AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
+    AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key)
+    AND NOT EXISTS (SELECT 1 FROM perdure.event WHERE stream = s.key AND seq > s.trimmed)
+ORDER BY key LIMIT $3;
+
+-- expire_streams: forget those of some streams that are over
+SELECT perdure.expire_streams_1($1, $2);
+
+-- stale_sessions: some sessions that were not used for long, and are not in use
+SELECT id FROM perdure.session AS s
+WHERE active < $1 AND id > $2 AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
+ORDER BY id LIMIT $3;
+
+-- expire_session: forget a session if it is still not used
+SELECT perdure.expire_session_1($1, $2);
+
+-- rotate: empty a slot that has expired, or begin the next one
+SELECT perdure.rotate_1($1, $2, $3);

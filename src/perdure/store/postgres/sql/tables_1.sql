@@ -1,0 +1,284 @@
+-- The tables of a PostgreSQL store, version 1. "perdure." stands for the schema of the store's address.
+--
+-- Texts that a peer may have made are bytea: PostgreSQL takes no NUL and no half surrogate pair in a text.
+-- Ids are compared as bytes (COLLATE "C"), as in the other stores.
+-- No index mentions a column that appends change (stream.last, stream.sealed, stream.trimmed), so that appending
+-- updates a row in place (HOT).
+-- The columns named "record" hold the version of the record's layout.
+
+-- One row: the version of these tables, and the oldest version whose releases can still use them.
+CREATE TABLE perdure.version (
+    one     bool PRIMARY KEY DEFAULT true CHECK (one),
+    version int NOT NULL,
+    oldest  int NOT NULL
+);
+
+INSERT INTO perdure.version (version, oldest) VALUES (1, 1);
+
+-- "caller" is a hash of owner and address, which may be long. "revision" rises with every change but that of "active".
+CREATE TABLE perdure.session (
+    id            text COLLATE "C" PRIMARY KEY,
+    record        int NOT NULL,
+    revision      bigint NOT NULL,
+    owner         bytea NOT NULL,
+    state         text NOT NULL CHECK (state IN ('opening', 'active', 'dormant', 'ended')),
+    version       text NOT NULL,
+    client_params bytea NOT NULL,
+    result        bytea NOT NULL,
+    initialized   bool NOT NULL,
+    sticky        bytea[] NOT NULL,
+    incarnation   int NOT NULL CHECK (incarnation >= 0),
+    standalone    text COLLATE "C" NOT NULL,
+    created       float8 NOT NULL,
+    active        float8 NOT NULL,
+    ended         text NOT NULL DEFAULT '',
+    address       bytea NOT NULL DEFAULT '',
+    caller        bytea NOT NULL
+) WITH (fillfactor = 80);
+
+CREATE INDEX session_of_caller ON perdure.session (caller) WHERE state <> 'ended';
+CREATE INDEX session_ended_of_caller ON perdure.session (caller, active) WHERE state = 'ended';
+CREATE INDEX session_ended ON perdure.session (active) WHERE state = 'ended';
+CREATE INDEX session_active ON perdure.session (active) WHERE state <> 'ended';
+
+-- Events up to "trimmed" are forgotten, final answers excepted; their rows go with their slot.
+-- "listed": no call of it is open. What a node writes is found by its open calls, and by this.
+-- "forwarded": the key of the last message that was forwarded to it.
+CREATE TABLE perdure.stream (
+    key        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id         text COLLATE "C" NOT NULL UNIQUE,
+    record     int NOT NULL,
+    session    text COLLATE "C" NOT NULL,
+    kind       text NOT NULL CHECK (kind IN ('c', 's')),
+    node       text COLLATE "C" NOT NULL,
+    fence      bigint NOT NULL CHECK (fence >= 0),
+    opened     float8 NOT NULL,
+    generation int NOT NULL CHECK (generation >= 1),
+    last       int NOT NULL CHECK (last >= 0),
+    trimmed    int NOT NULL DEFAULT 0,
+    sealed     bool NOT NULL,
+    listed     bool NOT NULL,
+    delivered  int NOT NULL DEFAULT 0 CHECK (delivered >= 0),
+    unread     bool NOT NULL DEFAULT false,
+    forwarded  bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 80);
+
+CREATE INDEX stream_of_session ON perdure.stream (session);
+CREATE INDEX stream_of_node ON perdure.stream (node) WHERE listed;
+CREATE INDEX stream_unread ON perdure.stream (session) WHERE unread;
+CREATE INDEX stream_opened ON perdure.stream (opened);
+
+-- Events that are not final answers. They are never deleted: a slot is emptied as a whole once all in it has expired,
+-- and a stream that is gone, or its "trimmed", hides the rest until then.
+CREATE TABLE perdure.event (
+    stream  bigint NOT NULL,
+    time    float8 NOT NULL,
+    seq     int NOT NULL CHECK (seq >= 1),
+    slot    smallint NOT NULL,
+    payload bytea NOT NULL,
+    PRIMARY KEY (stream, seq, slot)
+) PARTITION BY LIST (slot);
+
+-- Payloads are not compressed: they are small, or large and worth more CPU than room.
+ALTER TABLE perdure.event ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+CREATE TABLE perdure.event_0 PARTITION OF perdure.event FOR VALUES IN (0);
+CREATE TABLE perdure.event_1 PARTITION OF perdure.event FOR VALUES IN (1);
+CREATE TABLE perdure.event_2 PARTITION OF perdure.event FOR VALUES IN (2);
+CREATE TABLE perdure.event_3 PARTITION OF perdure.event FOR VALUES IN (3);
+CREATE TABLE perdure.event_4 PARTITION OF perdure.event FOR VALUES IN (4);
+CREATE TABLE perdure.event_5 PARTITION OF perdure.event FOR VALUES IN (5);
+
+CREATE INDEX event_time ON perdure.event USING brin (time) WITH (pages_per_range = 16, autosummarize = on);
+
+-- The slots: which one is written, since when; when each of the others was written last, if it is not empty.
+CREATE TABLE perdure.slot (
+    slot   smallint PRIMARY KEY,
+    closed float8
+);
+
+INSERT INTO perdure.slot (slot) VALUES (0), (1), (2), (3), (4), (5);
+
+-- "swept": events before this time are trimmed already.
+CREATE TABLE perdure.rotation (
+    one   bool PRIMARY KEY DEFAULT true CHECK (one),
+    slot  smallint NOT NULL,
+    since float8,
+    swept float8 NOT NULL DEFAULT '-infinity'
+);
+
+INSERT INTO perdure.rotation (slot) VALUES (0);
+
+-- Final answers outlive the events of their streams.
+CREATE TABLE perdure.answer (
+    stream  bigint NOT NULL,
+    time    float8 NOT NULL,
+    seq     int NOT NULL CHECK (seq >= 1),
+    payload bytea NOT NULL,
+    PRIMARY KEY (stream, seq)
+);
+
+ALTER TABLE perdure.answer ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+CREATE INDEX answer_time ON perdure.answer USING brin (time) WITH (pages_per_range = 16, autosummarize = on);
+
+CREATE TABLE perdure.generation (
+    stream     bigint NOT NULL,
+    generation int NOT NULL CHECK (generation >= 1),
+    "end"      int NOT NULL CHECK ("end" >= 0),
+    PRIMARY KEY (stream, generation)
+);
+
+-- The ledger. "request_id" is JSON, because it is given back as it came; "id_key" is the form in which ids are compared
+-- (8 and "8" are one), or a hash of it if it is long.
+CREATE TABLE perdure.call (
+    stream      bigint NOT NULL,
+    place       int NOT NULL,
+    record      int NOT NULL,
+    session     text COLLATE "C" NOT NULL,
+    incarnation int NOT NULL CHECK (incarnation >= 0),
+    request_id  text COLLATE "C" NOT NULL,
+    id_key      bytea NOT NULL,
+    method      bytea NOT NULL,
+    request     bytea NOT NULL,
+    principal   bytea NOT NULL,
+    attempt     int NOT NULL CHECK (attempt >= 1),
+    progress    float8,
+    state       text NOT NULL CHECK (state IN ('running', 'waiting', 'answered', 'cancelled', 'settled')),
+    PRIMARY KEY (stream, place)
+) WITH (fillfactor = 80);
+
+-- Promise 12.
+CREATE UNIQUE INDEX call_open ON perdure.call (session, incarnation, id_key) WHERE state IN ('running', 'waiting');
+
+CREATE TABLE perdure.ask (
+    key     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    session text COLLATE "C" NOT NULL,
+    id      text COLLATE "C" NOT NULL,
+    record  int NOT NULL,
+    stream  bigint NOT NULL,
+    request bytea NOT NULL,
+    node    text COLLATE "C" NOT NULL,
+    UNIQUE (session, id)
+);
+
+CREATE INDEX ask_of_stream ON perdure.ask (stream);
+
+CREATE TABLE perdure.reader (
+    stream bigint PRIMARY KEY,
+    record int NOT NULL,
+    reader text COLLATE "C" NOT NULL,
+    node   text COLLATE "C" NOT NULL,
+    seq    bigint NOT NULL CHECK (seq >= 0)
+) WITH (fillfactor = 80);
+
+CREATE INDEX reader_of_node ON perdure.reader (node);
+
+-- The nodes that have joined and are not buried. "gone": it has left. "lock": the advisory lock that its ear holds, if
+-- it has an ear. "writer": the lock that each of its commits holds. "asked", "answered": how often a node without an ear was asked whether it holds anything, and how
+-- often it has answered that it does not. "clock": the time that it told, at "seen" by the server's clock.
+CREATE TABLE perdure.node (
+    key      bigint GENERATED ALWAYS AS IDENTITY,
+    id       text COLLATE "C" PRIMARY KEY,
+    record   int NOT NULL,
+    beat     bigint NOT NULL DEFAULT 0,
+    facts    bytea NOT NULL,
+    gone     bool NOT NULL DEFAULT false,
+    lock     bigint,
+    writer   bigint NOT NULL,
+    asked    bigint NOT NULL DEFAULT 0,
+    answered bigint NOT NULL DEFAULT 0,
+    clock    float8 NOT NULL,
+    seen     timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+-- Senders lock the row of the mailbox until they have committed, so keys become visible in their order. It is apart
+-- from the node, whose beats wait for no sender. "last": the key of its last message.
+CREATE TABLE perdure.mailbox (
+    node    text COLLATE "C" PRIMARY KEY,
+    waiting int NOT NULL DEFAULT 0,
+    last    bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- Keys are never used again: a node may say twice how far it has got. They are at least the time in microseconds, so
+-- that a server that has lost the last ones does not give them out again (next_key_1).
+CREATE TABLE perdure.mail (
+    key     bigint NOT NULL,
+    node    text COLLATE "C" NOT NULL,
+    message bytea NOT NULL,
+    PRIMARY KEY (node, key)
+);
+
+ALTER TABLE perdure.mail ALTER COLUMN message SET STORAGE EXTERNAL;
+
+-- What other nodes say on a stream waits here for its writer, whichever node that is.
+CREATE TABLE perdure.forward (
+    key     bigint NOT NULL,
+    stream  bigint NOT NULL,
+    payload bytea NOT NULL,
+    PRIMARY KEY (stream, key)
+);
+
+ALTER TABLE perdure.forward ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+-- The sender that forwards to a stream from a node, and the number of the last message that was taken (promise 16).
+CREATE TABLE perdure.sender (
+    stream bigint NOT NULL,
+    node   text COLLATE "C" NOT NULL,
+    sender text NOT NULL,
+    last   bigint NOT NULL,
+    PRIMARY KEY (stream, node)
+);
+
+CREATE INDEX sender_of_node ON perdure.sender (node);
+
+-- Resume tokens: one chain for each session at most. Hashes only.
+CREATE TABLE perdure.chain (
+    session text COLLATE "C" PRIMARY KEY,
+    name    text NOT NULL UNIQUE,
+    record  int NOT NULL,
+    holder  bytea NOT NULL,
+    current text NOT NULL,
+    next    text NOT NULL
+);
+
+-- One row: how many sessions are open, and how many have ended. Its lock makes the limits exact (promise 14).
+CREATE TABLE perdure.tally (
+    one   bool PRIMARY KEY DEFAULT true CHECK (one),
+    open  bigint NOT NULL DEFAULT 0 CHECK (open >= 0),
+    ended bigint NOT NULL DEFAULT 0 CHECK (ended >= 0)
+) WITH (fillfactor = 10);
+
+INSERT INTO perdure.tally DEFAULT VALUES;
+
+CREATE FUNCTION perdure.count_sessions() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    opened int := 0;
+    over int := 0;
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        IF OLD.state = 'ended' THEN over := over - 1; ELSE opened := opened - 1; END IF;
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        IF NEW.state = 'ended' THEN over := over + 1; ELSE opened := opened + 1; END IF;
+    END IF;
+    -- A session takes its chain along when it ends, however it does.
+    IF TG_OP <> 'INSERT' THEN
+        DELETE FROM perdure.chain WHERE session = OLD.id;
+    END IF;
+    UPDATE perdure.tally SET open = open + opened, ended = ended + over;
+    RETURN NULL;
+END $$;
+
+CREATE TRIGGER session_counted AFTER INSERT OR DELETE ON perdure.session
+FOR EACH ROW EXECUTE FUNCTION perdure.count_sessions();
+
+CREATE TRIGGER session_over AFTER UPDATE OF state ON perdure.session
+FOR EACH ROW WHEN (NEW.state = 'ended' AND OLD.state <> 'ended') EXECUTE FUNCTION perdure.count_sessions();
+
+-- Sessions that a node which is not buried uses: it is their home, runs a call of theirs, or reads one of their streams.
+CREATE VIEW perdure.in_use AS
+SELECT session FROM perdure.stream WHERE NOT sealed AND node IN (SELECT id FROM perdure.node)
+UNION ALL
+SELECT s.session FROM perdure.stream AS s JOIN perdure.reader AS r ON r.stream = s.key
+WHERE r.node IN (SELECT id FROM perdure.node);

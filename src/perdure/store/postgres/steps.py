@@ -1,0 +1,332 @@
+"""Turns the steps of a commit into the arguments of `commit_1`, and its answer into refusals."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from perdure._core import retention
+from perdure._core.ids import NodeId, SessionId
+from perdure._core.states import CallState
+from perdure.errors import (
+    Behind,
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
+from perdure.store import base, rows
+from perdure.store.codec import Payloads
+
+_OPEN = (CallState.RUNNING, CallState.WAITING)
+
+MAX_SEQ: Final = 2**31 - 1
+"""The highest sequence number that a row can hold."""
+
+LONGEST_KEY = 200
+"""Bytes of a request's id that are compared as they are. PostgreSQL indexes 2,700 bytes; of a longer id the hash is."""
+
+
+def stored(text: str) -> bytes:
+    """Give a text that a peer may have made as the database holds it."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def id_key(request_id: int | str) -> bytes:
+    """Give the form in which ids of requests are compared."""
+    key = rows.id_key(request_id)
+    key = key if isinstance(key, bytes) else stored(key)
+    # No text begins with this byte.
+    return key if len(key) <= LONGEST_KEY else b"\xff" + hashlib.sha256(key).digest()
+
+
+def caller_key(owner: str, address: str) -> bytes:
+    """Give the form in which callers are compared: their names may be long."""
+    return hashlib.sha256(stored(owner) + b"\0" + stored(address)).digest()[:16]
+
+
+# --- Order ----------------------------------------------------------------------------------------------------------
+
+_SESSION_STEPS = (base.ChangeSession, base.Stick, base.CloseAsk)
+_STREAM_STEPS = (
+    base.Append,
+    base.Trim,
+    base.PutCall,
+    base.Release,
+    base.Reached,
+    base.MoveReader,
+    base.LeaveReader,
+    base.Forward,
+)
+
+
+def lock_order(steps: Sequence[base.Step]) -> list[int]:
+    """Give the places of the steps in an order in which two commits seldom wait for each other.
+
+    Rows are locked in the order of the steps, until the commit. Steps about different sessions or streams may change
+    places; so they are sorted, between those that may not. A stream is opened, and a session put, behind whatever
+    came before it: an id may have become free.
+    """
+    if len(steps) < 2:
+        return list(range(len(steps)))
+    order: list[int] = []
+    run: list[tuple[int, str, int]] = []
+
+    def end_run() -> None:
+        order.extend(place for _, _, place in sorted(run))
+        run.clear()
+
+    highest = 0
+    for place, step in enumerate(steps):
+        rank, name = _rank(step)
+        if rank < 0 or (isinstance(step, base.OpenStream | base.PutSession) and highest > rank):
+            end_run()
+            highest = 0
+        if rank < 0:
+            order.append(place)
+        else:
+            run.append((rank, name, place))
+            highest = max(highest, rank)
+    end_run()
+    return order
+
+
+def _rank(step: base.Step) -> tuple[int, str]:
+    match step:
+        case base.PutSession():
+            return 0, step.record.id
+        case base.OpenStream() | base.OpenAsk():
+            return 1, step.record.session
+        case base.PutReader():
+            return 2, step.record.stream
+        case base.SendMail() | base.MailReceived():
+            return 3, step.node
+    if isinstance(step, _SESSION_STEPS):
+        return 1, step.session
+    return (2, step.stream) if isinstance(step, _STREAM_STEPS) else (-1, "")
+
+
+# --- Arguments ------------------------------------------------------------------------------------------------------
+
+
+class CommitArguments:
+    """The arguments of one commit. The letters, and what each takes from the pools, stand in `steps_1.sql`."""
+
+    def __init__(self, payloads: Payloads, sticky: Mapping[SessionId, tuple[bytes, ...]]) -> None:
+        self._payloads = payloads
+        self._sticky = dict(sticky)
+        self._kinds: list[str] = []
+        self._texts: list[str] = []
+        self._numbers: list[int] = []
+        self._times: list[float] = []
+        self._blobs: list[bytes] = []
+        self._appends = 0
+        self._events: tuple[list[int], list[int], list[float], list[bytes]] = ([], [], [], [])
+        self._answers: tuple[list[int], list[int], list[float], list[bytes]] = ([], [], [], [])
+        self._mail: tuple[list[int], list[str], list[bytes]] = ([], [], [])
+
+    def add(self, step: base.Step) -> None:
+        _ADD[type(step)](self, step)
+
+    def values(self, writer: int, members: Sequence[NodeId]) -> tuple[Any, ...]:
+        pools = (self._texts, self._numbers, self._times, self._blobs)
+        steps = ("".join(self._kinds), *pools, *self._events, *self._answers, *self._mail)
+        return (writer, members, *steps, base.MAX_MAIL)
+
+    def _put(
+        self,
+        kind: str,
+        texts: Iterable[str] = (),
+        numbers: Iterable[int] = (),
+        times: Iterable[float] = (),
+        blobs: Iterable[bytes] = (),
+    ) -> None:
+        self._kinds.append(kind)
+        self._texts.extend(texts)
+        self._numbers.extend(numbers)
+        self._times.extend(times)
+        self._blobs.extend(blobs)
+
+    def append(self, step: base.Append) -> None:
+        events = step.events
+        first = last = 0
+        if events and not step.lost:
+            # Of events with a hole those behind it decide: they follow what is there, or the step is refused.
+            tail = len(events)
+            while tail > 1 and events[tail - 2].seq == events[tail - 1].seq - 1:
+                tail -= 1
+            events = events[tail - 1 :] if tail > 1 else events
+        if events:
+            first, last = events[0].seq, events[-1].seq
+        numbers = (step.fence, first, last, int(step.lost), int(step.seal), step.taken, len(step.ends))
+        self._put("a", (step.stream,), numbers)
+        for end in step.ends:
+            self._texts += (rows.request_id_text(end.request_id), end.state.value)
+            self._numbers.append(end.incarnation)
+        self._appends += 1
+        for event in events:
+            of, seqs, times, payloads = self._answers if event.final else self._events
+            of.append(self._appends)
+            seqs.append(event.seq)
+            times.append(event.time)
+            payloads.append(event.payload)
+
+    def open_stream(self, step: base.OpenStream) -> None:
+        record = step.record
+        listed = not any(call.state in _OPEN for call in step.calls)
+        most = -1 if step.most_calls is None else step.most_calls
+        numbers = (base.RECORD_VERSION, record.fence, record.generation, record.last)
+        flags = (int(record.sealed), int(listed), most, len(step.calls), -1 if step.seen is None else step.seen)
+        texts = (record.id, record.session, record.kind.value, record.node)
+        self._put("o", texts, (*numbers, *flags), (record.opened,))
+        for call in step.calls:
+            self._texts += (rows.request_id_text(call.request_id), call.state.value)
+            self._numbers += (call.incarnation, call.attempt, int(call.progress is not None))
+            self._times.append(call.progress or 0.0)
+            said = (stored(call.method), call.request, stored(call.principal))
+            self._blobs += (id_key(call.request_id), *said)
+
+    def put_call(self, step: base.PutCall) -> None:
+        texts = (step.stream, rows.request_id_text(step.request_id), step.state.value)
+        numbers = (step.fence, base.RECORD_VERSION, step.incarnation, step.attempt, int(step.progress is not None))
+        self._put("p", texts, numbers, (step.progress or 0.0,))
+
+    def put_session(self, step: base.PutSession) -> None:
+        record, limits = step.record, step.limits
+        self._sticky.setdefault(record.id, record.sticky)
+        most = (
+            (0, 0, 0, 0)
+            if limits is None
+            else (1, int(bool(record.owner or record.address)), limits.caller, limits.total)
+        )
+        texts = (record.id, record.state.value, record.version, record.standalone, record.ended)
+        numbers: tuple[int, ...] = (base.RECORD_VERSION, int(record.initialized), record.incarnation, *most)
+        caller = caller_key(record.owner, record.address)
+        blobs = (stored(record.owner), stored(record.address), caller, record.client_params, record.result)
+        self._put(
+            "s",
+            texts,
+            (*numbers, len(record.sticky), record.revision),
+            (record.created, record.active),
+            (*blobs, *record.sticky),
+        )
+
+    def change_session(self, step: base.ChangeSession) -> None:
+        initialized = -1 if step.initialized is None else int(step.initialized)
+        flags = (int(step.version is not None), int(step.result is not None), initialized)
+        texts = (step.session, "" if step.state is None else step.state.value, step.version or "")
+        active = float("-inf") if step.active is None else step.active
+        self._put("c", texts, (base.RECORD_VERSION, *flags), (active,), (step.result or b"",))
+
+    def stick(self, step: base.Stick) -> None:
+        seen = self._sticky.get(step.session)
+        if seen is None:  # there is no such session, or it has ended
+            self._put("-")
+            return
+        after = self._sticky[step.session] = self._payloads.stick(seen, step.request)
+        self._put("k", (step.session,), (base.RECORD_VERSION, len(seen), len(after)), blobs=(*seen, *after))
+
+    def end_session(self, step: base.EndSession) -> None:
+        keeps = retention.keeps_params(step.reason, retention.MAX_ENDED_PARAMS)
+        params = retention.MAX_ENDED_PARAMS + self._payloads.overhead if keeps else -1
+        numbers = (int(step.unused_since is not None), params, retention.MAX_ENDED_OF_CALLER, retention.MAX_ENDED)
+        self._put("e", (step.session, step.reason), numbers, (step.time, step.unused_since or 0.0))
+
+    def open_ask(self, step: base.OpenAsk) -> None:
+        record = step.record
+        texts = (record.session, record.id, record.stream, record.node)
+        self._put("q", texts, (base.RECORD_VERSION,), blobs=(record.request,))
+
+    def put_reader(self, step: base.PutReader) -> None:
+        record = step.record
+        self._put("h", (record.stream, record.reader, record.node), (base.RECORD_VERSION, record.seq))
+
+    def forward(self, step: base.Forward) -> None:
+        limits = (self._payloads.overhead, base.MAX_FORWARDED, base.MAX_FORWARDED_BYTES)
+        numbers = (step.first, len(step.payloads), *limits)
+        self._put("f", (step.stream, step.node, step.sender), numbers, blobs=step.payloads)
+
+    def send_mail(self, step: base.SendMail) -> None:
+        places, nodes, messages = self._mail
+        places.append(len(self._kinds))
+        nodes.append(step.node)
+        messages.append(step.message)
+        self._put("-")
+
+    def put(self, kind: str, step: Any, texts: Sequence[str], numbers: Sequence[str] = ()) -> None:
+        """A step that is its letter and some of its fields."""
+        self._put(kind, [getattr(step, name) for name in texts], [int(getattr(step, name)) for name in numbers])
+
+
+def _plain(kind: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Callable[[CommitArguments, Any], None]:
+    return lambda arguments, step: arguments.put(kind, step, texts, numbers)
+
+
+_ADD: Mapping[type[base.Step], Callable[[CommitArguments, Any], None]] = {
+    base.Append: CommitArguments.append,
+    base.OpenStream: CommitArguments.open_stream,
+    base.PutCall: CommitArguments.put_call,
+    base.Release: _plain("r", ("stream",), ("fence",)),
+    base.PutSession: CommitArguments.put_session,
+    base.ChangeSession: CommitArguments.change_session,
+    base.Stick: CommitArguments.stick,
+    base.EndSession: CommitArguments.end_session,
+    base.Trim: _plain("t", ("stream",), ("through",)),
+    base.DropStream: _plain("d", ("stream",)),
+    base.OpenAsk: CommitArguments.open_ask,
+    base.CloseAsk: _plain("Q", ("session", "id")),
+    base.PutReader: CommitArguments.put_reader,
+    base.MoveReader: _plain("m", ("stream", "reader"), ("seq",)),
+    base.LeaveReader: _plain("l", ("stream", "reader")),
+    base.Reached: _plain("R", ("stream",), ("generation", "through", "unread")),
+    base.Forward: CommitArguments.forward,
+    base.SendMail: CommitArguments.send_mail,
+    base.MailReceived: _plain("T", ("node",), ("through",)),
+}
+
+
+# --- Refusals -------------------------------------------------------------------------------------------------------
+
+_STALE = {
+    "gone": "is not there",
+    "fenced": "is written under fence {}",
+    "sealed": "is sealed",
+    "released": "was let go of",
+}
+
+
+def refusal(step: Any, why: str, what: str) -> base.StepRefusal:
+    """Give the named refusal of a step."""
+    match why, step:
+        case "ended", base.OpenStream():
+            return SessionEnded(f"session {step.record.session[:8]} has ended")
+        case "changed", base.OpenStream():
+            return StaleRecord(f"session {step.record.session[:8]} has revision {what}, not {step.seen}")
+        case "taken", base.OpenStream():
+            return IdTaken(f"request {what} of session {step.record.session[:8]} runs already")
+        case "calls", base.OpenStream():
+            return TooManyCalls(f"session {step.record.session[:8]} has {what} calls running")
+        case "caller", base.PutSession():
+            return TooManySessions(f"the caller has {what} sessions", of_caller=True)
+        case "all", base.PutSession():
+            return TooManySessions(f"there are {what} sessions", of_caller=False)
+        case "gone", base.Append():
+            return Behind(f"stream {step.stream} is not there", last=0)
+        case "behind", base.Append():
+            return Behind(f"stream {step.stream} ends at {what}, before {step.events[-1].seq}", last=int(what))
+        case "behind", base.Forward():
+            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=int(what))
+        case "gone", base.Forward():
+            return SessionEnded(f"stream {step.stream} is not there")
+        case "nobody", base.Forward():
+            return NodeGone(f"no node writes stream {step.stream}")
+        case "full", base.Forward():
+            return MailFull(f"{what} messages wait for stream {step.stream}")
+        case "nobody", base.SendMail():
+            return NodeGone(f"there is no node {step.node}")
+        case "full", base.SendMail():
+            return MailFull(f"{base.MAX_MAIL} messages wait for node {step.node}")
+    return StaleFence(f"fence {step.fence} may not write stream {step.stream}: it {_STALE[why].format(what)}")

@@ -1,0 +1,250 @@
+"""The store in a PostgreSQL database, which processes on several machines share.
+
+Durable (3) means here: what `commit` returned survives the death of this process and, with `synchronous_commit=on`
+(PostgreSQL's default), a crash of the server. A standby that is promoted has it if replication is synchronous.
+
+One commit is one statement, the function `commit_1`, so it is one round trip and one transaction. Reading has a few
+connections of its own, and so has the ear (`ear.py`), on which nodes show that they live.
+
+Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for nearly two
+seconds, without a beat meanwhile (`_core.leases`). Such a node may live, cut off. So nothing is committed for a process
+of which a node is not in the store any more. Wake-ups (8) are notifications, or polling where there are none.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from perdure._core.chains import Chain
+from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
+from perdure._core.retention import Cutoffs
+from perdure.errors import StoreUnavailable
+from perdure.store import base, rows
+from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
+from perdure.store.codec import PLAIN, Codec, Payloads
+from perdure.store.postgres import sql_files
+from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.connections import Connections, Connector
+from perdure.store.postgres.ear import Ear
+from perdure.store.postgres.failures import named
+from perdure.store.postgres.layout import prepare
+from perdure.store.postgres.nodes import Holding, PostgresLiveness
+from perdure.store.postgres.reads import Reads, session_record
+from perdure.store.postgres.steps import stored
+from perdure.store.postgres.sweep import sweep
+from perdure.store.postgres.wakeups import HINT, Hints
+from perdure.store.postgres.writer import Writer
+from perdure.store.time_limit import TimeLimit
+
+READERS = 4
+"""Connections for reading and for small changes: enough that a long replay keeps no other reader waiting, few enough
+that ten processes leave room on a server with its hundred connections."""
+
+OPEN_SECONDS = 10.0
+"""How long a connection may take when the store is opened: a server on another network, with TLS, that starts."""
+
+SWEEP_SECONDS = 60.0
+"""How long one statement of a sweep may take. It is in the way of nothing."""
+
+
+class PostgresStore(Reads, Opens):
+    """A store at an address such as `postgresql://user@host/database?schema=perdure`.
+
+    `timeout`: seconds that one statement may take before it fails. Time in which earlier ones are answered does not
+    count. `makes`: the schema is made, and migrated, if need be. `codec`: the form in which payloads are stored; all
+    processes that share the store use the same. `wall`: the time in seconds since 1970, asked when a node joins that
+    finds no other; the server's own clock, if it is not given.
+    """
+
+    shared = True
+    keeps_time = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 1.0,
+        makes: bool = True,
+        codec: Codec = PLAIN,
+        wall: Callable[[], float] | None = None,
+    ) -> None:
+        self._address = address = parse_address(url)
+        self._makes = makes
+        self._wall = wall
+        self._offset = (wall or time.time)() - time.monotonic()
+        self._payloads = Payloads(codec)
+        self._queries = queries = sql_files.queries(address.schema)
+        self._connector = Connector(address.dsn, address.shown, timeout=OPEN_SECONDS)
+        self._direct = Connector(address.listen, address.shown, timeout=OPEN_SECONDS)
+        self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
+        self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
+        self._ear = Ear(
+            self._direct,
+            self._readers,
+            TimeLimit(timeout),
+            schema=address.schema,
+            heard=self._on_word,
+            show_life=lambda: self._holding.show_life(),
+        )
+        self._holding = Holding(self._ear, queries)
+        self._writer = Writer(
+            self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
+        )
+        self._hints = Hints(self._ear, look=self._look)
+        self._is_open = False
+        self._turning = asyncio.Lock()
+
+    async def open(self) -> None:
+        async with self._turning:
+            if self._is_open:
+                return
+            with named(self._address.shown, "opened"):
+                await self._prepare()
+            for part in (self._readers, self._sweeper, self._writer):
+                part.open()
+            self._is_open = True
+
+    async def _prepare(self) -> None:
+        self._connector.is_pooled = True  # nothing is prepared until it is known what answers
+        connection = await self._connector.connect()
+        try:
+            await prepare(connection, self._address, makes=self._makes)
+            await self._connector.look_for_pooler(connection)
+            if self._address.listen == self._address.dsn:
+                self._direct.is_pooled = self._connector.is_pooled
+        finally:
+            await self._connector.aclose([connection])
+
+    async def aclose(self) -> None:
+        """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""
+        async with self._turning:
+            if not self._is_open:
+                return
+            self._is_open = False
+            await self._hints.aclose()
+            await self._holding.aclose()
+            await self._writer.aclose()
+            # The ear at the end: as long as anything is written, its node lives (11).
+            await self._sweeper.aclose()
+            await self._ear.aclose()
+            await self._readers.aclose()
+
+    # Writing
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        """Cancelling gives up waiting; the steps may be written all the same (5)."""
+        refusals = await self._writer.commit(steps)
+        for place, step in enumerate(steps):
+            if type(step) is SendMail and refusals[place] is None:
+                self._hints.hint(step.node, ())
+        return refusals
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        """Never: the server has to answer."""
+        return None
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), base.KEPT_GENERATIONS)
+        try:
+            return await self._one("claim", rows.stream_record, *values, self._holding.members())
+        except StoreUnavailable as failure:
+            if failure.__cause__ is not None:
+                self._holding.refused(failure.__cause__)
+            raise
+
+    async def reattach(self, session: SessionId) -> SessionRecord | None:
+        return await self._one("next_incarnation", session_record, session)
+
+    async def put_chain(self, chain: Chain) -> bool:
+        secrets_ = (stored(chain.holder), chain.current, chain.next)
+        [(put,)] = await self._readers.fetch(
+            self._queries["put_chain"], chain.session, chain.name, base.RECORD_VERSION, *secrets_
+        )
+        return bool(put)
+
+    async def change_chain(self, seen: Chain, chain: Chain | None) -> bool:
+        where = (seen.name, seen.current, seen.next)
+        if chain is None:
+            return bool(await self._readers.fetch(self._queries["drop_chain"], *where))
+        changed = (base.RECORD_VERSION, chain.current, chain.next)
+        return bool(await self._readers.fetch(self._queries["change_chain"], *changed, *where))
+
+    async def sweep(self, cutoffs: Cutoffs) -> int:
+        return await sweep(self._sweeper, self._queries, cutoffs, now=self.clock())
+
+    async def probe(self, size: int) -> None:
+        """Two commits: what comes and goes within one need not be written at all."""
+        await self._readers.fetch(self._queries["write_ballast"], bytes(size))
+        await self._readers.fetch(self._queries["drop_ballast"])
+
+    # Wake-ups
+
+    def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
+        return self._hints.subscribe(node, listener)
+
+    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+        if self._is_open:
+            self._hints.hint(node, streams)
+
+    def stamp(self) -> object:
+        """Always another one: only the server knows what others have written."""
+        return object()
+
+    def _on_word(self, channel: str, word: str) -> None:
+        kind, *streams = word.split(" ")
+        if kind in ("", HINT):
+            self._hints.on_hint(channel, streams)
+        else:
+            self._holding.on_word(channel, word)
+
+    async def _look(self) -> object:
+        [(written, asked)] = await self._readers.fetch(self._queries["poll"], list(self._holding.joined))
+        if asked:
+            await self._holding.answer_the_deaf()
+        return written
+
+    # Nodes
+
+    async def join(self, node: NodeId) -> Fence:
+        """The lock first: a row whose lock is free is that of a dead node."""
+        await self._ear.open()
+        await self._ear.listen(node)
+        lock = None if self._ear.is_deaf else self._ear.lock
+        wall = None if self._wall is None else self._wall()
+        asked = time.monotonic()
+        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall)
+        [(told,)] = await self._readers.fetch(self._queries["join"], *values)
+        self._offset = told - (asked + time.monotonic()) / 2
+        self._holding.join(node)
+        self._hints.poll()
+        return new_fence(1, secrets.token_bytes)
+
+    def clock(self) -> float:
+        return time.monotonic() + self._offset
+
+    async def leave(self, node: NodeId) -> None:
+        await self._readers.fetch(self._queries["leave"], node)
+        self._holding.leave(node)
+        await self._ear.stop_listening(node)
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
+        return PostgresLiveness(
+            node,
+            ear=self._ear,
+            holding=self._holding,
+            queries=self._queries,
+            clock=self.clock,
+            count=self._hints.count,
+            lease=lease,
+            monotonic=monotonic,
+        )
+
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        [(mail, keys)] = await self._readers.fetch(self._queries["bury"], node, heir, beat)
+        if mail is None:
+            return None
+        self._holding.bury([node])
+        if mail:
+            self._hints.hint(heir, ())
+        return await self._all("streams_by_key", rows.stream_record, keys) if keys else []
