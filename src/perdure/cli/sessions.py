@@ -30,7 +30,10 @@ LOOK = 0.1
 REST = 4
 """A pause is at least so many times as long as the last look, so that following a large session costs others little."""
 
-_STORE: dict[str, Any] = {"metavar": "STORE", "help": "where the log is kept: sqlite:PATH"}
+_STORE: dict[str, Any] = {
+    "metavar": "STORE",
+    "help": "where the log is kept: sqlite:PATH or postgresql://USER@HOST/DATABASE",
+}
 _HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
 _STATES = [state.value for state in SessionState]

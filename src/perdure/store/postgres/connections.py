@@ -28,9 +28,10 @@ CLOSE_SECONDS = 2.0
 class Connector:
     """Makes connections. Behind a pooler that shares sessions between clients, nothing is prepared on them."""
 
-    def __init__(self, dsn: str, shown: str, *, timeout: float) -> None:
+    def __init__(self, dsn: str, shown: str, *, timeout: float, reads_only: bool = False) -> None:
         self.shown = shown
         self._dsn = dsn
+        self._reads_only = reads_only
         self._timeout = timeout
         self.is_pooled = False
         """A pooler answers, and not the server itself: the number of the process that was told when the connection was
@@ -40,6 +41,8 @@ class Connector:
     async def connect(self) -> Connection:
         """Make a connection, or raise what the driver raises."""
         named = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
+        if self._reads_only and not self.is_pooled:  # poolers refuse settings that they do not know
+            named["default_transaction_read_only"] = "on"
         return await asyncpg.connect(
             self._dsn,
             timeout=self._timeout,

@@ -32,7 +32,7 @@ def refuse_unfit(path: str) -> None:
     if version < (ours := _sql.schema_version()):
         raise StoreError(
             f"the SQLite file {path} has version {version}, written by an older release; a server of this one brings it"
-            f" to version {ours} when it starts"
+            f" to version {ours} when it starts, and so does `perdure store migrate`"
         )
 
 

@@ -233,3 +233,42 @@ SELECT perdure.expire_session_1($1, $2);
 
 -- rotate: empty a slot that has expired, or begin the next one
 SELECT perdure.rotate_1($1, $2, $3);
+
+-- outside_look: each node; whether it has left, holds its lock (NULL: it has none), and beat within so many seconds
+SELECT n.id, n.gone, CASE WHEN n.lock IS NULL THEN NULL ELSE EXISTS (
+    SELECT 1 FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND l.classid = (n.lock >> 32 & 4294967295)::oid AND l.objid = (n.lock & 4294967295)::oid) END,
+    n.seen > clock_timestamp() - make_interval(secs => $1)
+FROM perdure.node AS n ORDER BY n.key;
+
+-- restore_events: events of a stream, copied from another store
+INSERT INTO perdure.event (stream, time, seq, slot, payload)
+SELECT s.key, e.time, e.seq, r.slot, e.payload
+FROM perdure.stream AS s, perdure.rotation AS r,
+     unnest($2::int[], $3::float8[], $4::bytea[]) AS e (seq, time, payload)
+WHERE s.id = $1;
+
+-- restore_answers: the same of final answers
+INSERT INTO perdure.answer (stream, time, seq, payload)
+SELECT s.key, e.time, e.seq, e.payload
+FROM perdure.stream AS s, unnest($2::int[], $3::float8[], $4::bytea[]) AS e (seq, time, payload)
+WHERE s.id = $1;
+
+-- restore_generations: the ended generations of a stream, copied from another store
+INSERT INTO perdure.generation (stream, generation, "end")
+SELECT s.key, g.generation, g."end"
+FROM perdure.stream AS s, unnest($2::int[], $3::int[]) AS g (generation, "end")
+WHERE s.id = $1;
+
+-- restore_forwarded: the messages that wait for a stream's next writer, copied from another store
+INSERT INTO perdure.forward (stream, payload)
+SELECT s.key, f.payload FROM perdure.stream AS s, unnest($2::bytea[]) WITH ORDINALITY AS f (payload, place)
+WHERE s.id = $1 ORDER BY f.place;
+
+-- clear_tables: forget everything, when a copy has failed
+TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
+    perdure.reader, perdure.node, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender, perdure.chain;
+
+-- clear_tally: no session is left to be counted
+UPDATE perdure.tally SET open = 0, ended = 0;
