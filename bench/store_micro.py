@@ -1,6 +1,6 @@
-"""What the SQLite store costs by itself: microseconds for an inline commit, an event in a batch, a read of 100.
+"""What a store costs by itself: microseconds for a commit, an event in a batch, a call, a read of 100.
 
-    python bench/store_micro.py [--sync full] [--folder DIR]
+    python bench/store_micro.py [--sync full] [--folder DIR] [--store postgresql://…]
 
 Each figure is the best of several rounds, because a shared machine only ever adds time.
 """
@@ -138,6 +138,8 @@ async def measure(url: str, *, inline: bool) -> None:
             show("inline commit of 1 event", await best(1000, lambda: now(log, log.append(1))))
             show("inline, an event in batches of 64", await best(50, lambda: now(log, log.append(64))) / 64)
             show("inline, a call (2 commits)", await best(500, lambda: call_now(log)))
+        else:
+            show("a call (2 commits)", await best(200, lambda: call_now(log)))
         show("by thread, commit of 1 event", await best(200, lambda: store.commit([log.append(1)])))
         at_once = await best(10, lambda: asyncio.gather(*(store.commit([log.append(1)]) for _ in range(64))))
         show("by thread, each of 64 at once", at_once / 64)
@@ -150,7 +152,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--sync", choices=("normal", "full"), default="normal")
     arguments.add_argument("--folder", help="where the file is made; a temporary folder if not given")
+    arguments.add_argument("--store", help="another store than a SQLite file; its schema should be a fresh one")
     given = arguments.parse_args()
+    if given.store:
+        asyncio.run(measure(given.store, inline=False))
+        return
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         url = f"sqlite:{Path(folder) / 'micro.db'}?sync={given.sync}"
         asyncio.run(measure(url, inline=given.sync == "normal"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from perdure.store import SqliteStore
 from tests.support.site import Site, serve, until
+from tests.support.stores import SharedStore
 from tests.support.wire import Peer
 from tests.support.workshop import Workshop
 
@@ -48,7 +48,7 @@ class Start:
         return Pair(a=nodes[0], b=nodes[1])
 
     async def _node(self, shop: Workshop, **options: Any) -> Node:
-        store = SqliteStore(str(self._path / "log.db"))
+        store = SharedStore(self._path / "log.db")
         site = await self._stack.enter_async_context(serve(shop.server, store=store, **options))
         return Node(site=site, shop=shop)
 

@@ -15,11 +15,11 @@ import pytest
 from perdure._core.ids import NodeId, SessionId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import SessionState
-from perdure.store import SqliteStore
 from tests.support.cluster import CRASHBOX
 from tests.support.ghost import life_of
 from tests.support.serving import serving
 from tests.support.site import Site, serve, until
+from tests.support.stores import SharedStore, shared_address
 from tests.support.wire import Peer, Web, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
@@ -38,7 +38,7 @@ class Watch:
         return time.time() + self.ahead
 
 
-class Swept(SqliteStore):
+class Swept(SharedStore):
     """Counts how often it was swept. `ahead`: as a store would be whose nodes do not agree on the time."""
 
     sweeps = 0
@@ -141,16 +141,16 @@ async def test_a_session_that_a_node_takes_for_old_is_served_if_its_home_lives_a
 async def test_nodes_agree_on_the_time_of_the_one_that_is_there(tmp_path: Path) -> None:
     """The first one's wall clock begins it; when no node is left, the next one's does."""
     path = str(tmp_path / "log.db")
-    first, second = SqliteStore(path, wall=Watch()), SqliteStore(path, wall=Watch(ahead=DAY))
+    first, second = SharedStore(path, wall=Watch()), SharedStore(path, wall=Watch(ahead=DAY))
     async with first, second:
         await first.join(NodeId("first"))
         await second.join(NodeId("second"))
         assert abs(first.clock() - second.clock()) < 1
         await first.leave(NodeId("first"))
-        async with SqliteStore(path, wall=Watch(ahead=-DAY)) as third:
+        async with SharedStore(path, wall=Watch(ahead=-DAY)) as third:
             await third.join(NodeId("third"))
             assert abs(third.clock() - second.clock()) < 1
-    async with SqliteStore(path, wall=Watch(ahead=DAY)) as alone:
+    async with SharedStore(path, wall=Watch(ahead=DAY)) as alone:
         await alone.join(NodeId("alone"))
         assert abs(alone.clock() - time.time() - DAY) < 60
 
@@ -162,7 +162,7 @@ _AHEAD = (
 
 @asynccontextmanager
 async def _two_processes(path: Path) -> AsyncIterator[tuple[Web, Web]]:
-    options = ("--store", f"sqlite:{path}", "--cleanup-interval", "0.2")
+    options = ("--store", shared_address(path), "--cleanup-interval", "0.2")
     ahead = (sys.executable, "-c", _AHEAD, "serve")
     async with serving(CRASHBOX, *options) as a, serving(CRASHBOX, *options, argv=ahead) as b:
         webs = Web(a.url), Web(b.url)

@@ -14,13 +14,14 @@ import pytest
 from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
 from perdure.cluster.node import Peers
 from perdure.errors import StoreUnavailable
-from perdure.store import MemoryStore, SqliteStore
+from perdure.store import MemoryStore
 from perdure.store.base import PutReader, ReaderRecord
 from tests.cluster.conftest import Pair, Start
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of, remote_readers_of
 from tests.support.serving import TOOLBOX, serving
 from tests.support.site import serve, until
+from tests.support.stores import SETTLED_SECONDS, SharedStore, shared_address
 from tests.support.wire import Web, notices_of, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +30,7 @@ READERS = 20
 EVENTS = 1_000
 
 
-class Forgetful(SqliteStore):
+class Forgetful(SharedStore):
     """Loses half of the hints that are to be sent."""
 
     def __init__(self, path: str) -> None:
@@ -105,7 +106,7 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
 async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(tmp_path: Path) -> None:
     """Two processes, kill -9: results and unknown outcomes come within two seconds, without another request; the
     session's notices go on at the one that lives."""
-    options = ("--store", f"sqlite:{tmp_path / 'log.db'}")
+    options = ("--store", shared_address(tmp_path / "log.db"))
     async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as living:
         first, second = Web(doomed.url), Web(living.url)
         peer = await first.join()
@@ -117,7 +118,7 @@ async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(tmp_pat
         assert await there.result("open_gate", name="g/2") == "opened g/2"
         reader, waiting, standalone = await there.get(again.last_id), await there.get(never.last_id), await there.get()
         await doomed.kill()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(SETTLED_SECONDS):
             seen += await reader.rest()
             [unknown] = await waiting.rest()
         assert progress_of(seen) == [1, 2, 3, 4]
@@ -131,7 +132,7 @@ async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(tmp_pat
 
 async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
-    options = ("--store", f"sqlite:{path}")
+    options = ("--store", shared_address(path))
     async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as one, serving(TOOLBOX, *options):
         first, second = Web(doomed.url), Web(one.url)
         peer = await first.join()
@@ -141,7 +142,7 @@ async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_
             await wire.event()
         streams = [position.stream for wire in wires if (position := parse_position(wire.last_id))]
         await doomed.kill()
-        store = SqliteStore(str(path))
+        store = SharedStore(path)
         async with store:
 
             async def ended() -> bool:
@@ -154,7 +155,7 @@ async def test_three_processes_of_which_one_is_killed_settle_each_call_once(tmp_
         await second.aclose()
 
 
-async def _count_finals(store: SqliteStore, streams: Sequence[StreamId]) -> bool:
+async def _count_finals(store: SharedStore, streams: Sequence[StreamId]) -> bool:
     """Each has its one answer."""
     finals = [[event for event in await store.read(s, after=0, limit=100) if event.final] for s in streams]
     assert all(len(events) <= 1 for events in finals)

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import parse_position
-from perdure.store import SqliteStore
 from perdure.store.base import Release, stream_by_id
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost
-from tests.support.outages import Locked
 from tests.support.serving import TOOLBOX, Served, serving
 from tests.support.site import Site, serve, until
+from tests.support.stores import SharedStore, held_up, shared_address
 from tests.support.wire import Message, Peer, Web, Wire, answer_of, gaps_of, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
@@ -43,7 +42,7 @@ class Two:
 
     def outage(self) -> Any:
         """Another program holds the file, as a backup does."""
-        return Locked(self.path).begins()
+        return held_up(self.path)
 
     def signal_a(self, how: signal.Signals) -> None:
         os.kill(self.processes[0].pid, how)
@@ -52,7 +51,7 @@ class Two:
 @pytest.fixture
 async def two(tmp_path: Path) -> AsyncIterator[Two]:
     path = tmp_path / "log.db"
-    options = ("--store", f"sqlite:{path}", "--store-timeout", "500ms")
+    options = ("--store", shared_address(path), "--store-timeout", "500ms")
     async with serving(TOOLBOX, *options) as first, serving(TOOLBOX, *options) as second:
         web = Two(path=path, processes=(first, second), a=Web(first.url), b=Web(second.url))
         yield web
@@ -256,10 +255,10 @@ async def test_an_answer_to_what_a_holding_process_asked_reaches_it(two: Two) ->
 async def test_what_is_said_to_another_process_is_refused_when_no_more_can_be_held(tmp_path: Path) -> None:
     """Promise 6: a client that answers asks of another process cannot fill the memory of this one."""
     path = str(tmp_path / "log.db")
-    full = FaultyStore(SqliteStore(path))
+    full = FaultyStore(SharedStore(path))
     shops = [Workshop(), Workshop()]
     async with (
-        serve(shops[0].server, store=SqliteStore(path), complaint="the store fails") as a,
+        serve(shops[0].server, store=SharedStore(path), complaint="the store fails") as a,
         serve(shops[1].server, store=full, store_timeout=0.5, max_held_events=10, complaint="the store fails") as b,
     ):
         peer = await a.join()
@@ -290,7 +289,7 @@ async def test_what_was_shown_and_could_not_be_written_is_told_as_a_gap_and_the_
 ) -> None:
     """What a client was sent does not come again under another number; what it was not sent does come."""
     path = tmp_path / "log.db"
-    shop, store = Workshop(), FaultyStore(SqliteStore(str(path)))
+    shop, store = Workshop(), FaultyStore(SharedStore(path))
     async with serve(shop.server, store=store, store_timeout=0.5, complaint="the store fails") as site:
         peer = await site.join()
         standalone = await peer.get()

@@ -15,13 +15,13 @@ import pytest
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import LogState
 from perdure.log.stream_parts import RUN_AHEAD
-from perdure.store import SqliteStore
 from perdure.store.base import MAX_FORWARDED, Forward, Forwarded, stream_by_id
 from tests.cluster.conftest import Pair, Start
 from tests.support.cluster import Cluster, cluster
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of, progress_of_call
 from tests.support.site import serve, until
+from tests.support.stores import SharedStore
 from tests.support.wire import Peer, Web, notices_of, progress_of
 from tests.support.workshop import Workshop
 
@@ -162,7 +162,7 @@ async def test_a_home_that_stands_still_makes_the_tools_wait_and_nothing_changes
         assert by_tool(found) == {tool: list(range(1, each + 1)) for tool in range(count)}
 
 
-class SlowToDraw(SqliteStore):
+class SlowToDraw(SharedStore):
     """Does not tell what was forwarded before the gate is open."""
 
     def __init__(self, path: str) -> None:
@@ -211,9 +211,9 @@ async def test_a_call_that_runs_again_begins_behind_what_its_dead_node_had_forwa
 async def test_what_is_forwarded_while_the_store_fails_arrives_once_and_in_order(tmp_path: Path, fault: Fault) -> None:
     """Promise 7; also where a commit was made whose answer never came: the home may have appended it by then."""
     path = str(tmp_path / "log.db")
-    bad = FaultyStore(SqliteStore(path))
+    bad = FaultyStore(SharedStore(path))
     async with (
-        serve(Workshop().server, store=SqliteStore(path), complaint=".*") as home,
+        serve(Workshop().server, store=SharedStore(path), complaint=".*") as home,
         serve(Workshop().server, store=bad, complaint=".*", store_timeout=1.0) as other,
     ):
         peer = await home.join()

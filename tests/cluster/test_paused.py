@@ -14,13 +14,14 @@ from perdure._core.states import CallState
 from perdure.store.base import Append, CallEnd, Event, stream_by_id
 from tests.support.ghost import Ghost
 from tests.support.serving import TOOLBOX, Served, serving
+from tests.support.stores import shared_address
 from tests.support.wire import Peer, Web, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
 
 
 def store(path: Path) -> tuple[str, str]:
-    return ("--store", f"sqlite:{path}")
+    return ("--store", shared_address(path))
 
 
 async def open_gate(peer: Peer, name: str) -> None:

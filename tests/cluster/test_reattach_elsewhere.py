@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import Kind, SessionId
-from perdure.store import SqliteStore
-from perdure.store.base import SessionRecord
+from perdure.store.base import MailReceived, SessionRecord
 from tests.cluster.conftest import Node, Pair, Start
+from tests.support.ghost import life_of
 from tests.support.site import Site, serve, until
+from tests.support.stores import SharedStore
 from tests.support.wire import Ended, Message, Peer, Wire, answer_of, gaps_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
@@ -174,7 +175,10 @@ async def test_a_get_at_the_other_node_makes_orphans_too(pair: Pair) -> None:
 
 
 async def _knows(pair: Pair) -> bool:
-    """All mail is dealt with."""
+    """All mail is dealt with, also what is being sent at the moment."""
+    for node in (pair.a, pair.b):
+        context = life_of(node.site).context
+        await context.journal.write(MailReceived(node=context.node, through=0))  # behind all that was put before
     nodes = await pair.a.site.store.nodes()
     return not any([await pair.a.site.store.mail(node.id) for node in nodes])
 
@@ -235,7 +239,7 @@ async def test_a_log_level_holds_in_every_runtime(start: Start) -> None:
     assert (pair.a.shop.levels, pair.b.shop.levels) == (["error"], ["error"])
 
 
-class SlowToTell(SqliteStore):
+class SlowToTell(SharedStore):
     """Reads a session's record, and keeps it for a while when a test says so."""
 
     def __init__(self, path: str) -> None:
@@ -253,7 +257,7 @@ class SlowToTell(SqliteStore):
 
 async def test_what_another_node_writes_behind_a_read_is_seen_by_the_next_request(tmp_path: Path) -> None:
     """The stamp is that of before the read: a change between the two must not pass for known."""
-    slow, quick = SlowToTell(str(tmp_path / "log.db")), SqliteStore(str(tmp_path / "log.db"))
+    slow, quick = SlowToTell(str(tmp_path / "log.db")), SharedStore(tmp_path / "log.db")
     here, there = FULL(), FULL()
     async with (
         serve(here.server, store=slow, store_timeout=60.0) as a,

@@ -20,7 +20,6 @@ from perdure._core.ids import Kind, NodeId, SessionId, StreamId, new_session_id,
 from perdure._core.states import CallState
 from perdure.errors import StoreError
 from perdure.serve.token_file import FileTokens
-from perdure.store import SqliteStore
 from perdure.store.base import (
     Append,
     CallRecord,
@@ -38,6 +37,7 @@ from perdure.store.base import (
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Left, Library, life_of, logged_by_call, progress_of_call
 from tests.support.site import Site, serve, until
+from tests.support.stores import SharedStore
 from tests.support.wire import Message, Peer, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +56,7 @@ class House:
 
     async def node(self, *, store: Any = None, **options: Any) -> tuple[Site, Library]:
         shop = Library()
-        store = store or SqliteStore(str(self.path))
+        store = store or SharedStore(self.path)
         return await self.stack.enter_async_context(serve(shop.server, store=store, **options)), shop
 
     async def ghost(self) -> Ghost:
@@ -236,7 +236,7 @@ async def test_a_cancellation_that_the_dead_node_had_not_heard_counts(house: Hou
 
 
 async def test_whoever_starts_next_settles_what_was_left_where_nobody_lives(house: House) -> None:
-    async with serve(Library().server, store=SqliteStore(str(house.path))) as first:
+    async with serve(Library().server, store=SharedStore(house.path)) as first:
         peer = await first.join()
         ghost = await house.ghost()
         left = await ghost.take(peer.session, peer.tool("put", key="k"))
@@ -310,7 +310,7 @@ async def test_a_call_waits_for_its_principal_and_runs_with_its_credentials(hous
     assert shop.seen == []
 
 
-class SlowLedger(SqliteStore):
+class SlowLedger(SharedStore):
     """Reads a session's calls, and keeps them for a while when a test says so."""
 
     def __init__(self, path: str) -> None:
@@ -482,7 +482,7 @@ class Tripping(FaultyStore):
 )
 async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fault: Fault) -> None:
     """Each call gets its one answer, whichever step of settling failed, also if it was done and nobody was told."""
-    store = Tripping(SqliteStore(str(house.path)), at, fault)
+    store = Tripping(SharedStore(house.path), at, fault)
     site, shop = await house.node(store=store)
     peer, ghost = await site.join("2025-03-26"), await house.ghost()
     batch = [peer.tool("put", id=1, key="a"), peer.tool("wait", id=2, gate="g"), peer.tool("put", id=3, key="b")]
@@ -604,7 +604,7 @@ async def test_progress_too_long_to_be_read_is_passed_over(house: House) -> None
     assert [text_of(answer) for answer in await finals(site, left)] == ["looked up 1"]
 
 
-class _Poisoned(SqliteStore):
+class _Poisoned(SharedStore):
     """Refuses for good whatever concerns one stream's calls, or one session's."""
 
     poison: object = None

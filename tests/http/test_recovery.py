@@ -11,8 +11,8 @@ import pytest
 from mcp.server.lowlevel.server import Server
 
 from perdure.http.recovery import REISSUES
-from perdure.store import SqliteStore
 from tests.support.site import serve, until
+from tests.support.stores import SharedStore
 from tests.support.wire import Peer, text_of
 from tests.support.workshop import Workshop
 
@@ -138,7 +138,7 @@ async def test_a_lost_session_is_replaced_once_by_a_program_that_used_an_earlier
 ) -> None:
     """It is looked up whether the earlier one was used; several requests may come meanwhile."""
     monkeypatch.setattr("perdure.http.recovery.ADOPTION_SECONDS", 0.0)
-    async with serve(shop.server, store=SqliteStore(str(tmp_path / "log.db")), recover="reissue") as site:
+    async with serve(shop.server, store=SharedStore(tmp_path / "log.db"), recover="reissue") as site:
         peer = Peer(site)
         first = await lose(peer, "a")
         assert first is not None

@@ -22,12 +22,13 @@ import perdure
 from perdure._core.ids import SessionId
 from perdure._core.states import SessionState
 from perdure.http.resume_tokens import REQUESTS
-from perdure.store import MemoryStore, SqliteStore
+from perdure.store import MemoryStore
 from perdure.store.base import SessionRecord, Store
 from tests.runtime.test_own_auth import GUARDED
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.holder import REJECTED, Holder, joined
 from tests.support.site import Site, serve, under_uvicorn, until
+from tests.support.stores import SharedStore
 from tests.support.wire import Peer, Web
 from tests.support.workshop import Workshop
 
@@ -49,7 +50,7 @@ class Guests(TokenVerifier):
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return MemoryStore() if request.param == "memory" else SqliteStore(str(tmp_path / "log.db"))
+    return MemoryStore() if request.param == "memory" else SharedStore(tmp_path / "log.db")
 
 
 @pytest.fixture

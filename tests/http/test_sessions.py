@@ -14,9 +14,10 @@ from perdure._core.states import SessionState
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.session import Session
-from perdure.store import MemoryStore, SqliteStore
+from perdure.store import MemoryStore
 from perdure.store.base import Store
 from tests.support.site import Site, serve, until
+from tests.support.stores import SharedStore
 from tests.support.wire import SESSION_VERSIONS, Ended, Peer, text_of
 from tests.support.workshop import Workshop
 
@@ -205,7 +206,7 @@ async def rows(store: Store, session: str) -> int:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_after_a_session_has_ended_memory_and_rows_go_back(shop: Workshop, kind: str, tmp_path: Any) -> None:
     """S9: no leak, whatever state the session was in."""
-    store: Store = MemoryStore() if kind == "memory" else SqliteStore(str(tmp_path / "log.db"))
+    store: Store = MemoryStore() if kind == "memory" else SharedStore(tmp_path / "log.db")
     before = _alive()
     async with serve(shop.server, store=store, replay_window=3600.0) as site:
         peers = [await site.join() for _ in range(5)]

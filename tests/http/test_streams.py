@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from perdure.store import SqliteStore
 from tests.support.site import Site, serve
+from tests.support.stores import SharedStore
 from tests.support.wire import SESSION_VERSIONS, Peer, progress_of, text_of
 from tests.support.workshop import Workshop
 
@@ -177,7 +177,7 @@ async def test_any_text_arrives_as_it_was(peer: Peer, text: str) -> None:
 @pytest.mark.parametrize("size", [100_000, 3_000_000])
 async def test_large_events_arrive_whole(shop: Workshop, tmp_path: Path, size: int) -> None:
     """Larger than every buffer on the way, live and from the file."""
-    async with serve(shop.server, store=SqliteStore(str(tmp_path / "log.db"))) as site:
+    async with serve(shop.server, store=SharedStore(tmp_path / "log.db")) as site:
         peer = await site.join()
         wire = await peer.call("flood", n=3, size=size, token=1)
         messages = await wire.rest()

@@ -18,7 +18,6 @@ from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId
 from perdure._core.states import CallState
 from perdure.assembly import ServerProcess
 from perdure.cluster.remote_readers import RemoteReaders
-from perdure.store import SqliteStore
 from perdure.store.base import (
     Append,
     AskRecord,
@@ -31,6 +30,7 @@ from perdure.store.base import (
     StreamRecord,
 )
 from tests.support.site import Site
+from tests.support.stores import SharedStore
 from tests.support.workshop import Workshop
 
 Message = dict[str, Any]
@@ -45,7 +45,7 @@ class Ghost:
     @classmethod
     async def on(cls, path: Path) -> Ghost:
         """A node of its own on a SQLite file."""
-        store = SqliteStore(str(path))
+        store = SharedStore(path)
         await store.open()
         return await cls.joining(store)
 

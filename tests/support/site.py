@@ -26,8 +26,9 @@ from starlette.types import ASGIApp
 import perdure
 from perdure import App, Settings
 from perdure.serve.connection import Connection, listen
-from perdure.store import MemoryStore, SqliteStore
+from perdure.store import MemoryStore
 from perdure.store.base import Store
+from tests.support.stores import SharedStore
 from tests.support.wire import Web
 
 #: Bytes that the system may keep of what we send, for tests of clients that do not read.
@@ -59,13 +60,14 @@ async def serve(
 ) -> AsyncIterator[Site]:
     """Serve an MCP server; settings by their names. `complaint` is a pattern of errors that the test expects.
 
-    Without a store of its own a test runs on one in memory; with PERDURE_TEST_STORE=sqlite on one in a file.
+    Without a store of its own a test runs on one in memory; with PERDURE_TEST_STORE=sqlite or postgres on one in a
+    file, or in a schema of a PostgreSQL server.
     """
     settings.setdefault("store_timeout", 20.0)  # a busy machine is not a failing store
     with tempfile.TemporaryDirectory() as folder:
         if store is None:
-            in_file = os.environ.get("PERDURE_TEST_STORE") == "sqlite"
-            store = SqliteStore(f"{folder}/log.db") if in_file else MemoryStore()
+            stays = os.environ.get("PERDURE_TEST_STORE") in ("sqlite", "postgres")
+            store = SharedStore(f"{folder}/log.db") if stays else MemoryStore()
         app = perdure.asgi(server, store=store, settings=Settings(**settings), auth=auth, path=path)
         async with under_uvicorn(app, small_buffers=small_buffers, complaint=complaint) as port:
             site = Site(app, store, port)

@@ -21,6 +21,13 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 STATEMENTS = 200
 """Prepared statements that a connection keeps: more than there are."""
 
+_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
+"""Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
+takes longer than the read."""
+
+_READ_ONLY = {"default_transaction_read_only": "on"}
+"""For an operator's commands: the server itself refuses what would write."""
+
 CLOSE_SECONDS = 2.0
 """How long a connection that is closed waits for the server; then it is cut."""
 
@@ -40,15 +47,15 @@ class Connector:
 
     async def connect(self) -> Connection:
         """Make a connection, or raise what the driver raises."""
-        named = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
-        if self._reads_only and not self.is_pooled:  # poolers refuse settings that they do not know
-            named["default_transaction_read_only"] = "on"
+        settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
+        if not self.is_pooled:  # a pooler refuses settings that it does not know
+            settings |= _SETTINGS | (_READ_ONLY if self._reads_only else {})
         return await asyncpg.connect(
             self._dsn,
             timeout=self._timeout,
             statement_cache_size=0 if self.is_pooled else STATEMENTS,
             max_cached_statement_lifetime=0,
-            server_settings=named,
+            server_settings=settings,
         )
 
     async def look_for_pooler(self, connection: Connection) -> None:

@@ -173,6 +173,7 @@ class Ear:
                 "the database %s delivers no notifications (a pooler is between): this process polls instead; name a"
                 " direct connection with ?listen=",
                 self._connector.shown,
+                extra={"action": "store.deaf"},
             )
             return False
         await self._connection.remove_listener(channel, on_word)

@@ -35,6 +35,14 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Whether a process holds an advisory lock; NULL for none.
+CREATE FUNCTION perdure.is_held_1(lock_ bigint) RETURNS bool LANGUAGE sql AS $$
+    SELECT CASE WHEN lock_ IS NOT NULL THEN EXISTS (
+        SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND classid = (lock_ >> 32 & 4294967295)::oid AND objid = (lock_ & 4294967295)::oid) END;
+$$;
+
 -- Enter a node. Gives the store's time: that of a node that lives, which told it a moment ago, or else what the caller
 -- says (NULL: the server's clock).
 CREATE FUNCTION perdure.join_1(node_ text, record_ int, lock_ bigint, facts_ bytea, wall float8)
@@ -43,7 +51,9 @@ DECLARE
     told float8;
 BEGIN
     SELECT clock + extract(epoch FROM clock_timestamp() - seen) INTO told FROM perdure.node
-    WHERE id <> node_ AND NOT gone AND seen > clock_timestamp() - interval '1 minute' ORDER BY seen DESC LIMIT 1;
+    WHERE id <> node_ AND NOT gone AND seen > clock_timestamp() - interval '1 minute'
+        AND perdure.is_held_1(lock) IS NOT FALSE
+    ORDER BY seen DESC LIMIT 1;
     told := coalesce(told, wall, extract(epoch FROM clock_timestamp()));
     INSERT INTO perdure.node (id, record, lock, facts, clock, seen)
     VALUES (node_, record_, lock_, facts_, told, clock_timestamp())

@@ -1,16 +1,18 @@
 -- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
 
 -- read_events: the retained events of a stream after a number, up to the one that brings them to so many bytes
+WITH s AS MATERIALIZED (SELECT key, trimmed FROM perdure.stream WHERE id = $1)
 SELECT seq, time, payload, final FROM (
     SELECT seq, time, payload, final,
            sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
                - greatest(0, length(payload) - $5::int) AS before
     FROM (
-        SELECT e.seq, e.time, e.payload, false AS final FROM perdure.stream AS s
-        JOIN perdure.event AS e ON e.stream = s.key AND e.seq > s.trimmed WHERE s.id = $1 AND e.seq > $2::int
+        (SELECT seq, time, payload, false AS final FROM perdure.event
+         WHERE stream = (SELECT key FROM s) AND seq > greatest($2::int, (SELECT trimmed FROM s))
+         ORDER BY seq LIMIT $3::int)
         UNION ALL
-        SELECT a.seq, a.time, a.payload, true FROM perdure.stream AS s
-        JOIN perdure.answer AS a ON a.stream = s.key WHERE s.id = $1 AND a.seq > $2::int
+        (SELECT seq, time, payload, true FROM perdure.answer
+         WHERE stream = (SELECT key FROM s) AND seq > $2::int ORDER BY seq LIMIT $3::int)
         ORDER BY seq LIMIT $3::int) AS page) AS sized
 WHERE before < $4::int ORDER BY seq;
 
@@ -165,11 +167,7 @@ UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_ti
 WHERE id = $1 AND NOT gone RETURNING true;
 
 -- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
-SELECT n.id, n.beat, n.gone, CASE WHEN n.lock IS NULL THEN NULL ELSE EXISTS (
-    SELECT 1 FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND l.classid = (n.lock >> 32 & 4294967295)::oid AND l.objid = (n.lock & 4294967295)::oid) END
-FROM perdure.node AS n ORDER BY n.key;
+SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
 
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
@@ -235,12 +233,8 @@ SELECT perdure.expire_session_1($1, $2);
 SELECT perdure.rotate_1($1, $2, $3);
 
 -- outside_look: each node; whether it has left, holds its lock (NULL: it has none), and beat within so many seconds
-SELECT n.id, n.gone, CASE WHEN n.lock IS NULL THEN NULL ELSE EXISTS (
-    SELECT 1 FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
-        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND l.classid = (n.lock >> 32 & 4294967295)::oid AND l.objid = (n.lock & 4294967295)::oid) END,
-    n.seen > clock_timestamp() - make_interval(secs => $1)
-FROM perdure.node AS n ORDER BY n.key;
+SELECT id, gone, perdure.is_held_1(lock), seen > clock_timestamp() - make_interval(secs => $1)
+FROM perdure.node ORDER BY key;
 
 -- restore_events: events of a stream, copied from another store
 INSERT INTO perdure.event (stream, time, seq, slot, payload)

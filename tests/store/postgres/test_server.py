@@ -1,0 +1,362 @@
+"""What a server does to the store, and the store to a server: lost connections, locks, restarts, full slots."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.retention import Cutoffs
+from perdure.errors import StoreUnavailable
+from perdure.store.base import ChangeSession, OpenStream, PutSession, SendMail
+from perdure.store.postgres import sql_files
+from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.connections import Connections, Connector
+from perdure.store.postgres.nodes import LOCK_SECONDS
+from perdure.store.postgres.store import PostgresStore
+from perdure.store.postgres.sweep import SLOTS, sweep
+from perdure.store.time_limit import TimeLimit
+from perdure.testing._values import (
+    NODE,
+    OTHER,
+    SESSION,
+    STREAM,
+    a_call,
+    a_session,
+    a_stream,
+    an_append,
+    numbers,
+    some_events,
+)
+from tests.support.postgres import Server, server_url, store_url
+from tests.support.site import until
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 1_000.0
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """An operator's connection."""
+    connection = await asyncpg.connect(server_url().partition("?")[0])
+    yield connection
+    await connection.close()
+
+
+async def opened(store: PostgresStore) -> Fence:
+    """A session and a stream of `NODE`, which joins; gives its fence."""
+    fence = await store.join(NODE)
+    refusals = await store.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence))])
+    assert list(refusals) == [None, None]
+    return fence
+
+
+# --- Who lives ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_process_whose_lock_is_free_is_dead_two_seconds_later_and_long_before_its_lease() -> None:
+    """Promise 11"""
+    url, now = store_url(), 0.0
+    async with PostgresStore(url, timeout=20.0) as here:
+        await here.join(NODE)
+        mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: now)
+        async with PostgresStore(url, timeout=20.0) as there:
+            fence = await there.join(OTHER)
+            await there.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence, node=OTHER))])
+            now += 10 * LOCK_SECONDS
+            await mine.beat(b"{}")
+            assert list(await mine.dead()) == []
+        assert list(await mine.dead()) == []  # it may only have lost its connection
+        now += LOCK_SECONDS - 0.01
+        assert list(await mine.dead()) == []
+        now += 0.02
+        assert list(await mine.dead()) == [OTHER]
+        assert [stream.id for stream in await here.written_by(OTHER)] == [STREAM]
+
+
+async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
+    other: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    url, now = store_url(), 0.0
+    async with PostgresStore(url, timeout=20.0) as here, PostgresStore(url, timeout=20.0) as there:
+        await here.join(NODE)
+        await there.join(OTHER)
+        told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+        there.subscribe(OTHER, told.put_nowait)
+        mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: now)
+        schema = parse_address(url).schema
+        lock = await other.fetchval(f"SELECT lock FROM {schema}.node WHERE id = $1", OTHER)
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid = $1::bigint::oid"
+        assert await other.fetchval(cut, lock & 0xFFFFFFFF)
+        assert await told.get() == ()  # it has missed what was said meanwhile
+        for _ in range(2):
+            now += LOCK_SECONDS
+            assert list(await mine.dead()) == []
+        here.hint(OTHER, [StreamId("grown")])
+        assert await told.get() == ("grown",)
+
+
+# --- Where nothing is heard -----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def deafening(url: str) -> AsyncIterator[str]:
+    """A way to the server on which no notification arrives, as through a pooler in transaction mode."""
+    address = parse_address(url)
+    host, _, port = address.dsn.partition("@")[2].partition("/")[0].partition(":")
+
+    async def back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readexactly(5)
+                rest = await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
+                if head[:1] != b"A":
+                    writer.write(head + rest)
+        writer.close()
+
+    async def forth(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection(host, int(port))
+        answering = asyncio.create_task(back(server_reader, writer))
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                server_writer.write(data)
+        server_writer.close()
+        await answering
+
+    async with await asyncio.start_server(forth, "127.0.0.1", 0) as proxy:
+        way = proxy.sockets[0].getsockname()[1]
+        user = address.dsn.partition("://")[2].partition("@")[0]
+        yield f"postgresql://{user}@127.0.0.1:{way}/postgres?sslmode=disable&schema={address.schema}"
+
+
+async def test_a_process_that_hears_nothing_says_so_once_and_polls(caplog: pytest.LogCaptureFixture) -> None:
+    """Promises 8 and 15, by looking instead of listening."""
+    url = store_url()
+    async with (
+        deafening(url) as way,
+        PostgresStore(url, timeout=20.0) as here,
+        PostgresStore(way, timeout=20.0) as there,
+    ):
+        await here.join(NODE)
+        await there.join(OTHER)
+        assert [record.message for record in caplog.records if "polls instead" in record.message] != []
+        told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+        there.subscribe(OTHER, told.put_nowait)
+        await here.commit([SendMail(node=OTHER, message=b"look")])
+        assert await told.get() == ()
+        assert [mail.message for mail in await there.mail(OTHER)] == [b"look"]
+        mine, theirs = (
+            store.liveness(node, lease=LEASE, monotonic=lambda: 0.0) for store, node in ((here, NODE), (there, OTHER))
+        )
+        assert [list(await view.holders()) for view in (mine, theirs)] == [[], []]
+        theirs.hold(True)
+        assert list(await mine.holders()) == [OTHER]
+        theirs.hold(False)
+        mine.hold(True)
+        assert list(await theirs.holders()) == [NODE]
+        mine.hold(False)
+        assert [list(await view.holders()) for view in (mine, theirs)] == [[], []]
+
+
+async def test_a_direct_address_for_listening_hears_past_what_is_between() -> None:
+    url = store_url()
+    async with deafening(url) as way:
+        direct = url.partition("?")[0]
+        async with PostgresStore(f"{way}&listen={direct}", timeout=20.0) as there:
+            await there.join(OTHER)
+            told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+            there.subscribe(OTHER, told.put_nowait)
+            async with PostgresStore(url, timeout=20.0) as here:
+                here.hint(OTHER, [StreamId("grown")])
+                assert await told.get() == ("grown",)
+
+
+# --- Commits --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_that_is_in_a_deadlock_is_tried_again(other: asyncpg.Connection[asyncpg.Record]) -> None:
+    url = store_url()
+    schema = parse_address(url).schema
+    touch = f"UPDATE {schema}.session SET active = 1 WHERE id = $1"
+    async with PostgresStore(url, timeout=20.0) as store:
+        await store.commit([PutSession(record=a_session(name)) for name in ("a", "b")])
+        rival = other.transaction()
+        await rival.start()
+        await other.execute("SET LOCAL deadlock_timeout = '60s'")  # the store's commit is to be undone
+        await other.execute(touch, "b")
+        steps = [ChangeSession(session=SessionId(name), active=9.0) for name in ("a", "b")]
+        commit = asyncio.create_task(store.commit(steps))
+        waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '.commit%'"
+        async with contextlib.AsyncExitStack() as stack:
+            looker = await asyncpg.connect(server_url().partition("?")[0])
+            stack.push_async_callback(looker.close)
+            await until(lambda: looker.fetchval(waits, schema))
+        await other.execute(touch, "a")
+        await rival.commit()
+        assert list(await commit) == [None, None]
+        assert [session.active for session in await store.sessions(after=None, limit=9)] == [9.0, 9.0]
+
+
+async def test_what_was_given_up_does_not_happen_behind_what_came_later(
+    other: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    """A commit that did not answer in time is over on the server before the next one of its process begins."""
+    url = store_url()
+    schema = parse_address(url).schema
+    async with PostgresStore(url, timeout=0.5) as store:
+        store_fence = await store.join(NODE)
+        steps = [PutSession(record=a_session()), OpenStream(record=a_stream(store_fence))]
+        assert list(await store.commit(steps)) == [None, None]
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {schema}.session IN EXCLUSIVE MODE")
+            with pytest.raises(StoreUnavailable):
+                await store.commit([ChangeSession(session=SESSION, version="given up")])
+
+        async def later() -> bool:
+            with contextlib.suppress(StoreUnavailable):
+                return list(await store.commit([ChangeSession(session=SESSION, version="later")])) == [None]
+            return False
+
+        await until(later)
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%' || $1 || '.commit%'"
+        assert await other.fetchval(busy, schema) == 0
+        record = await store.session(SESSION)
+        assert record is not None
+        assert record.version == "later"
+
+
+async def test_mail_of_several_senders_is_never_seen_out_of_its_order() -> None:
+    """Promise 10: a key that becomes visible later is higher, or the receiver would pass it over."""
+    url = store_url()
+    async with contextlib.AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(PostgresStore(url, timeout=20.0)) for _ in range(4)]
+        await stores[0].join(NODE)
+        seen: list[int] = []
+
+        async def send(store: PostgresStore, name: int) -> None:
+            for number in range(25):
+                mails = [SendMail(node=NODE, message=b"%d %d" % (name, number))] * 3
+                assert list(await store.commit(mails)) == [None] * 3
+
+        sending = [asyncio.create_task(send(store, name)) for name, store in enumerate(stores[1:])]
+        while not all(task.done() for task in sending) or len(seen) < 225:
+            seen += [mail.key for mail in await stores[0].mail(NODE, after=seen[-1] if seen else 0)]
+        await asyncio.gather(*sending)
+        assert seen == sorted(seen)
+        assert len(seen) == 225
+
+
+# --- The server's own life ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_a_server_that_restarts_has_everything_and_is_found_again(tmp_path: Path, mode: str) -> None:
+    """Promise 3: `immediate` is what a crash leaves."""
+    server = Server(tmp_path)
+    await asyncio.to_thread(server.make)
+    await asyncio.to_thread(server.start)
+    try:
+        async with PostgresStore(f"{server.url}?schema=s", timeout=5.0) as store:
+            fence = await opened(store)
+            await store.commit([an_append(fence, some_events(1, 5))])
+            await asyncio.to_thread(server.stop, mode)
+            with pytest.raises(StoreUnavailable):
+                await store.commit([an_append(fence, some_events(6, 6))])
+            with pytest.raises(StoreUnavailable):
+                await store.session(SESSION)
+            await asyncio.to_thread(server.start)
+            mine = store.liveness(NODE, lease=LEASE, monotonic=lambda: 0.0)
+
+            async def beats() -> bool:
+                with contextlib.suppress(StoreUnavailable):
+                    await mine.beat(b"{}")
+                    return True
+                return False
+
+            await until(beats)
+            await store.commit([an_append(fence, some_events(6, 7))])
+            assert await numbers(store) == [1, 2, 3, 4, 5, 6, 7]
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+# --- Retention ------------------------------------------------------------------------------------------------------
+
+
+async def test_expired_events_leave_no_row_behind_and_none_is_deleted(
+    other: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    """Slots are emptied as a whole, while others are written."""
+    url = store_url()
+    address = parse_address(url)
+    queries = sql_files.queries(address.schema)
+    ttl, step = 3_600.0, 300.0
+    sweeper = Connections(Connector(address.dsn, address.shown, timeout=10), TimeLimit(20.0), size=1)
+    sweeper.open()
+    async with PostgresStore(url, timeout=20.0) as store:
+        fence = await opened(store)
+        sizes: list[int] = []
+        for turn in range(60):
+            now = 10_000.0 + turn * step
+            events = some_events(turn * 50 + 1, turn * 50 + 50, time=now)
+            assert list(await store.commit([an_append(fence, events)])) == [None]
+            await sweep(sweeper, queries, Cutoffs(events=now - ttl, answers=0.0), now=now)
+            sizes.append(await other.fetchval(f"SELECT count(*) FROM {address.schema}.event"))
+        kept = int(ttl / step)
+        assert await numbers(store) == list(range((59 - kept) * 50 + 1, 3_001))
+        assert max(sizes) <= 50 * kept * 2
+        slots = await other.fetch(f"SELECT DISTINCT slot FROM {address.schema}.event")
+        assert 2 <= len(slots) <= SLOTS
+        deleted = "SELECT sum(n_tup_del) FROM pg_stat_user_tables WHERE schemaname = $1 AND relname LIKE 'event%'"
+        assert not await other.fetchval(deleted, address.schema)
+    await sweeper.aclose()
+
+
+async def test_a_long_replay_does_not_wait_for_a_slot_that_is_emptied(
+    other: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    """The sweep gives up at once, and tries again the next time."""
+    url = store_url()
+    schema = parse_address(url).schema
+    async with PostgresStore(url, timeout=20.0, wall=lambda: 1_000_000.0) as store:
+        fence = await opened(store)
+        await store.commit([an_append(fence, some_events(1, 9, time=1.0))])
+        await store.sweep(Cutoffs(events=2.0, answers=0.0))
+        await other.execute(
+            f"UPDATE {schema}.slot SET closed = 1.0 WHERE slot = 0; UPDATE {schema}.rotation SET slot = 1"
+        )
+        async with other.transaction():
+            await other.fetch(f"SELECT 1 FROM {schema}.event")
+            await store.sweep(Cutoffs(events=1_000.0, answers=0.0))
+            assert await other.fetchval(f"SELECT count(*) FROM {schema}.event") == 9
+        await store.sweep(Cutoffs(events=1_000.0, answers=0.0))
+        assert await other.fetchval(f"SELECT count(*) FROM {schema}.event") == 0
+
+
+async def test_ids_and_names_of_any_length_and_content_are_kept() -> None:
+    """What a peer sends is compared and indexed, however long it is."""
+    url = store_url()
+    async with PostgresStore(url, timeout=20.0) as store:
+        fence = await store.join(NODE)
+        owner = "o\0" + "ж" * 5_000
+        await store.commit([PutSession(record=a_session(owner=owner))])
+        ids = ["x" * 10_000, "x" * 9_999 + "y", "\ud800" * 500]
+        calls = tuple(a_call(id_) for id_ in ids)
+        assert list(await store.commit([OpenStream(record=a_stream(fence), calls=calls)])) == [None]
+        again = OpenStream(record=a_stream(fence, "other"), calls=(a_call(ids[0], stream="other"),))
+        [refusal] = await store.commit([again])
+        assert type(refusal).__name__ == "IdTaken"
+        found = await store.open_call(SESSION, incarnation=1, request_id=ids[1])
+        assert found is not None
+        assert found.request_id == ids[1]
+        assert await store.session(SessionId("no\0thing")) is None
+        assert await store.reader(StreamId("\0")) is None
+        assert [session.owner for session in await store.sessions(after=None, limit=9)] == [owner]
+        assert NodeId("") not in {node.id for node in await store.nodes()}
