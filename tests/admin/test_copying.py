@@ -32,7 +32,7 @@ from perdure.store.base import (
     stream_by_id,
 )
 from perdure.store.sqlite.upkeep import SqliteCopyTarget
-from perdure.store.upkeep import CopyTarget
+from perdure.store.upkeep import CopyTarget, Restored
 from perdure.testing._values import (
     NODE,
     OTHER,
@@ -238,6 +238,35 @@ async def test_a_dead_node_is_dead_in_the_copy_with_its_calls_and_its_mail(tmp_p
             await store.leave(OTHER)
 
 
+async def test_more_than_one_part_of_each_kind_arrives(tmp_path: Path) -> None:
+    """One more than fits, of sessions, of streams and of events."""
+    first, middle, last = f"sqlite:{tmp_path / 'first.db'}", store_url(), f"sqlite:{tmp_path / 'last.db'}"
+    async with open_store(first) as store:
+        fence = await store.join(NODE)
+        many = [a_session(f"s{number:03}") for number in range(copying.SESSIONS + 1)]
+        await commit(store, *(PutSession(record=record) for record in many))
+        for number in range(copying.STREAMS + 1):
+            stream = StreamId(f"stream-{number}")
+            events = some_events(1, copying.EVENTS + 1 if number == 0 else 1, final=True)
+            await commit(
+                store,
+                OpenStream(
+                    record=a_stream(fence, stream, session="s007"),
+                    calls=(a_call(number, stream=stream, session="s007"),),
+                ),
+                an_append(fence, events, stream=stream, ends=(an_end(number),), seal=True),
+            )
+        await store.leave(NODE)
+        before = await picture(store, sessions=("s007", "s100"))
+    for source, target in ((first, middle), (middle, last)):
+        counts = "101 sessions, 33 streams, 33 calls, 500 events, 33 answers, 0 waiting, 0 asks, 0 tokens"
+        assert (await copied(tmp_path, source, target))[0] == f"copied {counts}"
+    async with open_store(last) as store:
+        after = await picture(store, sessions=("s007", "s100"))
+    plain = [replace(record, fence=Fence(0)) for record in before["s007: streams"]]
+    assert after == before | {"s007: streams": plain}
+
+
 # Refusals
 
 
@@ -289,17 +318,17 @@ async def test_what_is_not_there_is_not_copied_and_a_dry_run_makes_nothing(tmp_p
 
 
 class Failing(SqliteCopyTarget):
-    """Fails at some restored part, or loses it."""
+    """Fails when it is given events, or loses one of them."""
 
-    parts = 0
-    fails_at = loses_at = -1
+    fails = loses = False
     can_clear = True
 
-    async def restore(self, stream: StreamId, *, events: Sequence[Event] = (), **more: Any) -> None:
-        self.parts += 1
-        if self.parts == self.fails_at:
+    async def restore(self, contents: Sequence[Restored]) -> None:
+        if self.fails and any(part.events for part in contents):
             raise StoreUnavailable("the disk is full")
-        await super().restore(stream, events=events[1:] if self.parts == self.loses_at else events, **more)
+        if self.loses:
+            contents = [replace(part, events=part.events[1:]) for part in contents]
+        await super().restore(contents)
 
     async def clear(self) -> None:
         if not self.can_clear:
@@ -321,7 +350,7 @@ async def try_to_copy(folder: Path, **troubles: Any) -> str:
 
 
 async def test_after_a_failure_the_target_is_empty_again_and_the_copy_can_be_repeated(tmp_path: Path) -> None:
-    assert await try_to_copy(tmp_path, fails_at=4) == "the disk is full"
+    assert await try_to_copy(tmp_path, fails=True) == "the disk is full"
     source, target = f"sqlite:{tmp_path / 'first.db'}", f"sqlite:{tmp_path / 'copy.db'}"
     with closing(sqlite3.connect(tmp_path / "copy.db")) as file:
         for table in ("session", "stream", "event", "call", "generation", "forward", "chain", "ask", "node", "mail"):
@@ -344,7 +373,7 @@ async def test_a_schema_is_emptied_too(tmp_path: Path) -> None:
 
 
 async def test_what_arrives_incomplete_is_noticed(tmp_path: Path) -> None:
-    sentence = await try_to_copy(tmp_path, loses_at=3)
+    sentence = await try_to_copy(tmp_path, loses=True)
     assert sentence.startswith("the copy is not what was copied: ")
     assert "events there" in sentence
     async with open_store(f"sqlite:{tmp_path / 'copy.db'}") as store:
@@ -352,7 +381,7 @@ async def test_what_arrives_incomplete_is_noticed(tmp_path: Path) -> None:
 
 
 async def test_a_target_that_cannot_be_emptied_is_named(tmp_path: Path) -> None:
-    sentence = await try_to_copy(tmp_path, fails_at=2, can_clear=False)
+    sentence = await try_to_copy(tmp_path, fails=True, can_clear=False)
     assert sentence == (
         f"the disk is full; a part of the copy is left in sqlite:{tmp_path / 'copy.db'} (the disk is still full):"
         " delete the SQLite file, or drop the schema, and try again"
@@ -362,12 +391,14 @@ async def test_a_target_that_cannot_be_emptied_is_named(tmp_path: Path) -> None:
 class Visited(Failing):
     """A server starts on it while it is filled."""
 
-    async def restore(self, stream: StreamId, **more: Any) -> None:
-        if not self.parts:
+    visitor: SqliteStore | None = None
+
+    async def restore(self, contents: Sequence[Restored]) -> None:
+        if self.visitor is None:
             self.visitor = SqliteStore(self._path)
             await self.visitor.open()
             await self.visitor.join(NodeId("visitor"))
-        await super().restore(stream, **more)
+        await super().restore(contents)
 
 
 async def test_what_a_server_that_was_started_meanwhile_has_written_is_left_alone(tmp_path: Path) -> None:
@@ -378,6 +409,7 @@ async def test_what_a_server_that_was_started_meanwhile_has_written_is_left_alon
         with pytest.raises(StoreError, match=r"in use by node visitor.*a part of the copy is left"):
             await copying.copy(original, made, of=upkeep_of(source), to=upkeep_of(target))
         assert await stream_by_id(made, HOME) is not None
+        assert made.visitor is not None
         await made.visitor.leave(NodeId("visitor"))
         await made.visitor.aclose()
 

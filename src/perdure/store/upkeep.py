@@ -4,11 +4,12 @@ Servers do not use it: they make and migrate a store by themselves where they ma
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from perdure._core.ids import NodeId, StreamId
-from perdure.store.base import Event, Generation, Store
+from perdure._core.ids import Fence, NodeId, StreamId
+from perdure.store.base import Append, Event, Generation, Store
+from perdure.store.codec import Payloads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,19 +52,32 @@ class Upkeep(Protocol):
         """The nodes that live, as far as can be told from outside. The store must be there."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """What is put into a stream of a copy and no step can put there: events with gaps, whichever nodes wrote them, ends
+    of generations, and messages that wait for the stream's next writer."""
+
+    stream: StreamId
+    events: Sequence[Event] = ()
+    generations: Sequence[Generation] = ()
+    forwarded: Sequence[bytes] = ()
+
+
 class CopyTarget(Store, Protocol):
     """A store that is filled with what another one holds, while no server uses either."""
 
-    async def restore(
-        self,
-        stream: StreamId,
-        *,
-        events: Sequence[Event] = (),
-        generations: Sequence[Generation] = (),
-        forwarded: Sequence[bytes] = (),
-    ) -> None:
-        """Put into a stream what no step can: events with gaps, whoever wrote them, ends of generations, and messages
-        that wait for its next writer."""
+    async def restore(self, contents: Sequence[Restored]) -> None:
+        """Fill streams that are there."""
 
     async def clear(self) -> None:
         """Forget everything in the store."""
+
+
+def encoded(payloads: Payloads, restored: Restored) -> Restored:
+    """Give what is put into a stream as it is stored."""
+    events = (*restored.events, *(Event(0, 0.0, payload) for payload in restored.forwarded))
+    [step] = payloads.encode_steps([Append(stream=restored.stream, fence=Fence(0), events=events)])
+    assert isinstance(step, Append)
+    count = len(restored.events)
+    forwarded = [event.payload for event in step.events[count:]]
+    return replace(restored, events=step.events[:count], forwarded=forwarded)

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import asyncpg
 
-from perdure._core.ids import Fence, NodeId, StreamId
+from perdure._core.ids import NodeId
 from perdure.errors import StoreError
-from perdure.store import base
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connection, Connections, Connector
@@ -19,7 +18,7 @@ from perdure.store.postgres.nodes import LOCK_SECONDS
 from perdure.store.postgres.store import OPEN_SECONDS, PostgresStore
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.time_limit import TimeLimit
-from perdure.store.upkeep import Fact
+from perdure.store.upkeep import Fact, Restored, encoded
 
 RECENTLY = 60.0
 """Seconds since its last beat for which a node without a lock counts as one that lives: longer than most leases."""
@@ -214,30 +213,21 @@ class PostgresUpkeep:
 class PostgresCopyTarget(PostgresStore):
     """A schema that is filled with what another store holds."""
 
-    async def restore(
-        self,
-        stream: StreamId,
-        *,
-        events: Sequence[base.Event] = (),
-        generations: Sequence[base.Generation] = (),
-        forwarded: Sequence[bytes] = (),
-    ) -> None:
-        said = [*events, *(base.Event(0, 0.0, payload) for payload in forwarded)]
-        [stored] = self._payloads.encode_steps([base.Append(stream=stream, fence=Fence(0), events=tuple(said))])
-        assert isinstance(stored, base.Append)
-        of_events, waiting = stored.events[: len(events)], stored.events[len(events) :]
-        for query, final in (("restore_events", False), ("restore_answers", True)):
-            if some := [event for event in of_events if event.final is final]:
-                seqs, times, payloads, _ = zip(*some, strict=True)
-                await self._put(query, stream, list(seqs), list(times), list(payloads))
-        if generations:
-            ends = [end.generation for end in generations], [end.end for end in generations]
-            await self._put("restore_generations", stream, *ends)
-        if waiting:
-            await self._put("restore_forwarded", stream, [event.payload for event in waiting])
+    async def restore(self, contents: Sequence[Restored]) -> None:
+        """In one statement for each table, however many streams there are: the server may be far away."""
+        stored = [encoded(self._payloads, part) for part in contents]
+        events = [(part.stream, *event) for part in stored for event in part.events]
+        for query, is_final in (("restore_events", False), ("restore_answers", True)):
+            await self._put(query, [event[:4] for event in events if event[4] is is_final])
+        ends = [(part.stream, end.generation, end.end) for part in stored for end in part.generations]
+        await self._put("restore_generations", ends)
+        waiting = [(part.stream, payload) for part in stored for payload in part.forwarded]
+        await self._put("restore_forwarded", waiting)
 
-    async def _put(self, query: str, *values: object) -> None:
-        await self._readers.run("written", lambda connection: connection.execute(self._queries[query], *values))
+    async def _put(self, query: str, rows: Sequence[tuple[object, ...]]) -> None:
+        if rows:
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            await self._readers.run("written", lambda connection: connection.execute(self._queries[query], *columns))
 
     async def clear(self) -> None:
         async def write(connection: Connection) -> None:

@@ -7,15 +7,14 @@ import sqlite3
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from perdure._core.ids import Fence, NodeId, StreamId
+from perdure._core.ids import NodeId
 from perdure.errors import BadSetting, StoreError, StoreUnavailable
-from perdure.store import base
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.existing import PATIENCE
 from perdure.store.sqlite.file import APPLICATION_ID, Sync, is_empty, named, open_writer, pragma, refuse_newer
 from perdure.store.sqlite.locks import locks_of
 from perdure.store.sqlite.store import SqliteStore
-from perdure.store.upkeep import Fact
+from perdure.store.upkeep import Fact, Restored, encoded
 
 _SQL = _sql.queries()
 
@@ -126,26 +125,17 @@ def _refuse_grant(grant: str | None) -> None:
 class SqliteCopyTarget(SqliteStore):
     """A file that is filled with what another store holds."""
 
-    async def restore(
-        self,
-        stream: StreamId,
-        *,
-        events: Sequence[base.Event] = (),
-        generations: Sequence[base.Generation] = (),
-        forwarded: Sequence[bytes] = (),
-    ) -> None:
-        said = [*events, *(base.Event(0, 0.0, payload) for payload in forwarded)]
-        [stored] = self._payloads.encode_steps([base.Append(stream=stream, fence=Fence(0), events=tuple(said))])
-        assert isinstance(stored, base.Append)
-        of_events, waiting = stored.events[: len(events)], stored.events[len(events) :]
+    async def restore(self, contents: Sequence[Restored]) -> None:
+        stored = [encoded(self._payloads, part) for part in contents]
 
         def write(_: object, file: sqlite3.Connection) -> None:
-            (key,) = file.execute(_SQL["stream_key"], (stream,)).fetchone()
-            file.executemany(_SQL["append_event"], [(key, *event) for event in of_events])
-            file.executemany(_SQL["put_generation"], [(key, end.generation, end.end) for end in generations])
-            file.executemany(_SQL["forward"], [(key, event.payload) for event in waiting])
+            for part in stored:
+                (key,) = file.execute(_SQL["stream_key"], (part.stream,)).fetchone()
+                file.executemany(_SQL["append_event"], [(key, *event) for event in part.events])
+                file.executemany(_SQL["put_generation"], [(key, end.generation, end.end) for end in part.generations])
+                file.executemany(_SQL["forward"], [(key, payload) for payload in part.forwarded])
 
-        await self._writer.run(write, size=sum(len(event.payload) for event in said))
+        await self._writer.run(write, size=sum(len(event.payload) for part in stored for event in part.events))
 
     async def clear(self) -> None:
         def write(_: object, file: sqlite3.Connection) -> None:

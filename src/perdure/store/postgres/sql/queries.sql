@@ -236,29 +236,29 @@ SELECT perdure.rotate_1($1, $2, $3);
 SELECT id, gone, perdure.is_held_1(lock), seen > clock_timestamp() - make_interval(secs => $1)
 FROM perdure.node ORDER BY key;
 
--- restore_events: events of a stream, copied from another store
+-- restore_events: events of streams, copied from another store
 INSERT INTO perdure.event (stream, time, seq, slot, payload)
 SELECT s.key, e.time, e.seq, r.slot, e.payload
-FROM perdure.stream AS s, perdure.rotation AS r,
-     unnest($2::int[], $3::float8[], $4::bytea[]) AS e (seq, time, payload)
-WHERE s.id = $1;
+FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
+JOIN perdure.stream AS s ON s.id = e.stream CROSS JOIN perdure.rotation AS r;
 
 -- restore_answers: the same of final answers
 INSERT INTO perdure.answer (stream, time, seq, payload)
 SELECT s.key, e.time, e.seq, e.payload
-FROM perdure.stream AS s, unnest($2::int[], $3::float8[], $4::bytea[]) AS e (seq, time, payload)
-WHERE s.id = $1;
+FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
+JOIN perdure.stream AS s ON s.id = e.stream;
 
--- restore_generations: the ended generations of a stream, copied from another store
+-- restore_generations: the ended generations of streams, copied from another store
 INSERT INTO perdure.generation (stream, generation, "end")
 SELECT s.key, g.generation, g."end"
-FROM perdure.stream AS s, unnest($2::int[], $3::int[]) AS g (generation, "end")
-WHERE s.id = $1;
+FROM unnest($1::text[], $2::int[], $3::int[]) AS g (stream, generation, "end")
+JOIN perdure.stream AS s ON s.id = g.stream;
 
--- restore_forwarded: the messages that wait for a stream's next writer, copied from another store
+-- restore_forwarded: the messages that wait for the next writers of streams, copied from another store
 INSERT INTO perdure.forward (stream, payload)
-SELECT s.key, f.payload FROM perdure.stream AS s, unnest($2::bytea[]) WITH ORDINALITY AS f (payload, place)
-WHERE s.id = $1 ORDER BY f.place;
+SELECT s.key, f.payload
+FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS f (stream, payload, place)
+JOIN perdure.stream AS s ON s.id = f.stream ORDER BY f.place;
 
 -- clear_tables: forget everything, when a copy has failed
 TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
