@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
-import pytest
 
 from perdure.store import SqliteStore
 from perdure.store.postgres.store import PostgresStore
@@ -22,10 +21,6 @@ ON_POSTGRES = os.environ.get("PERDURE_TEST_STORE") == "postgres"
 
 BUSY_SECONDS = 20.0
 """A busy machine is not a failing store."""
-
-of_sqlite = pytest.mark.skipif(ON_POSTGRES, reason="about the SQLite file itself")
-"""Marks a test that looks into the file, or at locks beside it."""
-
 
 SETTLED_SECONDS = 6.0 if ON_POSTGRES else 2.0
 """How long it may take until the calls of a killed process are settled: a lock on a server counts two seconds later."""

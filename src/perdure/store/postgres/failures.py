@@ -18,9 +18,6 @@ _OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25")
 """Classes of conditions that may pass: connection, rollback, resources, lock, operator's intervention, system error,
 and a transaction's state (the server only reads: another one has become the primary)."""
 
-_REFUSED = ("28", "3D", "42501")
-"""Conditions that stay until an operator changes them: wrong password, no such database, missing rights."""
-
 
 def failure(error: BaseException, shown: str, doing: str) -> StoreError:
     """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
@@ -33,12 +30,6 @@ def failure(error: BaseException, shown: str, doing: str) -> StoreError:
         error, asyncpg.ClientConfigurationError
     )
     return StoreError(sentence) if is_of_values else StoreUnavailable(sentence)
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether a server that is asked again will say the same."""
-    state = getattr(error, "sqlstate", None) or ""
-    return state.startswith(_REFUSED) or isinstance(error, asyncpg.ClientConfigurationError)
 
 
 @contextlib.contextmanager

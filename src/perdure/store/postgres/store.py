@@ -107,6 +107,8 @@ class PostgresStore(Reads, Opens):
         try:
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
+            if self._address.listen == self._address.dsn:
+                self._direct.is_pooled = self._connector.is_pooled
         finally:
             await self._connector.aclose([connection])
 
