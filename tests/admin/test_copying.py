@@ -55,6 +55,7 @@ from perdure.testing._values import (
     some_events,
 )
 from tests.cli.test_sessions import ended, files, lines, refusal, start
+from tests.support.first_layout import layout, write_first_layout
 from tests.support.postgres import connection, new_schema, store_url
 from tests.support.site import until
 
@@ -300,6 +301,18 @@ async def test_a_store_that_is_not_empty_is_not_filled(tmp_path: Path, kind: str
     assert "is not empty" in await refusal(tmp_path, "store", "copy", source, source)
     async with open_store(target) as store:
         assert await store.session(SESSION) == a_session(active=1.0)
+
+
+async def test_a_store_of_an_older_release_is_neither_copied_nor_filled_nor_migrated(tmp_path: Path) -> None:
+    old, new = f"sqlite:{tmp_path / 'old.db'}", f"sqlite:{tmp_path / 'new.db'}"
+    write_first_layout(tmp_path / "old.db", tmp_path / "diary")
+    await lines(tmp_path, "store", "init", new)
+    for pair in ((old, new), (new, old)):
+        for more in ((), ("--dry-run",)):
+            sentence = await refusal(tmp_path, "store", "copy", *pair, *more)
+            assert "has version 1" in sentence
+            assert "`perdure store migrate`" in sentence
+    assert layout(tmp_path / "old.db") == 1
 
 
 async def test_what_is_not_there_is_not_copied_and_a_dry_run_makes_nothing(tmp_path: Path) -> None:

@@ -145,6 +145,15 @@ async def test_the_rights_that_a_role_lacks_are_named(tmp_path: Path, role: str)
     assert "the role lacks DELETE on answer, DELETE on ask, DELETE on call and" in found["problems"][0]
     await lines(tmp_path, "store", "init", url, "--grant", role)
     await checked(tmp_path, of_role(url, role), status=0)
+    with connection(url) as run:
+        run(f"REVOKE TRUNCATE ON ALL TABLES IN SCHEMA {schema} FROM {role}")
+        [problem] = (await checked(tmp_path, of_role(url, role), status=1))["problems"]
+        assert problem.startswith(
+            "the role lacks TRUNCATE on event_0, TRUNCATE on event_1, TRUNCATE on event_2 and 3 more"
+        )
+        for slot in range(6):
+            run(f"GRANT TRUNCATE ON {schema}.event_{slot} TO {role}")
+    await checked(tmp_path, of_role(url, role), status=0)
 
 
 async def test_a_role_that_is_not_there_gets_nothing(tmp_path: Path) -> None:

@@ -148,12 +148,14 @@ async def _copy(source: str, target: str, *, dry_run: bool) -> Tally:
         raise StoreError(f"{of.shown} has no store that could be copied")
     async with existing_store(source, writes=False, busy_timeout=PATIENCE) as original:
         await copying.refuse_living(of)
-        if await to.version() == to.latest:
+        version = await to.version()
+        if 0 < version < to.latest:
+            raise StoreError(f"{to.shown} has version {version}; `perdure store migrate` brings it to {to.latest}")
+        if version:
             async with existing_store(target, writes=False, busy_timeout=PATIENCE) as there:
                 await copying.refuse_living(to)
                 await copying.refuse_full(there, to)
         if dry_run:
             return await copying.measure(original)
         async with copy_target(target, busy_timeout=PATIENCE) as made:
-            await copying.refuse_full(made, to)  # one of an older version was not looked at yet
             return await copying.copy(original, made, of=of, to=to)
