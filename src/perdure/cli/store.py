@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ from perdure.admin import copying
 from perdure.admin.copying import Tally
 from perdure.errors import Misuse, StoreError
 from perdure.store import copy_target, existing_store, upkeep_of
-from perdure.store.upkeep import Fact, Upkeep
 
 PATIENCE = 60.0
 """Seconds that one statement of a copy may take: no client waits for it."""
@@ -99,26 +97,18 @@ def check(address: str, as_json: bool) -> int:
     # What is logged of this is among the facts.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
     upkeep = upkeep_of(address)
-    facts = asyncio.run(_check(upkeep))
+    facts = asyncio.run(upkeep.check())
     problems = [fact.problem for fact in facts if fact.problem]
     if as_json:
         values = {fact.name: fact.value for fact in facts}
         click.echo(json.dumps({"store": upkeep.shown, "fit": not problems, **values, "problems": problems}))
     else:
-        for name, says in [("store", upkeep.shown), *((fact.name, _said(fact)) for fact in facts)]:
+        for name, says in [("store", upkeep.shown), *((fact.name, fact.says or fact.value) for fact in facts)]:
             click.echo(f"{name:<8}  {says}")
         for problem in problems:
             click.echo(f"problem   {problem}")
         click.echo("fit       no" if problems else "fit       yes")
     return UNFIT if problems else 0
-
-
-async def _check(upkeep: Upkeep) -> Sequence[Fact]:
-    return await upkeep.check()
-
-
-def _said(fact: Fact) -> str:
-    return fact.says or str(fact.value)
 
 
 @store.command(short_help="Copy a store that no server uses to another place.")

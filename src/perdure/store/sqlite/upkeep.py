@@ -81,11 +81,12 @@ class SqliteUpkeep:
             problem = f"version {version} is older: `perdure store migrate {self.shown}` brings it to {self.latest}"
         else:
             problem = ""
+        says = f"{version or 'none'} (this release makes {self.latest})"
         there = os.path.exists(self._path)
         writes = os.access(self._path if there else os.path.dirname(self._path), os.W_OK)
         facts = [
             Fact(name="file", value=self._path),
-            Fact(name="version", value=version, says=_known(version, self.latest), problem=problem),
+            Fact(name="version", value=version, says=says, problem=problem),
             Fact(
                 name="writes",
                 value=writes,
@@ -111,10 +112,6 @@ class SqliteUpkeep:
     def _look(self) -> sqlite3.Connection:
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
         return sqlite3.connect(f"file:{quote(self._path)}?mode=rw", uri=True, timeout=PATIENCE)
-
-
-def _known(version: int, latest: int) -> str:
-    return f"{version or 'none'} (this release makes {latest})"
 
 
 def _refuse_grant(grant: str | None) -> None:
