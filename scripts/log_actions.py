@@ -42,12 +42,14 @@ def records(package: Path = PACKAGE) -> Iterator[Record]:
         name = source.relative_to(package).as_posix()
         if name == "telemetry/events.py":
             continue  # `log_event` itself
-        for node in ast.walk(ast.parse(source.read_text())):
-            if isinstance(node, ast.Call) and (record := _record(node, name)) is not None:
+        tree = ast.parse(source.read_text())
+        assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (record := _record(node, name, assigned)) is not None:
                 yield record
 
 
-def _record(call: ast.Call, name: str) -> Record | None:
+def _record(call: ast.Call, name: str, assigned: list[ast.Assign]) -> Record | None:
     where = f"{name}:{call.lineno}"
     match call:
         case ast.Call(
@@ -57,7 +59,8 @@ def _record(call: ast.Call, name: str) -> Record | None:
         ):
             names = tuple(fact.arg for fact in keywords if fact.arg)
             spoken = ast.unparse(level).rpartition(".")[2].lower()
-            return Record(where=where, level=spoken, action=_text(action), sentence=_said(sentence), facts=names)
+            said = _said(_named(sentence, assigned))
+            return Record(where=where, level=spoken, action=_text(action), sentence=said, facts=names)
         case ast.Call(func=ast.Attribute(value=logger, attr=method), args=[sentence, *_]) if (
             method in _METHODS and "log" in ast.unparse(logger).lower()
         ):
@@ -81,6 +84,14 @@ def _text(node: ast.expr) -> str:
         case ast.Constant(str(text)):
             return text
     return ""
+
+
+def _named(node: ast.expr, assigned: list[ast.Assign]) -> ast.expr:
+    """What a name stands for that a sentence is given by: what was assigned to it last, in the lines above."""
+    if not isinstance(node, ast.Name):
+        return node
+    above = [one for one in assigned if ast.unparse(one.targets[0]) == node.id and one.lineno < node.lineno]
+    return max(above, key=lambda one: one.lineno).value if above else node
 
 
 def _said(node: ast.expr) -> str:

@@ -24,11 +24,10 @@ from perdure._core import codes as error_codes
 from perdure._core import delivery as rules
 from perdure._core import states
 from perdure._core.revisions import FIRST_SESSIONLESS, REVISIONS
-from perdure._core.text import format_duration, format_size
 from perdure.cli.main import perdure_command
 from perdure.cli.options import ServeOption
 from perdure.http.refusals import RETRY_AFTER, Refusal
-from perdure.settings import Rule, Settings, rule_of
+from perdure.settings import NUMBERS, Rule, Settings, rule_of
 from perdure.telemetry.counters import HELP, Counters
 from perdure.telemetry.prometheus import METRICS
 from proofs import checklist, promises, requirements
@@ -96,7 +95,7 @@ FIXED = [
         "seconds that connections get to end when the server stops",
         "they are cut",
     ),
-    ("perdure.log.stream_parts", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
+    ("perdure.log.stream", "RUN_AHEAD", "events that one call may be ahead of the store", "the call waits"),
     (
         "perdure.serve.token_file",
         "MIN_TOKEN",
@@ -113,6 +112,7 @@ MACHINES: list[tuple[str, Mapping[Any, Mapping[Any, Any]], enum.Enum]] = [
     ("Session", states.SESSION, states.SessionState.OPENING),
     ("Call", states.CALL, states.CallState.RUNNING),
     ("Log", states.LOG, states.LogState.HEALTHY),
+    ("Claim", states.CLAIM, states.ClaimState.HOLDING),
 ]
 
 
@@ -142,18 +142,14 @@ def settings(_: str) -> str:
 
 def _allowed(rule: Rule) -> str:
     match rule.kind:
-        case "duration":
-            return f"{format_duration(rule.low)} to {format_duration(rule.high)}"
-        case "bytes":
-            return f"{format_size(int(rule.low))} to {format_size(int(rule.high))}"
-        case "count":
-            return f"{rule.low:g} to {rule.high:,.0f}"
         case "flag":
             return "on, off"
         case "choice":
             return ", ".join(f"`{choice}`" for choice in rule.choices)
         case "names":
             return "any number of names"
+        case number:
+            return f"{NUMBERS[number].format(rule.low)} to {NUMBERS[number].format(rule.high)}"
 
 
 # Errors and limits
@@ -294,9 +290,9 @@ def delivery(_: str) -> str:
     return "\n".join(
         (
             "**By POST.**\n",
-            _meanings(rules.POST, by_post),
+            _meanings(rules.RESPONDED, by_post),
             "**By GET.** A call with a position, and the standalone stream.\n",
-            _meanings(rules.GET, by_get),
+            _meanings(rules.RESPONDED, by_get),
             "**No response, or one that broke off.**\n",
             _meanings(rules.FAILED, list(rules.Column)),
             "| | what the client does next |\n| --- | --- |",
@@ -309,6 +305,7 @@ def _meanings(rows: Mapping[Any, Mapping[rules.Column, rules.Meaning]], columns:
     cells = (
         [*row.value[:1], *(cell[c].name.lower() if c in cell else "" for c in columns), *row.value[1:]]
         for row, cell in rows.items()
+        if not cell.keys().isdisjoint(columns)
     )
     return table(("what came", *(column.value for column in columns), "because"), cells)
 

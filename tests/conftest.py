@@ -6,6 +6,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import memory
+
 # Where the environment forbids bytecode (container images do), each program compiles the package again: a fifth of the
 # time that it takes to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -19,6 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # `nohup` does the same with the signal of a terminal that is closed.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+memory.use_for_all()
 
 # A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
 settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,8 +9,7 @@ if _typing.TYPE_CHECKING:
 
     from perdure._core.losses import Gap
     from perdure._core.reconnect import Patience
-    from perdure.client.client import Client
-    from perdure.client.connect import connect
+    from perdure.client.connect import Client, connect
     from perdure.client.memory import StateStore
     from perdure.client.pending import PendingCall
     from perdure.errors import (
@@ -19,6 +18,7 @@ if _typing.TYPE_CHECKING:
         ClientError,
         EventsLost,
         Misuse,
+        NodeBuried,
         OutcomeUnknown,
         PerdureError,
         StateError,
@@ -45,6 +45,7 @@ __all__ = [
     "EventsLost",
     "Gap",
     "Misuse",
+    "NodeBuried",
     "OutcomeUnknown",
     "Patience",
     "PendingCall",
@@ -91,7 +92,7 @@ def asgi(
 #: operator's commands nor the parent of worker processes need it.
 _HOMES = {
     "App": "perdure.http.app",
-    "Client": "perdure.client.client",
+    "Client": "perdure.client.connect",
     "Gap": "perdure._core.losses",
     "Patience": "perdure._core.reconnect",
     "PendingCall": "perdure.client.pending",

@@ -88,11 +88,11 @@ async def running(
     store: Store,
     settings: Settings,
     counters: Counters,
-    on_lapsed: Callable[[], None],
+    on_buried: Callable[[], None],
     on_lost: Callable[[StoreLost], None],
 ) -> AsyncIterator[ServerProcess]:
-    """Join the store as a node, and do the chores until the end. `on_lapsed` is called if the node's claims do not
-    hold any more, `on_lost` (again and again) if the store cannot be used any more."""
+    """Join the store as a node, and do the chores until the end. `on_buried` is called if other nodes have
+    buried this one, `on_lost` (again and again) if the store cannot be used any more."""
     async with AsyncExitStack() as stack:
         store = within_time(store, settings.store_timeout)
         context, peers, readers, liveness = await _build(runtimes, store, settings, counters)
@@ -121,7 +121,8 @@ async def running(
             watcher=watcher,
             lease=settings.lease,
             facts=lambda: metrics.facts(sessions.numbers()),
-            on_lapsed=on_lapsed,
+            thaw=context.hub.thaw,
+            on_buried=on_buried,
             on_lost=on_lost,
         )
         housekeeping = Housekeeping(context, sessions)
@@ -138,7 +139,7 @@ async def _build(
     node = new_node_id(random)
     fence = await store.join(node)
     liveness = store.liveness(node, lease=settings.lease, monotonic=time.monotonic)
-    journal = Journal(store, settings, counters, holds=lambda: liveness.holds, on_holding=liveness.hold)
+    journal = Journal(store, settings, counters, claim=lambda: liveness.own_claim, on_holding=liveness.hold)
     nodes = Peers(node=node, store=store, liveness=liveness)
     arrivals, lag = itertools.count(1), settings.max_stream_events
     readers = RemoteReaders(node=node, store=store, journal=journal, peers=nodes, arrivals=arrivals, lag=lag)
@@ -153,6 +154,7 @@ async def _build(
         clock=store.clock,
         monotonic=time.monotonic,
         random=random,
+        may_show=lambda: journal.may_show,
     )
     context = ServerContext(
         runtimes=runtimes,

@@ -9,8 +9,10 @@
     │   │   └── HeldElsewhere     another node holds what is not written yet; trying again helps
     │   ├── StoreLost             this process cannot use the store any more
     │   │   ├── StoreTooNew       the file was written by a newer release
-    │   │   └── StoreReplaced     the file was deleted, or another one is in its place
+    │   │   ├── StoreReplaced     the file was deleted, or another one is in its place
+    │   │   └── NodeBuried        other nodes took this process for dead, and have settled its calls
     │   ├── StaleFence            another writer has taken over; this one may write nothing more
+    │   ├── Behind                the store has lost what came before; its writer, or sender, knows of it
     │   ├── IdTaken               a running request of the session has this id already
     │   ├── TooManySessions       the caller, or the store, has as many open sessions as it may
     │   ├── TooManyCalls          the session has as many running calls as it may
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
     from perdure._core.losses import Gap
     from perdure.errors_sdk import OutcomeUnknown as OutcomeUnknown
     from perdure.errors_sdk import Unreachable as Unreachable
-
-#: They need the SDK, which takes most of a second to import, so it is imported when one of them is used.
-_WITH_SDK = ("OutcomeUnknown", "Unreachable")
 
 
 class PerdureError(Exception):
@@ -91,8 +90,27 @@ class StoreReplaced(StoreLost):
     state = "store replaced"
 
 
+class NodeBuried(StoreLost):
+    """Other nodes took this process for dead, and have settled its calls; another one can take its place."""
+
+    state = "buried"
+
+
 class StaleFence(StoreError):
     """Another writer has taken over."""
+
+
+class StaleRecord(StoreError):
+    """A session's record was changed since it was read."""
+
+
+class Behind(StoreError):
+    """The store has lost what came before."""
+
+    def __init__(self, message: str | None = None, *, last: int) -> None:
+        super().__init__(message)
+        self.last = last
+        """The number of the last event, or message, that the store has; 0 if it has none."""
 
 
 class IdTaken(StoreError):
@@ -149,7 +167,8 @@ class StateUnusable(StateError):
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_SDK:
+    # They need the SDK, which takes most of a second to import, so it is imported when one of them is used.
+    if name in ("OutcomeUnknown", "Unreachable"):
         from perdure import errors_sdk
 
         return getattr(errors_sdk, name)

@@ -6,10 +6,11 @@ Durations are seconds.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from perdure._core.text import format_duration, format_size
+from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.errors import BadSetting
 
 Eras = Literal["both", "session"]
@@ -20,6 +21,24 @@ _DAY = 86_400.0
 _YEAR = 366 * _DAY
 
 SECURITY = "Who may connect"
+
+
+class Number(NamedTuple):
+    """How numbers of a kind are written, and the range of one whose row names none."""
+
+    parse: Callable[[str], float]
+    format: Callable[[Any], str]
+    metavar: str
+    unit: str
+    low: float
+    high: float
+
+
+NUMBERS = {
+    "duration": Number(parse_duration, format_duration, "TIME", "seconds", 0.001, _YEAR),
+    "count": Number(parse_count, "{:,}".format, "N", "", 1, 10_000_000),
+    "bytes": Number(parse_size, format_size, "SIZE", "bytes", 1_024, 1 << 30),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,49 +54,34 @@ class Rule:
 
     @property
     def allowed(self) -> str:
-        match self.kind:
-            case "duration":
-                spelled = f"{format_duration(self.low)} to {format_duration(self.high)}"
-                return f"{self.low:,g} to {self.high:,.0f} seconds ({spelled})"
-            case "count":
-                return f"a whole number from {self.low:g} to {self.high:,.0f}"
-            case "bytes":
-                spelled = f"{format_size(int(self.low))} to {format_size(int(self.high))}"
-                return f"{self.low:,.0f} to {self.high:,.0f} bytes ({spelled})"
-            case "flag":
-                return "true or false"
-            case "choice":
-                return " or ".join(self.choices)
-            case "names":
-                return "a list of names"
+        if number := NUMBERS.get(self.kind):
+            spelled = f"{number.format(self.low)} to {number.format(self.high)}"
+            plain = f"{self.low:,.15g} to {self.high:,.15g} {number.unit}"
+            return f"{plain} ({spelled})" if number.unit else f"a whole number from {spelled}"
+        return {"flag": "true or false", "choice": " or ".join(self.choices), "names": "a list of names"}[self.kind]
 
     def fits(self, value: object) -> bool:
-        match self.kind:
-            case "duration":
-                return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
-            case "count" | "bytes":
-                return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
-            case "flag":
-                return isinstance(value, bool)
-            case "choice":
-                return value in self.choices
-            case "names":
-                return isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
+        if self.kind == "choice":
+            return value in self.choices
+        if self.kind == "names":
+            return isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
+        if self.kind == "flag" or isinstance(value, bool):
+            return self.kind == "flag" and isinstance(value, bool)
+        kinds = int | float if self.kind == "duration" else int
+        return isinstance(value, kinds) and self.low <= value <= self.high
 
 
 _KINDS: dict[type, Any] = {float: "duration", int: "count", bool: "flag", str: "choice", tuple: "names"}
 """What a default of this type is. Only sizes in bytes are named as such in the table."""
 
-_RANGES = {"duration": (0.001, _YEAR), "count": (1, 10_000_000), "bytes": (1_024, 1 << 30)}
-"""The range of a number whose row names none."""
 
-
-def _setting(
-    group: str, default: Any, why: str, *, kind: Any = "", low: Any = None, high: Any = None, choices: Any = ()
-) -> Any:
+def _setting(group: str, default: Any, why: str, *, kind: Any = "", low: Any = None, high: Any = None) -> Any:
+    """A row of the table. In place of a default there may be the choices, as a `Literal`: the first is the default."""
+    if choices := get_args(default):
+        default = choices[0]
     kind = kind or _KINDS[type(default)]
-    least, most = _RANGES.get(kind, (0, 0))
-    low, high = least if low is None else low, most if high is None else high
+    if number := NUMBERS.get(kind):
+        low, high = number.low if low is None else low, number.high if high is None else high
     rule = Rule(kind=kind, group=group, why=why, low=low, high=high, choices=choices)
     return dataclasses.field(default=default, metadata={"rule": rule})
 
@@ -114,12 +118,10 @@ class Settings:
     )
     json_response: bool = _connection(False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _connection(  # noqa: RUF009
-        "strict", "`reissue` answers a lost session with 404 and a new one, ready for use", choices=get_args(Recover)
+        Recover, "`reissue` answers a lost session with 404 and a new one, ready for use"
     )
     eras: Eras = _connection(  # noqa: RUF009
-        "both",
-        "`session` refuses 2026-07-28, so that clients fall back to a resumable revision",
-        choices=get_args(Eras),
+        Eras, "`session` refuses 2026-07-28, so that clients fall back to a resumable revision"
     )
 
     max_stream_events: int = _limit(
@@ -169,7 +171,7 @@ class Settings:
         high=3_600.0,
     )
     on_store_failure: OnStoreFailure = _failure(  # noqa: RUF009
-        "hold", "`hold` goes on live from memory, `refuse` answers 503", choices=get_args(OnStoreFailure)
+        OnStoreFailure, "`hold` goes on live from memory, `refuse` answers 503"
     )
     max_held_events: int = _failure(10_000, "events held in memory while the store fails; calls wait beyond")
 

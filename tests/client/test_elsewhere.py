@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import perdure
-from perdure.client.state import decode
+from perdure.client.memory import decode
 from tests.client.conftest import Inbox, Progress, numbers, text
 from tests.support.cutting_proxy import PRIMING, CuttingProxy, cutting_proxy
 from tests.support.site import under_uvicorn, until

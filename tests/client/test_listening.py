@@ -40,7 +40,7 @@ async def test_a_stream_that_was_given_up_is_tried_again_when_the_server_is_hear
         await until(lambda: inbox.notices == ["notice://1", "notice://2"])
 
 
-async def test_the_first_call_waits_until_somebody_listens() -> None:
+async def test_the_first_call_waits_until_a_server_listens() -> None:
     """A question that the call asks there would be lost with a server that keeps none. (In a new session as well.)"""
     odd, listens = Odd(), set[str]()
 

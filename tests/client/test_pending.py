@@ -107,7 +107,7 @@ async def test_who_still_waits_when_the_client_leaves_is_told(shop: Workshop, le
         await waiting
 
 
-async def test_new_calls_and_those_of_before_do_not_disturb_each_other(shop: Workshop, left: Left) -> None:
+async def test_new_calls_and_earlier_ones_do_not_disturb_each_other(shop: Workshop, left: Left) -> None:
     """Their ids are not the same, though the SDK's client counts from the beginning again."""
     async with left("wait", {"gate": "g"}, when=lambda: "waiting at g" in shop.seen) as client:
         (call,) = client.pending()

@@ -121,7 +121,7 @@ async def test_a_server_that_answers_404_to_every_get_has_no_such_stream() -> No
         assert (odd.sessions, [what for what in odd.heard if what[1] == "GET"]) == (1, [("odd-1", "GET")])
 
 
-async def test_a_session_of_before_that_is_gone_is_noticed_by_the_stream_that_listens(tmp_path: Path) -> None:
+async def test_an_earlier_session_that_is_gone_is_noticed_by_the_stream_that_listens(tmp_path: Path) -> None:
     """A program that makes no call at all hears what the server has to say."""
     odd, path = Odd(), tmp_path / "agent.json"
     odd.get = lambda request: silent()

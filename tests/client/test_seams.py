@@ -46,12 +46,12 @@ def test_call_tool_takes_what_ours_hands_on() -> None:
     assert names == [
         *("self", "name", "arguments", "read_timeout_seconds", "progress_callback"),
         *("input_responses", "request_state", "meta"),
-    ], moved("mcp.Client.call_tool", "client/client.py")
+    ], moved("mcp.Client.call_tool", "client/connect.py")
 
 
 def test_what_a_renewed_session_agreed_on_can_be_adopted() -> None:
     assert list(inspect.signature(ClientSession.adopt).parameters) == ["self", "result"], moved(
-        "ClientSession.adopt", "client/client.py"
+        "ClientSession.adopt", "client/connect.py"
     )
 
 

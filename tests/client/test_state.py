@@ -14,8 +14,7 @@ import pytest
 from mcp.client.session import ClientRequestContext
 
 import perdure
-from perdure.client.memory import StateFile
-from perdure.client.state import Ask, BadState, Running, State, decode
+from perdure.client.memory import Ask, BadState, Running, State, StateFile, decode
 from perdure.remote.endpoint import Handshake
 from tests.client.conftest import text
 from tests.support.client_process import client_process
@@ -182,7 +181,7 @@ async def test_an_unreadable_state_that_cannot_be_put_aside_is_told_and_let_go(u
                 raise AssertionError("it cannot be kept")
 
 
-async def test_a_recorded_handshake_that_the_sdk_cannot_read_is_made_anew(url: str, path: Path) -> None:
+async def test_a_recorded_handshake_that_the_sdk_cannot_read_is_made_again(url: str, path: Path) -> None:
     async with perdure.connect(url, state=path) as client:
         first = client.session_id
     found = json.loads(saved(path))
@@ -313,7 +312,7 @@ async def test_a_state_that_can_no_longer_be_written_stops_nothing(
     assert decode(saved(path)).handshake is not None
 
 
-async def test_other_capabilities_begin_a_new_session_and_calls_of_before_are_told(
+async def test_other_capabilities_begin_a_new_session_and_earlier_calls_are_reported(
     shop: Workshop, url: str, path: Path
 ) -> None:
     """A26: both sides are held to what they agreed on."""
@@ -351,7 +350,7 @@ async def test_a_password_in_the_address_is_not_written(site: Site, path: Path) 
         await again.list_tools()
 
 
-async def test_a_handshake_that_was_not_finished_is_made_anew(site: Site, url: str, path: Path) -> None:
+async def test_a_handshake_that_was_not_finished_is_made_again(site: Site, url: str, path: Path) -> None:
     """The process died between its two halves: nobody knows whether both sides have accepted it."""
     async with perdure.connect(url, state=path) as client:
         first = client.session_id

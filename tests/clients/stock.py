@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: What a story waits for comes within milliseconds, or never; seconds are for a busy machine.
-PATIENCE = 10
+PATIENCE = 30
 
 #: What every client answers when it is asked.
 USER_SAYS = "forty-two"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perdure.store.base import Store
 from tests.support.site import Site, serve, until
 from tests.support.stores import SharedStore
 from tests.support.wire import Peer
@@ -38,9 +39,10 @@ class Pair:
 class Start:
     """Starts pairs, with settings of the test's choice."""
 
-    def __init__(self, stack: AsyncExitStack, path: Path) -> None:
+    def __init__(self, stack: AsyncExitStack, path: Path, kind: Callable[[str], Store] = SharedStore) -> None:
         self._stack = stack
         self._path = path
+        self._kind = kind
 
     async def __call__(self, shop: Callable[[], Workshop] = Workshop, **options: Any) -> Pair:
         nodes = [await self._node(shop(), **options) for _ in range(2)]
@@ -48,7 +50,7 @@ class Start:
         return Pair(a=nodes[0], b=nodes[1])
 
     async def _node(self, shop: Workshop, **options: Any) -> Node:
-        store = SharedStore(self._path / "log.db")
+        store = self._kind(str(self._path / "log.db"))
         site = await self._stack.enter_async_context(serve(shop.server, store=store, **options))
         return Node(site=site, shop=shop)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure.log.stream_parts import RUN_AHEAD
+from perdure.log.stream import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
 from perdure.store.base import Append, Event, SessionRecord, StreamRecord, stream_by_id
@@ -265,7 +265,7 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
         peer = await site.join()
         ghost = await Ghost.on(path)  # another process writes, so records are read again
         store.hold = True
-        ping = asyncio.create_task(peer.post(peer.request("ping")))
+        told = asyncio.create_task(peer.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}))
         await store.reached.wait()
         session = life_of(site).sessions.held(SessionId(peer.session))
         assert session is not None
@@ -273,7 +273,7 @@ async def test_a_record_from_before_a_change_of_ours_does_not_undo_it(tmp_path: 
         session.keeper.update(initialized=False)
         await until(lambda: session.keeper.changes > written)
         store.go.set()
-        await (await ping).rest()
+        assert (await told).status_code == 202
         assert not session.record.initialized
         await ghost.die()
 

@@ -1,7 +1,7 @@
 """Histories of cuts, resumes, standalone GETs and reattaches through two nodes, while a call counts.
 
 The invariant: each number is in the log exactly once, on one stream, in order; and a client that follows the rules (it
-resumes what it has a position of, and begins anew where it has none) sees each exactly once, and the answer.
+resumes what it has a position of, and begins again where it has none) sees each exactly once, and the answer.
 """
 
 from __future__ import annotations

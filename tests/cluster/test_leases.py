@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.states import ClaimState
 from perdure.store import MemoryStore
+from perdure.store.base import Append, Liveness, Refusals, SessionRecord, Step, Store, StreamRecord
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library
 from tests.support.site import Site, serve, until
-from tests.support.wire import Ended, text_of
+from tests.support.wire import Ended, Peer, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
 
 #: Long enough for a busy machine to beat in time, short enough to wait for.
 LEASE = 2.0
-LAPSED = "lease has lapsed"
+#: The errors of an outage that is longer than a lease, and of a node that was buried in one.
+EXPECTED = "lease has lapsed|took this node for dead|store fails|buried|steps are lost"
+ANSWERS_NOT = {"code": -31005, "message": "This server has had no answer from its log for too long, and waits for one"}
 
 
 class Shared(MemoryStore):
@@ -36,9 +44,15 @@ class Node:
     shop: Library
     store: FaultyStore
 
-    def cut_off(self) -> None:
+    def cut_off(self, fault: Fault = Fault.RAISES) -> None:
         """From now on the store does not answer this node."""
-        self.store.reads = self.store.writes = Fault.RAISES
+        self.store.reads = self.store.writes = fault
+
+    async def is_frozen(self) -> bool:
+        return await self.health() == (503, "degraded")
+
+    async def is_well(self) -> bool:
+        return await self.health() == (200, "ok")
 
     async def health(self) -> tuple[int, str]:
         response = await self.site.http.get(self.site.url.removesuffix("/mcp") + "/healthz")
@@ -50,15 +64,15 @@ class Town:
         self.shared = Shared()
         self._stack = stack
 
-    async def node(self, **options: Any) -> Node:
-        shop, store = Library(), FaultyStore(self.shared)
+    async def node(self, store: FaultyStore | None = None, **options: Any) -> Node:
+        shop, store = Library(), store or FaultyStore(self.shared)
         site = await self._stack.enter_async_context(
             serve(
                 shop.server,
                 store=store,
-                lease=LEASE,
+                lease=options.pop("lease", LEASE),
                 store_timeout=1.0,
-                complaint=f"{LAPSED}|store fails|lost",
+                complaint=EXPECTED,
                 **options,
             )
         )
@@ -81,17 +95,130 @@ async def test_a_node_that_fell_silent_is_settled_after_its_lease_and_not_before
     reader = await peer.get(left.position())
     assert text_of((await reader.rest())[-1]) == "put k"
     assert time.monotonic() - beaten >= LEASE
-    assert not liveness.holds
+    assert liveness.own_claim is ClaimState.BURIED
 
 
-async def test_a_node_that_was_cut_off_stops_by_itself_and_its_calls_go_on_elsewhere(town: Town) -> None:
-    """Once its lease has lapsed it writes and sends nothing more, also when the store is back."""
+@pytest.mark.parametrize("seconds", [14.0, 60.0])
+@pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS])
+async def test_an_outage_beyond_the_lease_freezes_every_node_and_loses_nothing(
+    town: Town, seconds: float, fault: Fault, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promises 3 and 7: no node could have acted meanwhile, because none could write. Time passes on the clock for
+    leases only; the outage itself is short."""
+    nodes = [await town.node(lease=15.0), await town.node(lease=15.0)]
+    peers = [await node.site.join() for node in nodes]
+    wires = [await peer.call("count", n=4, gate="g", pauses=[1, 2], token=1) for peer in peers]
+    for wire in wires:
+        assert progress_of(await wire.messages(1)) == [1]
+    for node in nodes:
+        node.cut_off(fault)
+        node.shop.open("g/1")  # shown from memory: the lease still runs
+    for wire in wires:
+        assert progress_of(await wire.messages(1)) == [2]
+    for node in nodes:
+        node.store.ahead += seconds
+        node.shop.open("g/2")
+        await until(node.is_frozen)
+    for peer, node in zip(peers, nodes, strict=True):
+        refusals = [
+            await peer.send(peer.tool("look_up", n=1)),
+            await peer.try_get(),
+            await peer.delete(),
+            await Peer(node.site).send(peer.handshake()),
+        ]
+        assert [(refused.status_code, refused.headers["retry-after"]) for refused in refusals] == [(503, "1")] * 4
+        assert [refused.json()["error"] for refused in refusals] == [ANSWERS_NOT] * 4
+    for node in nodes:
+        node.store.works()
+        await until(node.is_well)
+    for wire in wires:
+        rest = await wire.rest()
+        assert progress_of(rest) == [3, 4], "nothing was shown while frozen, and all of it afterwards"
+        assert text_of(rest[-1]) == "counted to 4"
+    for peer in peers:
+        assert await peer.result("look_up", n=1) == "looked up 1"
+    assert await _finals(town) == {"counted to 4": 2, "looked up 1": 2}
+    assert [node.site.app.counters.nodes_settled for node in nodes] == [0, 0]
+    said = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "store.recovered"]
+    assert said == ["the store is back; everything held is written"] * 2
+    await until(lambda: _actions(caplog).count("node.resumed") == 2)
+    assert [_actions(caplog).count(action) for action in ("node.lapsed", "node.buried")] == [2, 0]
+
+
+async def test_a_frozen_node_shows_nothing_more_and_keeps_its_connections(town: Town) -> None:
+    """What was accepted before the lease ran out and is not sent yet rests as well; comments keep the way open."""
+    node, _ = await town.node(lease=15.0, keepalive_interval=0.2), await town.node(lease=15.0)
+    peer = await node.site.join()
+    standalone = await peer.get()
+    wire = await peer.call("count", n=3, gate="g", pauses=[1], token=1)
+    await wire.messages(1)
+    node.cut_off()
+    node.store.ahead += 20
+    await until(node.is_frozen)
+    node.shop.open("g/1")
+    await until(lambda: "counted 3" in node.shop.seen)
+    wire.raw = b""
+    await wire.comment("keep-alive")
+    await standalone.comment("keep-alive")
+    assert b"data" not in wire.raw
+    node.store.works()
+    rest = await wire.rest()
+    assert (progress_of(rest), text_of(rest[-1])) == ([2, 3], "counted to 3")
+
+
+class LapsesBehindACommit(FaultyStore):
+    """The lease runs out between the commit of an event and its delivery, and the store is away from then on."""
+
+    armed = False
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        refusals = super().commit_now(steps)
+        if self.armed and any(isinstance(step, Append) for step in steps):
+            self.armed = False
+            self.ahead += 20
+            self.writes = Fault.RAISES
+        return refusals
+
+
+async def test_what_was_written_just_before_the_lease_ran_out_is_shown_when_the_node_goes_on(town: Town) -> None:
+    """No other event comes that would wake its reader."""
+    store = LapsesBehindACommit(town.shared)
+    node, _ = await town.node(store=store, lease=15.0, keepalive_interval=0.2), await town.node(lease=15.0)
+    peer = await node.site.join()
+    wire = await peer.call("count", n=2, gate="g", pauses=[1, 2], token=1)
+    await wire.messages(1)
+    store.armed = True
+    node.shop.open("g/1")
+    await until(node.is_frozen)
+    for _ in range(3):  # the first may be from before
+        wire.raw = b""
+        await wire.comment("keep-alive")
+        assert b"data" not in wire.raw
+    store.works()
+    assert progress_of(await wire.messages(1)) == [2]
+    node.shop.open("g/2")
+    assert text_of((await wire.rest())[-1]) == "counted to 2"
+
+
+async def test_a_node_that_was_cut_off_and_buried_ends_and_its_calls_go_on_elsewhere(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promise 3: its calls are answered by the heir, none twice. It learns of it when the store is back."""
     cut, living = await town.node(), await town.node()
     peer = await cut.site.join()
     wire = await peer.call("look_up", n=2, gate="g", token=1)
     await wire.messages(2)
     await until(lambda: "waiting at g" in cut.shop.seen)
     cut.cut_off()
+    await until(cut.is_frozen)
+    await until(lambda: living.site.app.counters.nodes_settled == 1)
+    assert await cut.is_frozen(), "it cannot know yet"
+    living.shop.open("g")
+    messages = await (await peer.through(living.site).get(wire.last_id)).rest()
+    assert text_of(messages[-1]) == "looked up 2"
+    assert len(messages) == 1
+    cut.shop.open("g")  # its tool goes on, and is not heard
+    cut.store.works()
 
     async def is_stopping() -> bool:
         return await cut.health() == (503, "stopping")
@@ -99,15 +226,111 @@ async def test_a_node_that_was_cut_off_stops_by_itself_and_its_calls_go_on_elsew
     await until(is_stopping)
     with pytest.raises(Ended):
         await wire.message()
-    cut.store.works()
-    cut.shop.open("g")  # its tool goes on, and nobody hears of it
-    living.shop.open("g")
-    messages = await (await peer.through(living.site).get(wire.last_id)).rest()
-    assert text_of(messages[-1]) == "looked up 2"
-    assert len(messages) == 1
     events = await town.shared.read((await town.shared.streams(_id(peer.session)))[-1].id, after=0, limit=100)
     assert [event.final for event in events] == [False, False, True]
     assert (await peer.send({"jsonrpc": "2.0", "id": 1, "method": "ping"})).status_code == 503
+    assert [_actions(caplog).count(action) for action in ("node.buried", "node.resumed")] == [1, 0]
+    assert not any("everything held is written" in record.getMessage() for record in caplog.records)
+
+
+async def test_what_a_buried_node_held_is_told_as_lost(town: Town, caplog: pytest.LogCaptureFixture) -> None:
+    """The log never says that it was written."""
+    cut, living = await town.node(), await town.node()
+    peer = await cut.site.join()
+    wire = await peer.call("count", n=3, gate="g", pauses=[1, 3], token=1)
+    await wire.messages(1)
+    cut.cut_off()
+    cut.shop.open("g/1")
+    assert progress_of(await wire.messages(2)) == [2, 3]  # from memory
+    await until(lambda: living.site.app.counters.nodes_settled == 1)
+    cut.store.works()
+    await until(lambda: "journal.lost" in _actions(caplog))
+    assert not any("held is written" in record.getMessage() for record in caplog.records)
+    events = await town.shared.read((await town.shared.streams(_id(peer.session)))[-1].id, after=0, limit=100)
+    assert [event.final for event in events] == [False, True]
+
+
+class StandsStill(FaultyStore):
+    """A process that stands still while it settles a dead node, for longer than its own lease."""
+
+    armed = False
+    view: Liveness | None = None
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.claims: list[ClaimState] = []
+        """The node's own claim at each claim of a stream."""
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
+        self.view = super().liveness(node, lease=lease, monotonic=monotonic)
+        return self.view
+
+    async def session(self, session: SessionId) -> SessionRecord | None:
+        if self.armed:
+            self.armed = False
+            self.ahead += 20
+        return await super().session(session)
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        assert self.view is not None
+        self.claims.append(self.view.own_claim)
+        return await super().claim(stream, node=node, held=held, known=known)
+
+
+async def test_a_node_that_stood_still_while_it_settles_claims_nothing_before_it_goes_on(town: Town) -> None:
+    """It may have been buried meanwhile: what it claimed then would have no writer for ever."""
+    store = StandsStill(town.shared)
+    node = await town.node(store=store)
+    peer, ghost = await node.site.join(), await Ghost.joining(town.shared)
+    left = await ghost.take(peer.session, peer.tool("put", key="k"))
+    store.claims.clear()
+    store.armed = True
+    await until(lambda: node.site.app.counters.nodes_settled == 1)
+    assert not store.armed
+    assert store.claims == [ClaimState.HOLDING]
+    assert text_of((await (await peer.get(left.position())).rest())[-1]) == "put k"
+
+
+async def test_a_node_whose_beats_pause_for_less_than_a_lease_goes_on_by_itself(town: Town) -> None:
+    """As a process does that stood still: behind the pause it first finds its lease run out, then beats."""
+    paused, other = await town.node(lease=15.0), await town.node(lease=15.0)
+    peer = await paused.site.join()
+    wire = await peer.call("look_up", n=2, gate="g", token=1)
+    await wire.messages(2)
+    paused.cut_off(Fault.HANGS)
+    paused.store.ahead += 13
+    await until(paused.is_frozen)
+    paused.store.works()
+    await until(paused.is_well)
+    paused.shop.open("g")
+    assert text_of((await wire.rest())[-1]) == "looked up 2"
+    assert [node.site.app.counters.nodes_settled for node in (paused, other)] == [0, 0]
+
+
+async def test_a_node_that_is_back_before_it_is_buried_keeps_what_was_not_taken_from_it(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was found dead and one of its calls is claimed; then its beat is back. The call has one answer, by its heir;
+    the node goes on and takes new ones."""
+    slow, living = await town.node(), await town.node()
+    peer = await slow.site.join()
+    wire = await peer.call("look_up", n=2, gate="g", token=1)
+    await wire.messages(2)
+    living.store.before_burial = asyncio.Event()
+    slow.cut_off()
+    await until(lambda: living.store.burials == 1)
+    slow.store.works()
+    await until(slow.is_well)
+    assert await peer.result("look_up", n=1) == "looked up 1"
+    living.store.before_burial.set()
+    await until(lambda: "node.back" in _actions(caplog))
+    for node in (slow, living):
+        node.shop.open("g")
+    messages = await (await peer.through(living.site).get(wire.last_id)).rest()
+    assert text_of(messages[-1]) == "looked up 2"
+    assert await peer.result("look_up", n=3) == "looked up 3"
+    assert await _finals(town) == {"looked up 1": 1, "looked up 2": 1, "looked up 3": 1}
+    assert living.site.app.counters.nodes_settled == 0
 
 
 async def test_a_clock_on_the_wall_that_jumps_settles_nobody(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +349,21 @@ async def test_a_clock_on_the_wall_that_jumps_settles_nobody(town: Town, monkeyp
     assert text_of((await wire.rest())[-1]) == "looked up 1"
     assert [node.site.app.counters.nodes_settled for node in (one, other)] == [0, 0]
     assert other.shop.seen == []
+
+
+async def _finals(town: Town) -> Counter[str]:
+    """The answers of tools in the store, each as often as it is there."""
+    answers = [
+        json.loads(event.payload)["result"]
+        for row in town.shared._streams.values()
+        for event in row.events
+        if event.final
+    ]
+    return Counter(result["content"][0]["text"] for result in answers if "content" in result)
+
+
+def _actions(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [getattr(record, "action", "") for record in caplog.records]
 
 
 def _beats(town: Town) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from perdure._core.ids import SessionId, StreamId
 from perdure._core.states import LogState
-from perdure.log.stream_parts import RUN_AHEAD
+from perdure.log.stream import RUN_AHEAD
 from perdure.store.base import MAX_FORWARDED, Forward, Forwarded, stream_by_id
 from tests.cluster.conftest import Pair, Start
 from tests.support.cluster import Cluster, cluster

@@ -48,7 +48,7 @@ async def _lost(node: Node, peer: Peer) -> bool:
 
 
 async def test_a_call_on_another_node_than_the_clients_is_told_and_cancelled(pair: Pair) -> None:
-    """R5, A32: it runs in B; the client begins anew at A, hears of it there, and cancels it there."""
+    """R5, A32: it runs in B; the client begins again at A, hears of it there, and cancels it there."""
     at_a, at_b = await pair.join()
     call = await at_b.call("count", id=7, n=3, gate="g", pauses=[1, 2, 3], token=1)
     await call.message()
@@ -124,7 +124,7 @@ async def begin(servers: Cluster, tool: str, gate: Path) -> tuple[Web, Peer, str
 
 
 async def test_a_call_that_was_settled_is_told_as_ended(servers: Cluster, tmp_path: Path) -> None:
-    """R5, promises 3 and 4: killed with its process, it may not run again; its client begins anew at the next one."""
+    """R5, promises 3 and 4: killed with its process, it may not run again; its client begins again at the next one."""
     web, peer, _ = await begin(servers, "pay", tmp_path / "gate")
     after = Web(servers.server.url)
     again = await peer.reattach(after)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,34 +12,35 @@ import pytest
 
 from tests.conformance.conformance import HERE
 from tests.support.node import node_modules, program
-from tests.support.serving import python_path
+from tests.support.starting import python_path, stand_ins
 
 VERSION = "2025-11-25"
 #: Of the official client, with the pinned suite and the same program (`client_program.py --stock`).
 OFFICIAL = 247
-#: The suite starts nineteen clients at once; each takes a second of processor time.
+#: The suite starts nineteen clients at once.
 CLIENT_SECONDS = 240
 
 
 async def run_suite(results: Path, *options: str) -> str:
     """Put the client scenarios to our program; what the suite says."""
     suite = node_modules(HERE) / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
-    command = " ".join([sys.executable, "-m", "tests.conformance.client_program", *options])
-    process = await asyncio.create_subprocess_exec(
-        *(program("node"), "--require", HERE / "loopback.cjs", suite, "client", "--command", command),
-        *("--suite", "all", "--spec-version", VERSION, "--timeout", str(CLIENT_SECONDS * 1000)),
-        *("--output-dir", results),
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    async with stand_ins(results) as python:
+        command = " ".join([*python, "tests.conformance.client_program", *options])
+        process = await asyncio.create_subprocess_exec(
+            *(program("node"), "--require", HERE / "loopback.cjs", suite, "client", "--command", command),
+            *("--suite", "all", "--spec-version", VERSION, "--timeout", str(CLIENT_SECONDS * 1000)),
+            *("--output-dir", results / "checks"),
+            env={**os.environ, "PYTHONPATH": python_path()},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     return output.decode()
 
 

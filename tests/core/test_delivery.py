@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from perdure._core.delivery import (
     EVENTS,
     FAILED,
-    GET,
-    POST,
     REPEATABLE,
+    RESPONDED,
     Attempt,
     Body,
     Failure,
@@ -27,7 +26,6 @@ from perdure._core.delivery import (
     body_of,
     column_of,
     is_answer,
-    is_read,
     of_failure,
     of_response,
     seen,
@@ -96,12 +94,12 @@ def test_body(vector: dict[str, Any]) -> None:
 
 def test_the_vectors_have_every_cell_of_the_table() -> None:
     """So that a cell that is changed in one language alone is noticed."""
-    cells = {(table is GET, row, column) for table in (POST, GET) for row in table for column in table[row]}
-    assert cells == {(is_read(attempt), seen(attempt, **response), column_of(attempt)) for attempt, response in told()}
+    cells = {(row, column) for row in RESPONDED for column in RESPONDED[row]}
+    assert cells == {(seen(attempt, **response), column_of(attempt)) for attempt, response in told()}
     assert {(failure, column) for failure in FAILED for column in FAILED[failure]} == {
         (Failure[vector["failure"].upper()], column_of(attempt_of(vector))) for vector in VECTORS["failures"]
     }
-    assert POST.keys() | GET.keys() == set(Seen)
+    assert RESPONDED.keys() == set(Seen)
     assert FAILED.keys() == set(Failure)
 
 

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure._core.ids import (
+    Fence,
     Generation,
     Kind,
     Position,
     StreamId,
+    new_fence,
     new_node_id,
     new_session_id,
     new_stream_id,
@@ -96,6 +98,7 @@ def test_what_cannot_be_a_session_id_is_none(text: str) -> None:
 
 
 ENDED = (Generation(generation=1, end=10), Generation(generation=2, end=14))
+LATER = (Generation(generation=2, end=10), Generation(generation=5, end=14))
 
 
 @pytest.mark.parametrize(
@@ -113,3 +116,39 @@ ENDED = (Generation(generation=1, end=10), Generation(generation=2, end=14))
 def test_a_lost_tail_never_lets_an_old_position_name_a_new_event(generation: int, seq: int, goes_on_after: int) -> None:
     position = Position(kind=Kind.CALL, stream=StreamId("s" * 22), generation=generation, seq=seq)
     assert place(position, generation=3, last=20, ended=ENDED) == goes_on_after
+
+
+@pytest.mark.parametrize(
+    ("generation", "seq", "goes_on_after"),
+    [
+        (3, 9, 9),  # a claim that was lost: it went on behind the second generation
+        (4, 12, 10),  # what it wrote is gone, and new events have the numbers
+        (5, 12, 12),
+        (1, 7, 0),  # older than all that are known
+        (7, 5, 0),  # lost, and nobody has claimed it since
+    ],
+)
+def test_a_position_of_a_lost_claim_goes_on_where_that_began(generation: int, seq: int, goes_on_after: int) -> None:
+    position = Position(kind=Kind.CALL, stream=StreamId("s" * 22), generation=generation, seq=seq)
+    assert place(position, generation=6, last=20, ended=LATER) == goes_on_after
+
+
+@given(st.integers(1, 999_999), st.binary(min_size=5, max_size=5))
+def test_a_fence_fits_a_signed_integer_of_64_bits_in_every_generation_of_a_position(
+    generation: int, raw: bytes
+) -> None:
+    fence = new_fence(generation, lambda _: raw)
+    assert 1 << 40 <= fence < 1 << 60, "above whatever a counter gave, and within 64 bits"
+
+
+def test_two_claims_of_the_same_generation_have_different_fences() -> None:
+    """A store that lost a claim makes it again: the writer that was there before is refused all the same."""
+    fences = {new_fence(2, secrets.token_bytes) for _ in range(1_000)}
+    assert len(fences) == 1_000
+    assert {fence >> 40 for fence in fences} == {2}
+
+
+@pytest.mark.parametrize("above", [0, 13, 2 << 40, (7 << 40) + (1 << 40) - 1])
+def test_a_fence_exceeds_the_one_that_it_takes_over_from(above: int) -> None:
+    """An earlier release that shares the file orders fences by their size."""
+    assert new_fence(2, lambda count: bytes(count), above=Fence(above)) > above

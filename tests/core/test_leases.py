@@ -1,4 +1,5 @@
-"""Leases (design, "Ledger, leases, settling"): nobody alive is called dead, and whoever is called dead knew it first.
+"""Leases (design, "Ledger, leases, settling"): no node that beats is called dead, and none is buried that holds its
+claim.
 
 The store is a counter for each node here, the network three moments of a request (sent, reached the store, answered),
 and each node has a clock that began somewhere else.
@@ -13,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure._core.ids import NodeId
-from perdure._core.leases import BEATS_IN_LEASE, OWN_SHARE, Leases
+from perdure._core.leases import BEATS_IN_LEASE, FREE_SECONDS, OWN_SHARE, Leases
+from perdure._core.states import ClaimState
+
+HOLDING, FROZEN, BURIED = ClaimState.HOLDING, ClaimState.FROZEN, ClaimState.BURIED
 
 ME, OTHER = NodeId("me"), NodeId("other")
 LEASE = 20.0
@@ -37,33 +41,42 @@ def beat_until(mine: Leases, end: float, *, start: float = 0.0) -> None:
 
 def test_a_claim_holds_for_its_share_of_a_lease_after_the_beat_was_sent() -> None:
     mine = Leases(ME, lease=LEASE, now=100.0)
-    assert mine.holds(now=100.0 + OWN - 0.1)
-    assert not mine.holds(now=100.0 + OWN)
+    assert mine.claim(now=100.0 + OWN - 0.1) is HOLDING
     mine.beaten(sent=105.0, now=110.0)
-    assert mine.holds(now=105.0 + OWN - 0.1)
-    assert not mine.holds(now=105.0 + OWN)
+    assert mine.claim(now=105.0 + OWN - 0.1) is HOLDING
+    assert mine.claim(now=105.0 + OWN) is FROZEN
 
 
-def test_a_claim_that_lapsed_never_comes_back() -> None:
+def test_a_claim_that_lapsed_is_renewed_by_the_next_beat_that_goes_through() -> None:
     mine = Leases(ME, lease=LEASE, now=0.0)
-    mine.beaten(sent=OWN - 1, now=OWN)
-    assert not mine.holds(now=OWN)
-    beat_until(mine, 3 * LEASE, start=OWN)
-    assert not mine.holds(now=3 * LEASE)
+    assert mine.claim(now=10 * LEASE) is FROZEN
+    mine.beaten(sent=10 * LEASE, now=10 * LEASE + 1)
+    assert mine.claim(now=10 * LEASE + 1) is HOLDING
+    assert mine.claim(now=10 * LEASE + OWN) is FROZEN
 
 
-def test_a_claim_that_was_given_up_never_comes_back() -> None:
+@pytest.mark.parametrize(("late", "claim"), [(OWN - 0.1, HOLDING), (OWN, FROZEN)])
+def test_an_answer_that_comes_too_late_renews_nothing(late: float, claim: ClaimState) -> None:
+    """The store knew the node when the beat came there, which may be long ago."""
     mine = Leases(ME, lease=LEASE, now=0.0)
-    mine.lapse()
+    assert mine.claim(now=2 * LEASE) is FROZEN
+    mine.beaten(sent=2 * LEASE, now=2 * LEASE + late)
+    assert mine.claim(now=2 * LEASE + late) is claim
+
+
+def test_a_claim_that_was_buried_never_comes_back() -> None:
+    mine = Leases(ME, lease=LEASE, now=0.0)
+    mine.bury()
     mine.beaten(sent=0.0, now=0.0)
-    assert not mine.holds(now=0.0)
+    mine.alone(now=0.0)
+    assert mine.claim(now=0.0) is mine.claim(now=LEASE) is BURIED
 
 
 def test_answers_that_come_in_another_order_do_not_shorten_a_claim() -> None:
     mine = Leases(ME, lease=LEASE, now=0.0)
     mine.beaten(sent=6.0, now=7.0)
     mine.beaten(sent=3.0, now=8.0)
-    assert mine.holds(now=6.0 + OWN - 0.1)
+    assert mine.claim(now=6.0 + OWN - 0.1) is HOLDING
 
 
 # --- Somebody else's
@@ -98,7 +111,7 @@ def test_nobody_calls_itself_dead() -> None:
     assert mine.observe({ME: 1}, asked=LEASE, now=LEASE) == []
 
 
-def test_a_node_that_was_buried_is_forgotten_and_a_namesake_starts_anew() -> None:
+def test_a_node_that_was_buried_is_forgotten_and_a_namesake_starts_from_the_beginning() -> None:
     mine = watching()
     beat_until(mine, LEASE)
     assert mine.observe({ME: 5}, asked=1.0, now=1.0) == []
@@ -106,7 +119,7 @@ def test_a_node_that_was_buried_is_forgotten_and_a_namesake_starts_anew() -> Non
     assert mine.ages(now=LEASE) == {ME: 0.0, OTHER: 0.0}
 
 
-def test_an_observer_that_was_silent_itself_starts_its_observations_anew() -> None:
+def test_an_observer_that_was_silent_itself_starts_its_observations_again() -> None:
     """Paused or cut off for more than half a lease, less than its own claim lasts."""
     mine = watching()
     beat_until(mine, 8)
@@ -129,6 +142,63 @@ def test_an_observer_whose_own_claim_lapsed_calls_nobody_dead() -> None:
     assert mine.observe({OTHER: 1}, asked=2 * LEASE, now=2 * LEASE) == []
 
 
+# --- By locks
+
+
+def beating(mine: Leases, at: float) -> float:
+    mine.beaten(sent=at, now=at)
+    return at
+
+
+@pytest.mark.parametrize(("later", "dead"), [(FREE_SECONDS - 0.01, []), (FREE_SECONDS + 0.01, [OTHER])])
+def test_a_node_is_dead_when_its_lock_stays_free(later: float, dead: list[NodeId]) -> None:
+    """Long before its lease has run out."""
+    mine = watching()
+    assert mine.observe({ME: 1, OTHER: 1}, asked=0.9, now=1.0, free={OTHER}) == []
+    now = beating(mine, 1.0 + later)
+    assert mine.observe({ME: 1, OTHER: 1}, asked=now, now=now, free={OTHER}) == dead
+
+
+def test_a_lock_that_was_taken_again_or_a_beat_in_between_is_a_sign_of_life() -> None:
+    for beat, free in ((1, set[NodeId]()), (2, {OTHER})):
+        mine = watching()
+        mine.observe({OTHER: 1}, asked=1.0, now=1.0, free={OTHER})
+        mine.observe({OTHER: beat}, asked=2.0, now=2.0, free=free)
+        now = beating(mine, 2.0 + FREE_SECONDS - 0.1)
+        assert mine.observe({OTHER: beat}, asked=now, now=now, free={OTHER}) == []
+        now = beating(mine, now + FREE_SECONDS + 0.01)
+        assert mine.observe({OTHER: beat}, asked=now, now=now, free={OTHER}) == [OTHER]
+
+
+def test_locks_say_nothing_before_the_observer_has_its_own() -> None:
+    """The server was restarted: all locks are free, and each node takes its own again."""
+    mine = watching()
+    for now in (1.0, 2.0, 3.0, 4.0):
+        assert mine.observe({OTHER: 1}, asked=now, now=beating(mine, now), free={ME, OTHER}) == []
+    assert mine.observe({OTHER: 1}, asked=5.0, now=beating(mine, 5.0), free={OTHER}) == []
+    now = beating(mine, 5.01 + FREE_SECONDS)
+    assert mine.observe({OTHER: 1}, asked=now, now=now, free={OTHER}) == [OTHER]
+
+
+def test_a_node_that_holds_its_lock_and_is_silent_is_dead_by_its_lease() -> None:
+    mine = watching()
+    beat_until(mine, LEASE)
+    assert mine.observe({OTHER: 1}, asked=LEASE, now=LEASE, free=()) == [OTHER]
+
+
+@given(st.floats(0, 5), st.floats(0, 0.1))
+def test_a_crash_is_found_within_two_and_a_half_seconds(died: float, latency: float) -> None:
+    """With a look each half second, as a node makes them."""
+    mine, now = watching(), 0.0
+    while True:
+        asked, now = now, now + latency
+        mine.beaten(sent=asked, now=now)
+        if mine.observe({OTHER: 1}, asked=asked, now=now, free={OTHER} if asked >= died else ()):
+            break
+        now = asked + 0.5
+    assert now - died <= 2.5 + latency
+
+
 def test_ages_tell_how_long_ago_each_was_known_to_be_alive() -> None:
     mine = watching()
     mine.beaten(sent=3.0, now=4.0)
@@ -144,16 +214,20 @@ class Node:
     id: NodeId
     offset: float
     leases: Leases
+    dead: dict[NodeId, int] = field(default_factory=dict)
+    """The nodes that it found dead, with the beat that it saw."""
     beating: float | None = None
     """When the beat that is on its way was sent."""
     arrived: bool = False
+    buried_at: float | None = None
     looking: tuple[float, dict[NodeId, int] | None] | None = None
     """When it asked, and what the store showed."""
 
 
 @dataclass
 class World:
-    """Three nodes and a store. Whatever is asked for may be held up, or lost, on both ways."""
+    """Three nodes and a store. Whatever is asked for may be held up, or lost, on both ways. A node that was found dead
+    is buried at some later moment, unless it has beaten since."""
 
     time: float = 0.0
     beats: dict[NodeId, int] = field(default_factory=dict)
@@ -167,13 +241,17 @@ class World:
         getattr(self, what)(node, self.time + node.offset)
 
     def beat(self, node: Node, now: float) -> None:
-        if node.beating is None and node.leases.holds(now=now):
+        if node.beating is None:
             node.beating, node.arrived = now, False
 
     def arrive(self, node: Node, now: float) -> None:
         if node.beating is not None and not node.arrived:
             node.arrived = True
-            self.beats[node.id] += 1
+            if node.id in self.beats:
+                self.beats[node.id] += 1
+            else:
+                node.beating = None
+                node.leases.bury()
 
     def answer(self, node: Node, now: float) -> None:
         if node.beating is not None and node.arrived:
@@ -196,24 +274,34 @@ class World:
         if beats is None:
             return
         node.looking = None
-        for dead in node.leases.observe(beats, asked=asked, now=now):
-            self.check_that_it_knew(self.nodes[dead])
+        node.dead = {dead: beats[dead] for dead in node.leases.observe(beats, asked=asked, now=now)}
 
-    def check_that_it_knew(self, dead: Node) -> None:
-        a_quarter_ago = self.time + dead.offset - LEASE / 4
-        assert not dead.leases.holds(now=a_quarter_ago), f"{dead.id} is called dead at {self.time} and does not know"
+    def bury(self, node: Node, now: float) -> None:
+        for dead, beat in node.dead.items():
+            if self.beats.get(dead) == beat:
+                del self.beats[dead]
+        node.dead = {}
+
+    def check(self) -> None:
+        for node in self.nodes.values():
+            now = self.time + node.offset
+            if node.id not in self.beats and node.buried_at is None:
+                node.buried_at = now
+            if node.buried_at is not None:
+                held = node.leases.claim(now=now) is HOLDING
+                assert not held, f"{node.id} was buried at {node.buried_at} and holds its claim at {now}"
 
 
 OFFSETS = {NodeId("a"): 0.0, NodeId("b"): 1_000_000.0, NodeId("c"): -77.25}
 
-REGULAR = ("beat", "arrive", "answer", "ask", "show", "see")
+REGULAR = ("beat", "arrive", "answer", "ask", "show", "see", "bury")
 DEAF = ("beat", "arrive", "lose")
 """What it sends gets through; no answer comes back."""
 
 
 def slow(length: int, middle: int) -> list[tuple[str, ...]]:
     """Everything under way for long: sent first, in the store at some moment, answered last."""
-    moments: list[tuple[str, ...]] = [("lose", "beat", "ask"), *[()] * (length + 1), ("answer", "see")]
+    moments: list[tuple[str, ...]] = [("lose", "beat", "ask"), *[()] * (length + 1), ("answer", "see"), ("bury",)]
     moments[1 + middle % length] = ("arrive", "show")
     return moments
 
@@ -231,7 +319,7 @@ lives = st.lists(segments, min_size=1, max_size=12).map(lambda parts: [moment fo
 
 @settings(max_examples=500, deadline=None)
 @given(st.tuples(lives, lives, lives))
-def test_whoever_is_called_dead_has_lapsed_by_its_own_clock_first(
+def test_no_node_is_buried_that_holds_its_claim_and_none_holds_it_afterwards(
     histories: tuple[list[tuple[str, ...]], ...],
 ) -> None:
     """Pauses, cut-offs, slow networks, lost answers; a life that is over is a death."""
@@ -242,7 +330,9 @@ def test_whoever_is_called_dead_has_lapsed_by_its_own_clock_first(
         for node, history in zip(world.nodes.values(), histories, strict=True):
             for what in history[moment] if moment < len(history) else ():
                 world.do(node, what)
+                world.check()
         world.time += 1.0
+        world.check()
 
 
 @settings(max_examples=200, deadline=None)
@@ -258,7 +348,7 @@ def test_a_node_that_beats_regularly_is_never_called_dead(
     arrivals, claim = [0.0], Leases(OTHER, lease=LEASE, now=0.0)
     for pause, latency in beats:
         sent = max(arrived, sent + pause * LEASE)
-        assert claim.holds(now=sent)
+        assert claim.claim(now=sent) is HOLDING
         arrived = sent + latency * LEASE
         claim.beaten(sent=sent, now=arrived)
         arrivals.append(arrived)

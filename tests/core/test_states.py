@@ -8,6 +8,7 @@ import pytest
 
 from perdure._core.states import (
     CALL,
+    CLAIM,
     CONTENT,
     LOG,
     READER,
@@ -15,6 +16,8 @@ from perdure._core.states import (
     WRITING,
     CallState,
     CallStep,
+    ClaimState,
+    ClaimStep,
     ContentState,
     ContentStep,
     IllegalStep,
@@ -36,6 +39,7 @@ TABLES: list[tuple[Mapping[Any, Mapping[Any, Any]], type[enum.Enum], type[enum.E
     (SESSION, SessionState, SessionStep, SessionState.OPENING),
     (CALL, CallState, CallStep, CallState.RUNNING),
     (LOG, LogState, LogStep, LogState.HEALTHY),
+    (CLAIM, ClaimState, ClaimStep, ClaimState.HOLDING),
 ]
 
 
@@ -85,3 +89,8 @@ def test_a_call_that_another_node_claims_is_lost_and_a_home_that_moves_is_follow
 def test_a_reader_that_has_finished_never_writes_again() -> None:
     assert READER[ReaderState.FINISHED] == {}
     assert READER[ReaderState.CLOSING] == {ReaderStep.FINISH: ReaderState.FINISHED}
+
+
+def test_a_claim_that_lapsed_may_be_renewed_and_one_that_was_buried_never_is() -> None:
+    assert advance(CLAIM, ClaimState.FROZEN, ClaimStep.RENEW) is ClaimState.HOLDING
+    assert set(CLAIM[ClaimState.BURIED].values()) == {ClaimState.BURIED}

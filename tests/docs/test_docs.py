@@ -18,11 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
 
 from tests.support.serving import ROOT
-from tests.support.starting_sync import start
+from tests.support.starting import can_fork
+from tests.support.starting_sync import Program, start
 
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")] + sorted(
     (ROOT / "docs").glob("*.md")
@@ -136,7 +138,7 @@ def test_the_example_works(page: Path, block: Block, tmp_path: Path) -> None:
             (tmp_path / name).write_text(other.text)
     if block.language == "console":
         for command, expected in commands(block.text):
-            try_command(command, expected, tmp_path)
+            try_command(command, expected, tmp_path, forks=page.name != "README.md")
     elif name := block.word("file"):
         run_python(f"import {name.removesuffix('.py')}", tmp_path)
     else:
@@ -151,7 +153,8 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
         yield command, output
 
 
-def try_command(command: str, expected: str, folder: Path) -> None:
+def try_command(command: str, expected: str, folder: Path, *, forks: bool) -> None:
+    """A server is started as it is written; with `forks`, as one that has everything imported."""
     argv = shlex.split(command)
     assignments = list(itertools.takewhile(_ASSIGNMENT.match, argv))
     variables = dict(word.split("=", 1) for word in assignments)
@@ -160,7 +163,8 @@ def try_command(command: str, expected: str, folder: Path) -> None:
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(rest) <= set(targets)
     elif program == "uvicorn" or [program, *rest[:1]] == ["perdure", "serve"]:
-        said = start_and_stop([program, *rest, "--port", "0"], variables, folder)
+        argv = [program, *rest, "--port", "0"]
+        said = start_and_stop(argv, variables, folder, forks=forks and program == "perdure" and can_fork())
         assert not expected or without_port(said) == without_port(expected)
     else:
         printed = run(["sh", "-c", command], folder)
@@ -171,11 +175,15 @@ def without_port(text: str) -> str:
     return re.sub(r"(?<=127\.0\.0\.1):\d+", "", text)
 
 
-def start_and_stop(argv: list[str], variables: dict[str, str], folder: Path) -> str:
+def start_and_stop(argv: list[str], variables: dict[str, str], folder: Path, *, forks: bool) -> str:
     """Start a server, stop it when it is ready; what it said until then, or until it ended by itself."""
-    process = subprocess.Popen(
-        argv, cwd=folder, env=environment() | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    env = environment() | variables
+    process: Program
+    if forks:
+        module = "tests.support.forking_pool" if "--workers" in argv else "perdure"
+        process = start(module, *argv[1:], cwd=folder, env=env, errors=STDOUT)
+    else:
+        process = subprocess.Popen(argv, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, text=True)
     assert process.stdout is not None
     said = ""
     try:

@@ -221,7 +221,7 @@ async def test_beyond_the_bound_calls_wait_and_new_requests_are_refused(tmp_path
 
 
 @pytest.mark.parametrize("fault", [Fault.RAISES, Fault.HANGS, Fault.LATE])
-async def test_whoever_prefers_it_gets_503_and_running_calls_wait(
+async def test_with_refuse_new_calls_get_503_and_running_calls_wait(
     fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = str(tmp_path)

@@ -87,6 +87,27 @@ async def test_new_sessions_and_calls_are_refused_while_it_drains(folder: Path) 
             assert await served.wait() == 0
 
 
+async def test_idle_connections_are_closed_and_answers_close_theirs_while_it_drains(folder: Path) -> None:
+    """So a client goes to another process with its next request."""
+    async with started() as (served, peer):
+        session = await peer.session()
+        async with (
+            await running(session, "until_there", name="bread") as call,
+            await peer.begin("GET", path="/healthz") as idle,
+        ):
+            assert (await idle.answer()).status == 200
+            await drain(served, peer)
+            await idle.again(peer.request("GET", path="/healthz"))
+            while await idle.read():
+                pass
+            assert idle.ended
+            answer = await session.call("until_there", name="cake")
+            assert (answer.status, answer.header("retry-after"), answer.header("connection")) == (503, "1", "close")
+            (folder / "bread").touch()
+            assert result_of(await call.answer()) == "bread is there"
+            assert await served.wait() == 0
+
+
 async def test_an_idle_reader_is_told_when_to_come_back_and_ended(folder: Path) -> None:
     async with started("--retry", "1500ms") as (served, peer):
         session = await peer.session()

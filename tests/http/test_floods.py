@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from perdure.log.stream_parts import RUN_AHEAD
+from perdure.log.stream import RUN_AHEAD
 from perdure.serve.connection import Connection
 from perdure.store import MemoryStore
 from tests.support.faulty_store import Fault, FaultyStore

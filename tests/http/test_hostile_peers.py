@@ -290,7 +290,7 @@ async def test_positions_are_looked_up_and_not_split(shop: Workshop) -> None:
                 assert progress_of(await (await peer.get(wire.seen[0].id)).rest()) == [1]
 
 
-async def test_a_position_is_honoured_by_whoever_has_the_store(shop: Workshop) -> None:
+async def test_a_position_is_honoured_by_any_process_that_has_the_store(shop: Workshop) -> None:
     """“Scopes events by a random id per process” (FastMCP). Ours name the stream, and the stream is in the store."""
     store: Store = MemoryStore()
     async with serve(shop.server, store=store) as site:

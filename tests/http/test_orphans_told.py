@@ -74,7 +74,7 @@ def told(message: Message) -> Message:
     return {name: value for name, value in message["params"].items() if name != "position"}
 
 
-async def test_a_client_that_begins_anew_learns_what_its_call_said_and_that_it_has_ended(
+async def test_a_client_that_begins_again_learns_what_its_call_said_and_that_it_has_ended(
     site: Site, shop: Workshop, peer: Peer
 ) -> None:
     """R5, promise 4: 1 and 2 were seen, 3 to 5 said while no client was there, 6 to 8 come, and the end is told."""
@@ -192,7 +192,7 @@ async def test_a_client_that_resumes_everything_in_time_gets_it_where_it_belongs
     assert (progress_of(rest), text_of(rest[-1])) == ([2, 3], "counted to 3")
 
 
-async def test_a_running_call_is_told_once_for_each_time_that_its_client_began_anew(
+async def test_a_client_learns_of_a_running_call_once_for_each_time_that_it_began_again(
     site: Site, shop: Workshop, peer: Peer
 ) -> None:
     """Not whenever a connection is renewed: who resumes the standalone stream was told."""
@@ -325,7 +325,7 @@ async def _delivered(site: Site, peer: Peer) -> int:
 # Cancelling
 
 
-async def test_a_client_that_begins_anew_cancels_its_orphan_by_name(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_client_that_begins_again_cancels_its_orphan_by_name(site: Site, shop: Workshop, peer: Peer) -> None:
     """A32: its own ids begin at 0 again, so the id alone would name another call."""
     old = await peer.call("wait", id=7, gate="old")
     await old.event()

@@ -1,4 +1,4 @@
-"""`initialize` on a session that exists: the client began anew, and everything else goes on (R10, R9)."""
+"""`initialize` on a session that exists: the client began again, and everything else goes on (R10, R9)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def shake(peer: Peer, body: Message | None = None, /, **headers: str) -> h
     return await peer.send(peer.handshake() if body is None else body, **given)
 
 
-async def test_a_client_that_begins_anew_keeps_its_session(site: Site, shop: Workshop, peer: Peer) -> None:
+async def test_a_client_that_begins_again_keeps_its_session(site: Site, shop: Workshop, peer: Peer) -> None:
     """R10: the id, the recorded result, the runtime and the running calls; only the incarnation is another."""
     running = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
     await running.message()
@@ -82,7 +82,7 @@ async def test_subscriptions_and_the_log_level_are_kept_and_not_repeated(shop: W
     assert (shop.subscribing, shop.levels) == (["+x://1"], ["error"])
 
 
-async def test_ids_and_tokens_begin_anew_and_neither_call_disturbs_the_other(shop: Workshop, peer: Peer) -> None:
+async def test_ids_and_tokens_begin_again_and_neither_call_disturbs_the_other(shop: Workshop, peer: Peer) -> None:
     """R10: two calls with id 7 and token 1, of two incarnations."""
     old = await peer.call("count", id=7, n=3, gate="old", pauses=[1, 2], token=1)
     await old.message()
@@ -170,7 +170,7 @@ async def test_a_deleted_session_is_replaced_by_a_new_one(peer: Peer) -> None:
     assert response.headers["mcp-session-id"] != peer.session
 
 
-async def test_the_readers_of_before_are_ended_at_once(shop: Workshop, peer: Peer) -> None:
+async def test_earlier_readers_are_ended_at_once(shop: Workshop, peer: Peer) -> None:
     """R10: the page that held them is gone, whatever its sockets say."""
     standalone = await peer.get()
     call = await peer.call("count", n=2, gate="g", pauses=[1], token=1)
@@ -203,7 +203,7 @@ async def test_an_open_ask_is_asked_again_under_another_id(site: Site, shop: Wor
     assert text_of((await resumed.rest())[-1]) == "me"
 
 
-async def test_whoever_resumes_is_not_asked_what_nobody_waits_for(peer: Peer) -> None:
+async def test_a_client_that_resumes_is_not_asked_what_no_call_waits_for(peer: Peer) -> None:
     """Asks: skipped without a word of a gap, in the middle of what is replayed."""
     call = await peer.call("ask", question="who?")
     start = await call.event()

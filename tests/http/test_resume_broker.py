@@ -133,7 +133,7 @@ async def test_a_token_that_is_used_after_its_time_revokes_the_chain(
     assert both.app.counters.resume_chains_revoked == 1
 
 
-async def test_a_revoked_chain_is_told_to_whoever_attaches_later(both: Site) -> None:
+async def test_a_client_that_attaches_later_learns_of_a_revoked_chain(both: Site) -> None:
     """It stands in the log of the standalone stream, as any other message."""
     peer, holder, first = await joined(both)
     standalone = await peer.get()
@@ -236,7 +236,7 @@ async def test_a_renewed_credential_of_the_same_principal_is_as_good(shop: Works
 # The session's life
 
 
-async def test_a_dormant_session_is_resumed_and_its_time_begins_anew(shop: Workshop, store: Store) -> None:
+async def test_a_dormant_session_is_resumed_and_its_time_begins_again(shop: Workshop, store: Store) -> None:
     async with serve(shop.server, store=store, session_grace=0.1) as site:
         peer, holder, token = await joined(site)
         await until(lambda: site.app.session_info(peer.session) is None)

@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
-from perdure._core.states import LogState
-from perdure.errors import StoreError, StoreUnavailable
+from perdure._core.states import ClaimState, LogState
+from perdure.errors import StaleFence, StoreError, StoreUnavailable
 from perdure.log.journal import GROUP_BYTES, GROUP_STEPS, Journal, Steps
 from perdure.settings import Settings
 from perdure.store import MemoryStore, SqliteStore
@@ -328,4 +328,97 @@ async def test_others_are_told_before_anything_is_shown_that_is_not_written(sett
     store.works()
     await until(lambda: journal.state is LogState.HEALTHY)
     assert seen == told
+    await journal.aclose()
+
+
+class Claim:
+    """A node's own claim, as a test sets it."""
+
+    state = ClaimState.HOLDING
+
+    def __call__(self) -> ClaimState:
+        return self.state
+
+
+def recoveries(caplog: pytest.LogCaptureFixture) -> list[str]:
+    told = ("store.recovered", "journal.lost")
+    return [record.getMessage() for record in caplog.records if getattr(record, "action", "") in told]
+
+
+async def test_a_frozen_node_writes_and_shows_nothing_and_keeps_everything(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the store would take it: another node may be the writer by now. Callers that wait are refused."""
+    store, seen, claim = Recorded(), list[str](), Claim()
+    fence = await store.prepare()
+    journal = Journal(store, Settings(), Counters(), claim=claim)
+    assert not journal.refuses
+    claim.state = ClaimState.FROZEN
+    assert journal.refuses
+    for seq in (1, 2):
+        journal.put(Witness(message("a", fence=fence, seq=seq), seen))
+    with pytest.raises(StoreUnavailable):
+        await journal.write(opening("b", fence=fence))
+    assert (journal.state, seen, store.groups) == (LogState.DEGRADED, [], [])
+    claim.state = ClaimState.HOLDING
+    await until(lambda: journal.state is LogState.HEALTHY)
+    assert await store.numbers() == [1, 2]
+    assert sorted(seen) == ["shown", "shown", "written", "written"]
+    assert recoveries(caplog) == ["the store is back; everything held is written"]
+    assert not journal.refuses
+    await journal.aclose()
+
+
+async def test_what_was_held_when_a_node_froze_is_written_when_it_goes_on() -> None:
+    store, seen, claim = Recorded(), list[str](), Claim()
+    fence = await store.prepare()
+    journal = Journal(store, Settings(), Counters(), claim=claim)
+    store.writes = Fault.RAISES
+    journal.put(Witness(message("a", fence=fence, seq=1), seen))
+    await until(lambda: seen == ["shown"])
+    claim.state = ClaimState.FROZEN
+    journal.put(Witness(message("a", fence=fence, seq=2), seen))
+    store.works()
+    asked = store.asked
+    for _ in range(20):
+        await asyncio.sleep(0.01)  # attempts come and go meanwhile
+    assert (seen, store.asked - asked) == (["shown"], 0)
+    claim.state = ClaimState.HOLDING
+    await until(lambda: journal.state is LogState.HEALTHY)
+    assert await store.numbers() == [1, 2]
+    await journal.aclose()
+
+
+async def test_a_node_that_is_buried_has_everything_refused_and_says_what_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, claim, told = Recorded(), Claim(), list[bool]()
+    fence = await store.prepare()
+    journal = Journal(store, Settings(), Counters(), claim=claim, on_holding=told.append)
+    store.writes = Fault.RAISES
+    await journal.write(message("a", fence=fence, seq=1))
+    claim.state = ClaimState.FROZEN
+    journal.put(Steps([message("a", fence=fence, seq=2)]))
+    await asyncio.sleep(0)
+    store.works()
+    claim.state = ClaimState.BURIED
+    await until(lambda: not journal.backlog.parts)
+    with pytest.raises(StaleFence, match="buried"):
+        await journal.write(message("a", fence=fence, seq=3))
+    await journal.aclose()
+    assert (await store.numbers(), told) == ([], [True, False])
+    assert recoveries(caplog) == ["this node was buried while the store did not answer it: 2 steps are lost"]
+
+
+async def test_what_the_store_refuses_in_the_end_is_not_told_as_written(caplog: pytest.LogCaptureFixture) -> None:
+    """Another node has become the writer of one stream meanwhile."""
+    store = Recorded()
+    fence = await store.prepare()
+    await store.commit([opening("b", fence=fence)])
+    journal = Journal(store, Settings(), Counters())
+    store.writes = Fault.RAISES
+    await journal.write(message("a", fence=fence, seq=1))
+    await journal.write(message("b", fence=fence, seq=1))
+    store.writes = Fault.NONE
+    assert await store.claim(StreamId("b"), node=NodeId("other"), held=fence) is not None
+    await until(lambda: journal.state is LogState.HEALTHY)
+    assert recoveries(caplog) == ["the store is back; what was held is written, but for 1 steps that it refused"]
     await journal.aclose()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure._core.ids import SessionId, StreamId
-from perdure.log.stream_parts import RUN_AHEAD_BYTES
+from perdure.log.stream import RUN_AHEAD_BYTES
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import READ_BYTES, Event, SessionRecord, StreamRecord
 from tests.support.faulty_store import Fault, FaultyStore

@@ -80,7 +80,7 @@ async def test_a_reader_rests_without_a_task_and_pumps_when_something_comes(site
     assert name(stream, 1) in wire.written
     reader.leave()
     assert state_of(reader) is ReaderState.FINISHED
-    assert stream.reader is None
+    assert stream.readers.reader is None
 
 
 async def test_what_comes_before_the_response_has_begun_is_written_when_it_begins(site: Site) -> None:
@@ -102,7 +102,7 @@ async def test_one_that_is_ended_before_it_begins_closes_its_connection_and_writ
     await first.begin(wire)
     assert (first.state, wire.written, wire.ended, wire.finished) == (ReaderState.FINISHED, b"", True, True)
     first.leave()
-    assert stream.reader is second
+    assert stream.readers.reader is second
     second.leave()
 
 

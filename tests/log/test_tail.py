@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.log.stream_parts import TAIL_BYTES, Tail
+from perdure.log.stream import TAIL_BYTES, Tail
 from perdure.store.base import Event
 
 

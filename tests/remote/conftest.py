@@ -113,7 +113,7 @@ class Client:
         return dict(found.get("error") or found["result"])
 
     async def begin(self) -> None:
-        answer, session = await self.link.handshakes.begin(INITIALIZE, self.link.new_id())
+        answer, session = await self.link.begin(INITIALIZE, self.link.new_id())
         made = Handshake(session=session, request={}, result=answer.result, initialized=True)
         self.link.use(made)
 

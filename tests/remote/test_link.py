@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from perdure._core.delivery import Purpose
 from perdure.remote.call import Sender
-from perdure.remote.endpoint import Refusal, Refused, Unavailable
+from perdure.remote.endpoint import Refused, Unavailable
 from perdure.remote.link import Notice
 from perdure.remote.message import notification
 from tests.client.odd import Odd, event, events, flow, json_of, result, silent
@@ -77,7 +77,7 @@ async def test_a_session_that_the_program_cannot_use_is_not_used_and_the_next_on
     odd = Odd()
     async with linked(odd) as client:
         first = client.link.handshake
-        client.program.refusal = Refused(Refusal(reason="not_mcp", sentence="of another age"))
+        client.program.refusal = Refused("not_mcp", "of another age")
         assert await client.link.renew(first) is client.program.refusal
         assert client.link.handshake is first
         assert client.program.heard(Notice.NOT_RENEWED) == ["of another age"]
@@ -135,7 +135,7 @@ async def test_a_handshake_that_is_refused_says_why(response: Response, reason: 
         odd.initialize = lambda key: response
         trouble = await client.link.renew(client.link.handshake)
         assert isinstance(trouble, Refused)
-        assert trouble.refusal.reason == reason
+        assert trouble.reason == reason
 
 
 def notice(number: int) -> bytes:

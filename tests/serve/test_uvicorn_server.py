@@ -150,6 +150,17 @@ def test_an_app_that_does_not_start_gives_its_reason_and_nothing_else(mode: str,
     assert re.fullmatch(f"refused: {reason}\n", errors)
 
 
+def test_a_process_that_other_nodes_have_buried_says_so_and_ends() -> None:
+    """Whatever started it starts another one, which joins as a new node."""
+    with started("buried") as process:
+        with socket.create_connection(("127.0.0.1", ready_port(process)), timeout=SECONDS) as stream:
+            stream.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert rest(stream).endswith(b"ended\r\n0\r\n\r\n")
+        said, errors = process.communicate(timeout=SECONDS)
+    reason = "Other nodes took this process for dead, and have settled its calls; another one can take its place."
+    assert (said, errors, process.returncode) == (f"{reason}\n", "", 1)
+
+
 def test_an_app_that_does_not_stop_well_gives_status_1() -> None:
     with started("stop-raises") as process:
         ready_port(process)

@@ -26,6 +26,7 @@ import pytest
 from perdure.errors import Misuse
 from perdure.serve.connection import listen
 from perdure.serve.worker_pool import MAX_PAUSE_SECONDS, TRIES, VARIABLE, pause_after
+from tests.support.forking_pool import is_spring
 from tests.support.raw import VERSION, Exchange, Peer, SessionPeer, message
 from tests.support.serving import ROOT, START_SECONDS, Served, serving
 from tests.support.site import until
@@ -47,9 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @asynccontextmanager
-async def started(folder: Path, *options: str, workers: int = 2) -> AsyncIterator[tuple[Served, Peer]]:
+async def started(
+    folder: Path, *options: str, workers: int = 2, forks: bool = True
+) -> AsyncIterator[tuple[Served, Peer]]:
+    """A pool whose workers are forks, or each an interpreter of its own as in the product."""
     store = f"sqlite:{folder}/log.db"
-    async with serving(STUBBORN, "--store", store, "--workers", str(workers), *options) as served:
+    async with serving(STUBBORN, "--store", store, "--workers", str(workers), *options, forks=forks) as served:
         yield served, Peer(port=served.port)
 
 
@@ -73,7 +77,10 @@ async def calling(peer: Peer, tool: str, **arguments: Any) -> AsyncIterator[Exch
 
 
 def workers_of(served: Served) -> set[int]:
-    return {child.pid for child in psutil.Process(served.pid).children()}
+    listed = Path(f"/proc/{served.pid}/task/{served.pid}/children")
+    if not listed.exists():  # psutil looks at all processes there are
+        return {child.pid for child in psutil.Process(served.pid).children()}
+    return {pid for pid in map(int, listed.read_text().split()) if not is_spring(pid)}
 
 
 async def answering(peer: Peer, count: int) -> set[int]:
@@ -120,7 +127,7 @@ async def refused(folder: Path, *options: str, target: str = STUBBORN) -> tuple[
 
 
 async def test_one_line_tells_that_all_are_ready_and_a_signal_ends_all(folder: Path) -> None:
-    async with started(folder, workers=3) as (served, peer):
+    async with started(folder, workers=3, forks=False) as (served, peer):
         workers = workers_of(served)
         assert len(workers) == 3
         assert await answering(peer, 3) == workers
@@ -138,7 +145,7 @@ async def test_connections_spread_over_the_workers(folder: Path) -> None:
 
 
 async def test_programs_that_a_worker_starts_are_no_workers(folder: Path) -> None:
-    async with started(folder) as (_, peer):
+    async with started(folder, forks=False) as (_, peer):
         names = (await peer.ask("GET", path="/environment")).body.decode().split("\n")
         assert "STUBBORN_FOLDER" in names
         assert VARIABLE not in names
@@ -148,7 +155,7 @@ async def test_programs_that_a_worker_starts_are_no_workers(folder: Path) -> Non
 
 
 async def test_a_worker_that_is_killed_is_started_again(folder: Path) -> None:
-    async with started(folder) as (served, peer):
+    async with started(folder, forks=False) as (served, peer):
         victim = await pid_of(peer)
         before = workers_of(served)
         os.kill(victim, signal.SIGKILL)
@@ -281,7 +288,7 @@ async def test_workers_that_never_start_again_are_given_up_once_no_worker_is_lef
 
 
 async def test_workers_free_the_port_and_end_when_their_parent_is_killed(folder: Path) -> None:
-    async with started(folder) as (served, peer), calling(peer, "until_there", name="bread") as call:
+    async with started(folder, forks=False) as (served, peer), calling(peer, "until_there", name="bread") as call:
         await call.until_messages(1)
         workers = workers_of(served)
         await served.kill()
@@ -319,7 +326,7 @@ async def test_a_hangup_that_goes_to_every_process_ends_no_worker(folder: Path) 
 
 
 async def test_a_call_finishes_on_the_worker_that_was_replaced(folder: Path) -> None:
-    async with started(folder) as (served, peer):
+    async with started(folder, forks=False) as (served, peer):
         before = workers_of(served)
         async with calling(peer, "until_there", name="bread") as call:
             await call.until_messages(1)

@@ -200,7 +200,7 @@ async def test_a_new_token_of_the_same_person_goes_on(served: Live, ann: Session
     await call.aclose()
 
 
-async def test_the_same_name_at_another_client_is_somebody_else(ann: SessionPeer) -> None:
+async def test_the_same_name_at_another_client_is_another_principal(ann: SessionPeer) -> None:
     elsewhere = SessionPeer(port=ann.port, headers={**ann.headers, **bearer("ann-elsewhere")}, id=ann.id)
     assert (await elsewhere.call("count", n=1)).status == 404
     assert (await ann.call("count", n=1)).status == 200

@@ -20,7 +20,8 @@ REJECTED = "Broker rejected resume token, starting fresh session"
 
 async def sentences(bridge: HostedBridge, count: int = 1) -> list[str]:
     """What it has told on stderr; waits for so many. They are written a moment after the fact."""
-    await until(lambda: len(bridge.told()) >= count)
+    async with asyncio.timeout(PATIENCE):
+        await until(lambda: len(bridge.told()) >= count)
     return [line.removeprefix("perdure: ") for line in bridge.told()]
 
 

@@ -85,8 +85,8 @@ def test_lines_are_cut_wherever_the_bytes_are_cut() -> None:
     [still] = cutter.feed(b"0\n")
     assert isinstance(still, TooLong)
     assert cutter.feed(b"end") == []
-    assert cutter.end() == [b"end"]
-    assert cutter.end() == []
+    assert cutter.feed(b"\n") == [b"end"]
+    assert cutter.feed(b"\n") == []
 
 
 BAD = [

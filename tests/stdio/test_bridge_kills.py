@@ -18,10 +18,10 @@ def at(module: str, qualname: str, edge: str, nth: int = 1) -> Message:
 
 #: Met by an instance that resumes.
 WHILE_RESUMING = {
-    "before the token is offered": at("stdio.slot", "KeptSlot.token", "leave"),
-    "after the broker rotated, before the token is written": at("stdio.slot", "KeptSlot.keep", "enter"),
-    "between writing and confirming": at("stdio.slot", "KeptSlot.keep", "leave"),
-    "after confirming, before the reattach": at("stdio.slot", "KeptSlot.on_accepted", "enter"),
+    "before the token is offered": at("stdio.slot", "Slot.token", "leave"),
+    "after the broker rotated, before the token is written": at("stdio.slot", "Slot.keep", "enter"),
+    "between writing and confirming": at("stdio.slot", "Slot.keep", "leave"),
+    "after confirming, before the reattach": at("stdio.slot", "Slot.on_accepted", "enter"),
     "after the reattach, before the host knows": at("stdio.notes", "Notes.recall", "leave"),
     "before the answer to initialize is written": at("stdio.pipes", "Output._write", "enter"),
     "when the answer to initialize is written": at("stdio.pipes", "Output._write", "leave"),
@@ -29,8 +29,8 @@ WHILE_RESUMING = {
 
 #: Met by the first instance of all. Until its token is on disk, no process finds the session again.
 WHILE_BEGINNING = {
-    "before the first token is written": (at("stdio.slot", "KeptSlot.keep", "enter"), False),
-    "between writing the first token and confirming it": (at("stdio.slot", "KeptSlot.keep", "leave"), True),
+    "before the first token is written": (at("stdio.slot", "Slot.keep", "enter"), False),
+    "between writing the first token and confirming it": (at("stdio.slot", "Slot.keep", "leave"), True),
 }
 
 #: Met while a request of the host is on its way, with what the next instance reports of it.

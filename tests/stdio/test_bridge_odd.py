@@ -20,8 +20,7 @@ from perdure.stdio.identity import Identity
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resume_broker import ResumeBroker
-from perdure.stdio.slot import open_slot
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Target, open_slot
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, question, sentences
 from tests.stdio.test_bridge_trouble import _delete

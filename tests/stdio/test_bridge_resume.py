@@ -15,11 +15,10 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.stdio.identity import Identity, here
-from perdure.stdio.slot import open_slot
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Target, open_slot
 from perdure.store import SqliteStore
 from tests.stdio.desks import FIRST, REJECTED, RESUMED, Desk, a_desk, question, reply, sentences
-from tests.support.bridges import HostedBridge, a_host, text_of
+from tests.support.bridges import PATIENCE, HostedBridge, a_host, text_of
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import Site, serve, until
 from tests.support.workshop import Workshop
@@ -65,7 +64,11 @@ def _positions(desk: Desk) -> int:
 
 
 async def _noted(desk: Desk, count: int) -> None:
-    await until(lambda: _positions(desk) == count)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: _positions(desk) == count)
+    except TimeoutError:
+        raise AssertionError(f"{_positions(desk)} positions are noted, where {count} calls run") from None
 
 
 async def _reported(bridge: HostedBridge, count: int) -> None:

@@ -28,8 +28,8 @@ import perdure
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
 from perdure.stdio.resume_broker import ONCE, ResumeBroker
-from perdure.stdio.slot import KeptSlot, Slot, open_slot
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Slot, Target, open_slot
+from tests.support import memory
 from tests.support.workshop import Workshop
 
 HOSTS = 2
@@ -49,7 +49,7 @@ class Killed(BaseException):
 class Deadly(Slot):
     """A slot whose process dies at a point."""
 
-    def __init__(self, slot: KeptSlot, dies: str | None) -> None:
+    def __init__(self, slot: Slot, dies: str | None) -> None:
         self._slot = slot
         self._dies = dies
         self.holder = slot.holder
@@ -85,7 +85,7 @@ class Deadly(Slot):
 
 @dataclass(kw_only=True, eq=False)
 class Instance:
-    slot: KeptSlot
+    slot: Slot
     session: str
 
 
@@ -106,7 +106,7 @@ class World:
             for notes in waiting:
                 del self.written[notes]
         slot = await open_slot(self.folder, identity, Target(url=target), processes=_NoneDies(), patience=0)
-        assert isinstance(slot, KeptSlot)
+        assert slot.holder
         assert slot.notes is not None
         its_target, due = self.written.get(slot.notes, (target, None))
         assert its_target == target, "a slot of another target"
@@ -238,7 +238,7 @@ class Place:
     async def _live(self, history: list[tuple[Any, ...]]) -> None:
         # Each history has an address of its own: the broker takes so many requests from one.
         transport = httpx2.ASGITransport(app=self._app, client=(next(self._addresses), 1))
-        with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        with tempfile.TemporaryDirectory(prefix="p-", dir=memory.SMALL) as folder:
             world = World(http=httpx2.AsyncClient(transport=transport), folder=Path(folder) / "tokens")
             for deed, *more in history:
                 await world.do(deed, *more)

@@ -13,16 +13,17 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure.store.memory import MemoryStore
 from perdure.store.sqlite import SqliteStore
 from perdure.testing import store_machine
+from tests.support import memory
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where the system has such a place: a thousand small files are made."""
-    place = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=place if place.is_dir() else None) as name:
+    """For the thousand small files that are made."""
+    with tempfile.TemporaryDirectory(dir=memory.SMALL) as name:
         yield Path(name)
 
 
+@pytest.mark.timeout(400)
 def test_histories_on_sqlite_show_what_the_model_shows(folder: Path) -> None:
     machine = store_machine(lambda name: SqliteStore(str(folder / name)))
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30))

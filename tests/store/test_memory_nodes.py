@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from perdure._core.ids import NodeId, StreamId
+from perdure._core.states import ClaimState
 from perdure.store.base import OpenStream, PutSession
 from perdure.store.memory import MemoryStore
 from perdure.testing._values import a_session, a_stream, count_open, put
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.anyio
 
 A, B = NodeId("a"), NodeId("b")
 LEASE = 20.0
+HOLDING, FROZEN = ClaimState.HOLDING, ClaimState.FROZEN
 
 
 class Clock:
@@ -34,23 +36,23 @@ async def test_a_silent_node_lapses_by_its_own_clock_and_then_is_dead_for_the_ot
     seen = []
     for _ in range(int(LEASE) + 1):
         await alive.beat(b"{}")
-        seen.append((silent.holds, list(await alive.dead())))
+        seen.append((silent.own_claim, list(await alive.dead())))
         clock.now += 1
-    assert seen == [(True, [])] * 15 + [(False, [])] * 5 + [(False, [B])]
-    assert alive.holds
+    assert seen == [(HOLDING, [])] * 15 + [(FROZEN, [])] * 5 + [(FROZEN, [B])]
+    assert alive.own_claim is HOLDING
     assert alive.ages() == {A: 1.0, B: LEASE + 1}
 
 
-async def test_a_node_that_lapsed_stays_so_and_its_beats_do_not_look_like_life() -> None:
+async def test_a_node_that_lapsed_goes_on_with_its_next_beat() -> None:
     store, clock = MemoryStore(), Clock()
     await store.join(A)
     view = store.liveness(A, lease=LEASE, monotonic=clock)
     await store.join(B)
     clock.now += LEASE
-    before = list(await store.nodes())
+    assert view.own_claim is FROZEN
     await view.beat(b'{"alive":true}')
-    assert not view.holds
-    assert list(await store.nodes()) == before
+    assert view.own_claim is HOLDING
+    assert (await store.nodes())[0].facts == b'{"alive":true}'
 
 
 async def test_a_node_that_is_alone_holds_its_claims_however_long_it_was_silent() -> None:
@@ -59,12 +61,12 @@ async def test_a_node_that_is_alone_holds_its_claims_however_long_it_was_silent(
     await store.join(A)
     view = store.liveness(A, lease=LEASE, monotonic=clock)
     clock.now += 10 * LEASE
-    assert view.holds
+    assert view.own_claim is HOLDING
     await store.join(B)
     clock.now += 0.7 * LEASE
-    assert view.holds
+    assert view.own_claim is HOLDING
     clock.now += 0.1 * LEASE
-    assert not view.holds
+    assert view.own_claim is FROZEN
 
 
 async def test_a_node_that_was_buried_holds_nothing_more() -> None:
@@ -72,10 +74,11 @@ async def test_a_node_that_was_buried_holds_nothing_more() -> None:
     await store.join(A)
     await store.join(B)
     view = store.liveness(B, lease=LEASE, monotonic=clock)
-    assert view.holds
+    assert view.own_claim is HOLDING
     await store.bury(B, heir=A)
     await view.beat(b"{}")
-    assert not view.holds
+    assert view.own_claim is ClaimState.BURIED
+    assert [node.id for node in await store.nodes()] == [A]
 
 
 async def test_a_hint_comes_in_a_later_turn_of_the_loop_and_never_after_the_end() -> None:

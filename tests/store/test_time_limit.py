@@ -17,7 +17,7 @@ import pytest
 
 from perdure.errors import StoreUnavailable
 from perdure.store.sqlite.file import RETRY, FileIdentity, open_writer, patiently
-from perdure.store.sqlite.read_pool import THREADS, ReaderPool
+from perdure.store.sqlite.reads import THREADS, ReaderPool
 from perdure.store.sqlite.writer import Writer
 from perdure.store.time_limit import TICKS, TimeLimit
 

@@ -9,7 +9,8 @@ from typing import cast
 
 import pytest
 
-from perdure._core.ids import Fence, NodeId, SessionId
+from perdure._core.ids import NodeId, SessionId
+from perdure._core.states import ClaimState
 from perdure.errors import StoreTooNew, StoreUnavailable
 from perdure.store.base import Event, Liveness, PutSession, Refusals, SessionRecord, Step, Store
 from perdure.store.memory import MemoryStore
@@ -77,9 +78,9 @@ async def test_a_nodes_view_of_the_others_is_limited_as_well() -> None:
     faulty.works()
     await view.beat(b"{}")
     assert list(await view.dead()) == []
-    assert view.holds
+    claims = [view.own_claim]
     await store.leave(NODE)
-    assert not view.holds, "a property is asked each time"
+    assert [*claims, view.own_claim] == [ClaimState.HOLDING, ClaimState.BURIED], "a property is asked each time"
 
 
 async def test_what_is_not_a_call_is_looked_at_again_each_time() -> None:
@@ -181,5 +182,6 @@ async def test_a_store_opens_and_closes_through_the_limit() -> None:
 
     inner = Counted()
     async with within_time(inner, LIMIT) as store:
-        assert await store.join(NODE) == Fence(1)
+        await store.join(NODE)
+        assert [node.id for node in await inner.nodes()] == [NODE]
     assert (inner.opened, inner.closed) == (1, 1)

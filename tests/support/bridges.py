@@ -17,7 +17,7 @@ from typing import Any, cast
 from tests.support.serving import python_path
 
 #: What a story waits for comes within milliseconds, or never; seconds are for a busy machine.
-PATIENCE = 20
+PATIENCE = 60
 #: Bytes of a line that a test reads.
 LONGEST = 1 << 27
 

@@ -10,7 +10,7 @@ from typing import Self
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
-from perdure._core.states import SessionState
+from perdure._core.states import ClaimState, SessionState
 from perdure.errors import StoreUnavailable
 from perdure.store.base import (
     AskRecord,
@@ -52,6 +52,12 @@ class FaultyStore:
         """Only each so manyth write is faulty. Beats are writes too."""
         self.asked = 0
         """Writes that were asked for."""
+        self.ahead = 0.0
+        """Seconds by which the clock for leases is ahead: a test lets time pass by raising it."""
+        self.burials = 0
+        """Burials that were asked for."""
+        self.before_burial: asyncio.Event | None = None
+        """Given: burials wait for it."""
         self.shared = inner.shared
         self._inner = inner
 
@@ -88,13 +94,16 @@ class FaultyStore:
         await self._write_fault()
         await self._inner.leave(node)
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
         await self._write_fault()
-        return await self._inner.bury(node, heir=heir)
+        self.burials += 1
+        if self.before_burial is not None:
+            await self.before_burial.wait()
+        return await self._inner.bury(node, heir=heir, beat=beat)
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         await self._write_fault()
-        return await self._inner.claim(stream, node=node, held=held)
+        return await self._inner.claim(stream, node=node, held=held, known=known)
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         await self._write_fault()
@@ -223,7 +232,8 @@ class FaultyStore:
         return self._inner.stamp()
 
     def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> Liveness:
-        return FaultyLiveness(self, self._inner.liveness(node, lease=lease, monotonic=monotonic))
+        inner = self._inner.liveness(node, lease=lease, monotonic=lambda: monotonic() + self.ahead)
+        return FaultyLiveness(self, inner)
 
     async def beat(self, inner: Liveness, facts: bytes) -> None:
         late = await self._write_fault()
@@ -257,8 +267,11 @@ class FaultyLiveness:
         self._inner = inner
 
     @property
-    def holds(self) -> bool:
-        return self._inner.holds
+    def own_claim(self) -> ClaimState:
+        """A store that does not answer does not tell a node that it was buried: its lease tells it to wait."""
+        claim = self._inner.own_claim
+        is_cut_off = self._store.writes is not Fault.NONE
+        return ClaimState.FROZEN if claim is ClaimState.BURIED and is_cut_off else claim
 
     async def beat(self, facts: bytes) -> None:
         await self._store.beat(self._inner, facts)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from perdure.stdio.identity import Identity, Processes, ProcessInfo
-from perdure.stdio.slot import KeptSlot, Slot, open_slot
-from perdure.stdio.slot_choice import Target
+from perdure.stdio.slot import Slot, Target, open_slot
 
 
 def host(*, pid: int = 7, start: int = 70, boot: str = "boot", space: str = "space") -> Identity:
@@ -57,7 +56,7 @@ def opened(
 
 def killed(slot: Slot) -> None:
     """What the system does when a bridge is killed: close its files."""
-    assert isinstance(slot, KeptSlot)
+    assert slot.holder
     slot.let_go()
 
 

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.starting import ROOT, Program, python_path, start, start_other
+from tests.support.starting import ROOT, Program, can_fork, python_path, start, start_other
 
 __all__ = ["ROOT", "SERVE", "START_SECONDS", "Served", "python_path", "serving"]
 
@@ -80,14 +80,22 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    target: str = TOOLBOX, *options: str, argv: Sequence[str] = SERVE, port: int = 0, cwd: Path | None = None
+    target: str = TOOLBOX,
+    *options: str,
+    argv: Sequence[str] = SERVE,
+    port: int = 0,
+    cwd: Path | None = None,
+    forks: bool = True,
 ) -> AsyncIterator[Served]:
-    """A running server. It stops when the block ends; a test may stop or kill it before."""
+    """A running server. It stops when the block ends; a test may stop or kill it before. `forks=False` starts its
+    workers as the product does, each in an interpreter of its own, which takes more than a second."""
     arguments = (target, "--port", str(port), *options)
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process: Program
     if argv == PERDURE:
-        process = await start("perdure", "serve", *arguments, cwd=cwd, env=env, errors=STDOUT)
+        pool = "--workers" in options and forks and can_fork()
+        module = "tests.support.forking_pool" if pool else "perdure"
+        process = await start(module, "serve", *arguments, cwd=cwd, env=env, errors=STDOUT)
     else:
         process = await start_other(*argv, *arguments, cwd=cwd, env=env, errors=STDOUT)
     assert process.stdout is not None

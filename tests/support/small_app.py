@@ -13,7 +13,7 @@ from typing import cast
 
 from starlette.types import Receive, Scope, Send
 
-from perdure.errors import PerdureError, StoreLost, StoreTooNew
+from perdure.errors import NodeBuried, PerdureError, StoreLost, StoreTooNew
 from perdure.http.app import App
 from perdure.serve import uvicorn_server as serving
 from perdure.serve.connection import listen
@@ -38,7 +38,7 @@ class SmallApp:
                 raise ValueError("no plug")
 
     def when_lost(self, tell: Callable[[StoreLost], None]) -> None:
-        """It has no store."""
+        self.tell = tell
 
     def begin_stop(self) -> None:
         self.stopping.set()
@@ -77,6 +77,8 @@ class SmallApp:
         if self.mode == "drains-for-ever":
             await self.draining.wait()
             await send({"type": "http.response.body", "body": b"draining", "more_body": True})
+        if self.mode == "buried":
+            self.tell(NodeBuried())
         await self.stopping.wait()
         if self.mode == "hangs":
             await send({"type": "http.response.body", "body": b"hanging", "more_body": True})

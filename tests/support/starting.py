@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 #: Bytes of a line that a test reads.
 LONGEST_LINE = 1 << 24
+#: Bytes of an order, which holds the environment.
+LONGEST_ORDER = 1 << 20
 
 
 class Program(Protocol):
@@ -68,6 +71,40 @@ async def start_other(
     return await asyncio.create_subprocess_exec(
         *command, cwd=cwd, env=environment(env), stdin=DEVNULL, stdout=PIPE, stderr=errors, limit=LONGEST_LINE
     )
+
+
+@asynccontextmanager
+async def stand_ins(folder: Path) -> AsyncIterator[Sequence[str]]:
+    """What another program may run in place of `python -m`, so that its programs are forks as well (`stand_in`)."""
+    if not can_fork():
+        yield sys.executable, "-m"
+        return
+    loop = asyncio.get_running_loop()
+    place = str(folder / "orders")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(place)
+        listener.listen()
+        listener.setblocking(False)
+
+        async def take_orders() -> None:
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                with connection:
+                    connection.setblocking(True)  # the order follows at once
+                    data, files, _, _ = socket.recv_fds(connection, LONGEST_ORDER, 3)
+                    order = json.loads(data)
+                    status = fork(
+                        order["module"], order["arguments"], files, cwd=Path(order["folder"]), env=order["environment"]
+                    )
+                    socket.send_fds(connection, [b"s"], [status])
+                    os.close(status)
+
+        taking = asyncio.create_task(take_orders())
+        try:
+            yield sys.executable, "-I", "-S", str(ROOT / "tests" / "support" / "stand_in.py"), place
+        finally:
+            taking.cancel()
+            await asyncio.wait([taking])
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -24,7 +24,10 @@ class Forked:
     def __init__(self, module: str, *arguments: str, cwd: Path | None, env: Env, errors: int | None) -> None:
         its_input, our_input = os.pipe()
         our_output, its_output = os.pipe()
-        our_errors, its_errors = os.pipe() if errors == PIPE else (os.open(os.devnull, os.O_RDONLY), os.dup(2))
+        if errors == PIPE:
+            our_errors, its_errors = os.pipe()
+        else:
+            our_errors, its_errors = os.open(os.devnull, os.O_RDONLY), os.dup(2 if errors is None else its_output)
         told = fork(module, arguments, (its_input, its_output, its_errors), cwd=cwd, env=env)
         self.stdin: IO[str] | None = os.fdopen(our_input, "w")
         self.stdout: IO[str] | None = os.fdopen(our_output)
@@ -81,7 +84,8 @@ Program = subprocess.Popen[str] | Forked
 
 
 def start(module: str, *arguments: str, cwd: Path | None = None, env: Env = None, errors: int | None = PIPE) -> Program:
-    """`python -m MODULE ARGUMENTS`, with pipes; without one for its errors (None) they are this process's."""
+    """`python -m MODULE ARGUMENTS`, with pipes. Its errors are read apart, with the output (STDOUT), or not at all
+    (None: they are this process's)."""
     if can_fork():
         return Forked(module, *arguments, cwd=cwd, env=env, errors=errors)
     return start_interpreter(module, *arguments, cwd=cwd, env=env, errors=errors)

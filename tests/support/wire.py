@@ -149,6 +149,10 @@ class Web:
         return peer
 
 
+class HandshakeFailed(AssertionError):
+    """The server opened no session."""
+
+
 class Peer:
     """A client of one session."""
 
@@ -182,7 +186,8 @@ class Peer:
         body = self.handshake()
         headers = [(name, value) for name, value in self.headers() if name != "mcp-protocol-version"]
         response = await self.site.request("POST", headers=headers, body=body)
-        assert response.status_code == 200, response.text
+        if response.status_code != 200 or "mcp-session-id" not in response.headers:
+            raise HandshakeFailed(f"{response.status_code}: {response.text}")
         self.session = response.headers["mcp-session-id"]
         self.welcome = answer_of(response)
         self.version = self.welcome["result"]["protocolVersion"]

@@ -65,10 +65,15 @@ def test_the_reader_of_the_source_reads_every_way_to_write_a_record(tmp_path: Pa
         '_log.exception("it %s", what, extra={"action": "c.d", "stream": s})\n'
         'logging.getLogger("perdure").warning("naked")\n'
         "checkpoints.note(7)\n"
+        'sentence = f"{x} is named"\n'
+        'log_event(logging.INFO, "g.h", sentence)\n'
+        'log_event(logging.INFO, "i.j", why)\n'
     )
     assert list(records(tmp_path)) == [
         Record(where="sample.py:1", level="info", action="a.b", sentence="… rows of …", facts=("rows",)),
         Record(where="sample.py:2", level="warning", action="e.f", sentence="again", facts=("rows",)),
         Record(where="sample.py:3", level="error", action="c.d", sentence="it …", facts=("stream",)),
         Record(where="sample.py:4", level="warning", action="", sentence="naked"),
+        Record(where="sample.py:7", level="info", action="g.h", sentence="… is named"),
+        Record(where="sample.py:8", level="info", action="i.j", sentence="…"),
     ]

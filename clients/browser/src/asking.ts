@@ -5,7 +5,7 @@ import type { Release } from './lock.js';
 /** A living page answers within a turn or two; a busy machine is given more. */
 const ANSWER = 200;
 
-/** Ask the other pages; whoever has it says so. */
+/** Ask the other pages; the page that has it answers. */
 export async function ask(name: string, patience: number): Promise<Release | undefined> {
   if (!globalThis.BroadcastChannel) return () => {};
   const channel = new BroadcastChannel(name);

@@ -43,7 +43,7 @@ export async function request(link: Link, method: string, sending: Sending = {},
     const isUnknown = status === 401;
     if (isUnknown && options.token && !renew) return request(link, method, sending, true);
     const said = response.headers.get('retry-after');
-    // A date, which nobody sends, is not a number.
+    // A date is not a number, and no server sends one.
     const after = said ? Math.max(0, 1000 * Number(said)) : undefined;
     return [response, new (isUnknown ? Unauthorized : Refused)(status, await response.text(), after)];
   } catch (error) {

@@ -64,7 +64,7 @@ export function route(link: Link, m: Message, call: Call | undefined): void {
 function progress(link: Link, m: Message): void {
   const call = link.running.get(String(m.params?.['progressToken']).replace(/^\d+:/, ''));
   const progressToken = call?.kept.token;
-  if (progressToken === undefined) return; // nobody waits for it
+  if (progressToken === undefined) return; // no request waits for it
   const told = { ...m, params: { ...m.params, progressToken } };
   if (call?.recovered) tell(link, call, told);
   else guard(link, link.hand, told);
@@ -76,7 +76,7 @@ export function shaken({ state }: Link, params: Record<string, unknown>, result:
   state.version = (result as { protocolVersion: string }).protocolVersion;
 }
 
-/** Timers are slowed down in pages that nobody sees; messages are not. */
+/** Timers are slowed down in pages that are hidden; messages are not. */
 const nextTurn = (): Promise<void> =>
   new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();

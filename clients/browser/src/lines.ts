@@ -67,7 +67,7 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
     try {
       if (response) slots.add(line);
       else await slots.enter(line);
-      // Not before: whoever cuts a line that waits means the connection before.
+      // Not before: a caller that cuts a line which waits means the earlier connection.
       line.abort = new AbortController();
       line.heard = Date.now();
       const what = line.parked ? 'turn' : 'open';
@@ -151,7 +151,7 @@ async function read(link: Link, line: Line, { body }: Response): Promise<void> {
   stop();
 }
 
-/** After a sleep, connections are dead and nobody has said so: begin others. Clocks may have been set meanwhile. */
+/** After a sleep, connections are dead without a sign: begin others. Clocks may have been set meanwhile. */
 export function cutSilent({ lines }: Link, ms: number): void {
   for (const { position, heard, abort } of lines)
     if (position && Math.abs(Date.now() - heard) >= ms) abort.abort(new Error('silence'));

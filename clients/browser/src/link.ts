@@ -38,7 +38,7 @@ export interface Link extends Kept {
   close(): void;
 }
 
-/** A page's callback that throws disturbs nobody but the page. */
+/** A page's callback that throws disturbs only the page. */
 export const guard = <T>(link: Link, callback: ((value: T) => void) | undefined, value: T): void =>
   tried(() => callback?.(value), link.report);
 

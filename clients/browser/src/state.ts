@@ -35,7 +35,7 @@ export interface State {
   standalone?: string;
   /** By their ids on the wire. */
   calls: Record<string, KeptCall>;
-  /** Requests of the server's that nobody has answered yet, by their ids. */
+  /** Requests of the server that have no answer yet, by their ids. */
   asks: Record<string, Message>;
 }
 

@@ -146,27 +146,22 @@ _FOLLOW, _ANSWER, _AGAIN, _RESTART = Meaning.FOLLOW, Meaning.ANSWER, Meaning.AGA
 _RENEW, _UNKNOWN, _UNREACH, _REFUSED = Meaning.RENEW, Meaning.UNKNOWN, Meaning.UNREACHABLE, Meaning.REFUSED
 
 # fmt: off
-POST: Mapping[Seen, Mapping[Column, Meaning]] = {
-    #                       call      read      notification reply   handshake
-    Seen.STREAM:       _row(_FOLLOW,  _FOLLOW,  _ANSWER,  _ANSWER,  _FOLLOW),
+RESPONDED: Mapping[Seen, Mapping[Column, Meaning]] = {
+    #                       by POST                                                   by GET
+    #                       call      read      notification reply  handshake   call      read      listener
+    Seen.STREAM:       _row(_FOLLOW,  _FOLLOW,  _ANSWER,  _ANSWER,  _FOLLOW,    _FOLLOW,  _FOLLOW,  _FOLLOW),
     Seen.ANSWERED:     _row(_ANSWER,  _ANSWER,  _ANSWER,  _ANSWER,  _ANSWER),
     Seen.TAKEN:        _row(_UNKNOWN, _REFUSED, _ANSWER,  _ANSWER,  _REFUSED),
     Seen.NOT_NOW:      _row(_AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,   _AGAIN),
-    Seen.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW,   _RENEW,   _REFUSED),
+    Seen.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW,   _RENEW,   _REFUSED,   _RENEW,   _RENEW,   _RENEW),
     Seen.SAID_NO:      _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _ANSWER),
     Seen.SAID_WHO:     _row(_ANSWER,  _ANSWER,  _REFUSED, _REFUSED, _REFUSED),
     Seen.NO:           _row(_REFUSED, _REFUSED, _REFUSED, _REFUSED, _REFUSED),
     Seen.SAID_FAILED:  _row(_ANSWER,  _ANSWER,  _AGAIN,   _AGAIN,   _ANSWER),
     Seen.AWAY:         _row(_UNKNOWN, _RESTART, _AGAIN,   _AGAIN,   _AGAIN),
     Seen.FAILED:       _row(_UNKNOWN, _REFUSED, _AGAIN,   _AGAIN,   _REFUSED),
-}
-
-GET: Mapping[Seen, Mapping[Column, Meaning]] = {
-    #                       call      read      listener
-    Seen.STREAM:       _row(_FOLLOW,  _FOLLOW,  _FOLLOW),
-    Seen.SESSION_GONE: _row(_RENEW,   _RENEW,   _RENEW),
     Seen.BAD_POSITION: _row(_UNKNOWN, _RESTART, _RESTART),
-    Seen.NO_STREAM:    {Column.LISTENER:           _REFUSED},
+    Seen.NO_STREAM:    {Column.LISTENER: _REFUSED},
     Seen.UNREADABLE:   _row(_AGAIN,   _AGAIN,   _AGAIN),
 }
 
@@ -188,8 +183,7 @@ def of_response(
     attempt: Attempt, *, status: int, media: str = "", body: Body = Body.NONE, says_when: bool = False
 ) -> Meaning:
     """What a response means. `media` is its type without parameters; `says_when`: it has a `Retry-After`."""
-    table = GET if is_read(attempt) else POST
-    return table[seen(attempt, status=status, media=media, body=body, says_when=says_when)][column_of(attempt)]
+    return RESPONDED[seen(attempt, status=status, media=media, body=body, says_when=says_when)][column_of(attempt)]
 
 
 def of_failure(attempt: Attempt, failure: Failure) -> Meaning:

@@ -20,6 +20,8 @@ SessionId = NewType("SessionId", str)
 StreamId = NewType("StreamId", str)
 NodeId = NewType("NodeId", str)
 Fence = NewType("Fence", int)
+NO_FENCE = Fence(0)
+"""Below all that are given out."""
 
 RandomBytes = Callable[[int], bytes]
 """A source of unguessable bytes, such as `secrets.token_bytes` (S11)."""
@@ -29,6 +31,10 @@ SESSION_BYTES = 32
 
 STREAM_BYTES = 16
 """128 bits: unguessable, and short enough to stand in every event."""
+
+FENCE_BYTES = 5
+"""40 random bits: a store that lost its latest claims makes them again under other fences. Above them stands the
+generation, which has six digits in a position: a fence takes 60 bits, and is a positive 64-bit integer everywhere."""
 
 _PRIMING_BYTES = 6
 
@@ -74,12 +80,13 @@ class Generation:
 def place(position: Position, *, generation: int, last: int, ended: Sequence[Generation]) -> int:
     """The sequence number after which a reader goes on: that of the position, or less where its tail was lost.
 
-    For a generation that is not recorded, all events count as lost.
+    Of a generation that is not recorded all events count as lost: it began behind the end of the last one before it,
+    or it is older than all that are known. One that is still to come is of a store that lost it.
     """
     if position.generation == generation:
         return min(position.seq, last)
-    ends = {before.generation: before.end for before in ended}
-    return min(position.seq, ends.get(position.generation, 0))
+    known = {before.generation: before.end for before in ended if before.generation <= position.generation}
+    return min(position.seq, known[max(known)]) if known and position.generation < generation else 0
 
 
 def position_prefix(kind: Kind, stream: StreamId, generation: int) -> str:
@@ -106,6 +113,17 @@ def new_stream_id(random: RandomBytes) -> StreamId:
 
 def new_node_id(random: RandomBytes) -> NodeId:
     return NodeId(_text(random(STREAM_BYTES)))
+
+
+def new_fence(generation: int, random: RandomBytes, *, above: Fence = NO_FENCE) -> Fence:
+    """A fence for the writer of a generation, or for a node that opens streams in their first one.
+
+    No counter is kept: one that a store has lost a part of would give the same fence twice. Fences are compared for
+    equality alone, and the generation tells which claim is later. `above`: a fence that this one has to exceed, for
+    earlier releases, which ordered them.
+    """
+    front = max(generation, (above >> FENCE_BYTES * 8) + 1)
+    return Fence(front << FENCE_BYTES * 8 | int.from_bytes(random(FENCE_BYTES), "big"))
 
 
 def parse_session_id(text: str) -> SessionId | None:

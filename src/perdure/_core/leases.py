@@ -1,22 +1,36 @@
-"""Decides by leases which nodes are dead, where no operating system can tell.
+"""Decides by leases, and by locks where a store has them, which nodes are dead.
 
-Each node raises a counter in the store, its *beat*. Two rules follow from it, each on one node's own monotonic clock;
+Each node raises a counter in the store, its *beat*. Three rules follow from it, each on one node's own monotonic clock;
 two clocks are never compared (no wall clock).
 
-**Own claim.** It lasts `OWN_SHARE` of a lease from the moment at which the last beat that went through was *sent*. Once
-that has passed, the claim is gone for good: a beat that goes through later does not bring it back.
+**Own claim.** It lasts `OWN_SHARE` of a lease from the moment at which the last beat that went through was *sent*.
+After that it is FROZEN until another beat goes through, or BURIED when a beat finds that the store does not know the
+node any more (`_core.states.CLAIM`).
 
-**Another node.** It is dead when its beat, first seen in an answer that came at one moment, is still the same in
-an answer that was *asked for* a lease later, while the observer's own beats went through.
+**Another node, by its lease.** It is dead when its beat, first seen in an answer that came at one moment, is still the
+same in an answer that was *asked for* a lease later, while the observer's own beats went through.
+
+**Another node, by its lock.** A store may give each node a lock that is freed when its process dies. The node is dead
+when its lock, first seen free in an answer that came at one moment, is still free in an answer that was asked for
+`FREE_SECONDS` later, with the same beat in both, while the observer's own lock was held. A lock says nothing of a node
+that stands still or is cut off: its lease does.
 
 Why the second comes after the first: the beat that the observer saw was sent before its answer came, and a later one
-had not reached the store when the observer asked again. So when a node may be called dead, its last beat that went
-through was sent a whole lease ago, and its own claim ended a quarter of a lease ago.
+had not reached the store when the observer asked again. So when a node is called dead, the last beat that the observer
+can have seen was sent a whole lease ago, and the claim that it renewed ended a quarter of a lease ago. A node may come
+back all the same between that look and its burial. A burial names the beat that was seen, and does not happen if there
+is a later one; so no node is buried that holds its claim. What was claimed of it until then, fences have taken away.
+
+A lock may be lost by a process that lives, as when its connection breaks. It beats at once then and until it has its
+lock back, which the third rule sees. If no beat gets through either, it may be buried while its lease still lasts: a
+store with such locks commits nothing for a node that it does not know.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from typing import NamedTuple
 
 from perdure._core.ids import NodeId
+from perdure._core.states import CLAIM, ClaimState, ClaimStep, advance
 
 OWN_SHARE = 0.75
 """Of a lease, for a node's own claim. The rest is the margin: what a node decided just before its claim ended has that
@@ -26,9 +40,22 @@ less than a thousandth). Fences stop whatever is later still."""
 BEATS_IN_LEASE = 5
 """Beats that a node sends in a lease: two may be lost before half a lease is over, three before the claim is."""
 
+FREE_SECONDS = 1.8
+"""A lock that is free for so long is a dead process's. A process whose connection broke has a new one sooner, or beats
+by another. With a look each half second a crash is found within 2.5 seconds, which leaves time to settle its calls
+within three."""
+
 _MAX_SILENCE = 0.5
 """Of a lease, between two beats of the observer. A longer silence says that it was paused, or cut off from the store;
 other nodes may have been so too, and get a whole lease again to show that they live."""
+
+
+class _Seen(NamedTuple):
+    """A node's beat, since when it has been so, and since when its lock has been free with it."""
+
+    beat: int
+    since: float
+    free_since: float | None
 
 
 class Leases:
@@ -38,43 +65,60 @@ class Leases:
         """`now` was read before the node's first beat, or its joining, was sent."""
         self._node = node
         self._lease = lease
+        self._state = ClaimState.HOLDING
         self._until = now + OWN_SHARE * lease
         self._beaten = now
-        self._seen: dict[NodeId, tuple[int, float]] = {}
+        self._seen: dict[NodeId, _Seen] = {}
 
-    def holds(self, *, now: float) -> bool:
-        return now < self._until
+    def claim(self, *, now: float) -> ClaimState:
+        """The node's own claim at this moment."""
+        if now >= self._until:
+            self._state = advance(CLAIM, self._state, ClaimStep.LAPSE)
+        return self._state
 
-    def lapse(self) -> None:
-        """The claim is gone: the store does not know this node any more, or it has left."""
-        self._until = float("-inf")
+    def bury(self) -> None:
+        """The store does not know this node any more: it was buried, or it has left."""
+        self._state = advance(CLAIM, self._state, ClaimStep.BURY)
 
     def alone(self, *, now: float) -> None:
         """No other node has joined, so none can have taken this one for dead, however long it was silent."""
-        if self._until > float("-inf"):
-            self._until = max(self._until, now + OWN_SHARE * self._lease)
+        self._renew(now + OWN_SHARE * self._lease, now=now)
 
     def beaten(self, *, sent: float, now: float) -> None:
-        """A beat of this node went through."""
-        if not self.holds(now=now):
-            return
+        """A beat went through: the store knew this node when it came there."""
         if now - self._beaten > _MAX_SILENCE * self._lease:
             self._seen.clear()
         self._beaten = now
-        self._until = max(self._until, sent + OWN_SHARE * self._lease)
+        self._renew(sent + OWN_SHARE * self._lease, now=now)
 
-    def observe(self, beats: Mapping[NodeId, int], *, asked: float, now: float) -> list[NodeId]:
-        """Note the beats that the store shows; gives the nodes that are dead."""
-        seen = self._seen
-        self._seen = {
-            node: seen[node] if node in seen and seen[node][0] == beat else (beat, now)
-            for node, beat in beats.items()
-            if node != self._node
-        }
-        if not self.holds(now=now) or now - self._beaten > _MAX_SILENCE * self._lease:
+    def _renew(self, until: float, *, now: float) -> None:
+        self._until = max(self._until, until)
+        if now < self._until:  # else the answer came so late that it says nothing of this moment
+            self._state = advance(CLAIM, self._state, ClaimStep.RENEW)
+
+    def observe(
+        self, beats: Mapping[NodeId, int], *, asked: float, now: float, free: Container[NodeId] = ()
+    ) -> list[NodeId]:
+        """Note the beats that the store shows, and the nodes whose lock is `free` in the same answer; gives the nodes
+        that are dead."""
+        own_lock_held = self._node not in free
+        seen, self._seen = self._seen, {}
+        for node, beat in beats.items():
+            if node != self._node:
+                last = seen.get(node)
+                if last is None or last.beat != beat:
+                    last = _Seen(beat, now, None)
+                is_free = own_lock_held and node in free
+                free_since = (now if last.free_since is None else last.free_since) if is_free else None
+                self._seen[node] = last._replace(free_since=free_since)
+        if self.claim(now=now) is not ClaimState.HOLDING or now - self._beaten > _MAX_SILENCE * self._lease:
             return []
-        return [node for node, (_, since) in self._seen.items() if asked - since >= self._lease]
+        return [
+            node
+            for node, (_, since, free_since) in self._seen.items()
+            if asked - since >= self._lease or (free_since is not None and asked - free_since >= FREE_SECONDS)
+        ]
 
     def ages(self, *, now: float) -> dict[NodeId, float]:
         """Seconds since each node was last known to be alive."""
-        return {self._node: now - self._beaten} | {node: now - since for node, (_, since) in self._seen.items()}
+        return {self._node: now - self._beaten} | {node: now - seen.since for node, seen in self._seen.items()}

@@ -142,9 +142,8 @@ def answers_to_drop(kept: Iterable[StreamUsage], *, total: int, size: int, limit
     """The streams that go altogether, so that of `total` answers with `size` bytes no more than the limits allow are
     kept: the oldest. `kept` comes in that order, and is looked at no further than needed."""
     dropped: list[StreamId] = []
-    for stream in kept:
-        if total <= limits.answers and size <= limits.size:
-            break
+    streams = iter(kept)
+    while (total > limits.answers or size > limits.size) and (stream := next(streams, None)) is not None:
         dropped.append(stream.stream)
         total -= stream.answers
         size -= stream.answer_bytes

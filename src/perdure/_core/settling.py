@@ -44,6 +44,8 @@ class Occasion(enum.Enum):
     """Their principal has not come back in time."""
     CALL_CANCELLED = "call cancelled"
     """The client has cancelled a call beside them, on the same stream."""
+    STORE_BEHIND = "store behind"
+    """The store has lost that they ended: they ran, and their answers are gone."""
 
 
 class Rerun(enum.Enum):
@@ -84,6 +86,7 @@ VERDICTS: Mapping[Occasion, Mapping[Rerun, Verdict]] = {
     Occasion.PRINCIPAL_BACK: _CAN_RUN,
     Occasion.GRACE_PASSED: dict.fromkeys(Rerun, Verdict.UNKNOWN),
     Occasion.CALL_CANCELLED: dict.fromkeys(Rerun, Verdict.KEEP),
+    Occasion.STORE_BEHIND: dict.fromkeys(Rerun, Verdict.UNKNOWN),
 }
 
 

@@ -92,7 +92,7 @@ def walk(text: str, *path: str) -> tuple[int, int] | None:
     start, end = _skip(text, 0), len(text)
     for name in path:
         found = None
-        for key, begin, behind in _members(text, start):
+        for key, begin, behind in _parts(text, start) if text[start] == "{" else ():
             if key == name:
                 found = begin, behind  # of members given twice the last counts
         if found is None:
@@ -115,26 +115,20 @@ def replaced(text: str, value: str, *path: str) -> str:
 
 def items(text: str) -> list[str]:
     """The texts of an array's items."""
-    found, at = [], _skip(text, _skip(text, 0) + 1)
-    while text[at] != "]":
-        _, behind = _raw_decode(text, at)
-        found.append(text[at:behind])
-        at = _skip(text, behind)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
-    return found
+    return [text[begin:behind] for _, begin, behind in _parts(text, _skip(text, 0))]
 
 
-def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """The members of an object that begins here: name, where the value begins, and what stands behind it."""
-    if text[at] != "{":
-        return
+def _parts(text: str, at: int) -> Iterator[tuple[str, int, int]]:
+    """The members of an object, or the items of an array, that begins here: the member's name, where the value begins,
+    and what stands behind it."""
+    is_object, name = text[at] == "{", ""
     at = _skip(text, at + 1)
-    while text[at] == '"':
-        name, at = _raw_decode(text, at)
-        begin = _skip(text, _skip(text, at) + 1)
-        _, behind = _raw_decode(text, begin)
-        yield name, begin, behind
+    while text[at] not in "]}":
+        if is_object:
+            name, at = _raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)
+        _, behind = _raw_decode(text, at)
+        yield name, at, behind
         at = _skip(text, behind)
         at = _skip(text, at + 1) if text[at] == "," else at
 

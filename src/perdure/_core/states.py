@@ -1,4 +1,4 @@
-"""Tables hold the lives of a stream, a reader, a session, a call and the store.
+"""Tables hold the lives of a stream, a reader, a session, a call, the store and a node's claim.
 
 Each table maps a state and a step to the state that follows. A step that is not in the table cannot happen: `advance`
 raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
@@ -24,6 +24,13 @@ for a late answer to a cancelled call, so it is dropped. A call whose node died 
 again or settles it.
 
 **Log.** The store's health, as `/healthz` shows it: HEALTHY, or DEGRADED while the store fails (promise 7).
+
+**Claim.** What a node may do with the streams that it writes, as it knows by itself. While it is HOLDING its claim it
+writes and shows them. A node that could not show for too long that it lives is FROZEN: another node may act in its
+place, so it shows and accepts nothing, and keeps what it has. Once the store answers that it still knows the node, the
+claim is renewed and the node goes on: what was taken from it meanwhile, the fences tell. A node that the store does not
+know any more is BURIED, because another one has settled what it left, or it has left by itself. It ends; an answer to
+an earlier beat that is late changes nothing.
 """
 
 import enum
@@ -123,6 +130,18 @@ class LogStep(_Name):
     STORE_CAUGHT_UP = "store caught up"
 
 
+class ClaimState(_Name):
+    HOLDING = "holding"
+    FROZEN = "frozen"
+    BURIED = "buried"
+
+
+class ClaimStep(_Name):
+    RENEW = "renew"
+    LAPSE = "lapse"
+    BURY = "bury"
+
+
 CONTENT: Mapping[ContentState, Mapping[ContentStep, ContentState]] = {
     ContentState.OPEN: {
         ContentStep.LAST_RESPONSE: ContentState.SEALED,
@@ -186,6 +205,17 @@ CALL: Mapping[CallState, Mapping[CallStep, CallState]] = {
 LOG: Mapping[LogState, Mapping[LogStep, LogState]] = {
     LogState.HEALTHY: {LogStep.STORE_FAILED: LogState.DEGRADED},
     LogState.DEGRADED: {LogStep.STORE_FAILED: LogState.DEGRADED, LogStep.STORE_CAUGHT_UP: LogState.HEALTHY},
+}
+
+_UNBURIED = {
+    ClaimStep.RENEW: ClaimState.HOLDING,
+    ClaimStep.LAPSE: ClaimState.FROZEN,
+    ClaimStep.BURY: ClaimState.BURIED,
+}
+CLAIM: Mapping[ClaimState, Mapping[ClaimStep, ClaimState]] = {
+    ClaimState.HOLDING: _UNBURIED,
+    ClaimState.FROZEN: _UNBURIED,
+    ClaimState.BURIED: dict.fromkeys(ClaimStep, ClaimState.BURIED),
 }
 
 State = TypeVar("State", bound=enum.Enum)

@@ -42,20 +42,24 @@ def release(file: int) -> None:
     os.close(file)
 
 
-def lock_file(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> int | None:
-    """Open the file of this name, made if need be, and lock it. None if another process has it. Raises `OSError`.
+def open_file(path: str | os.PathLike[str], *, dir_fd: int | None = None) -> int:
+    """Open the file of this name, made if need be."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o600, dir_fd=dir_fd)
+
+
+def lock_file(path: str | os.PathLike[str], *, dir_fd: int | None = None, file: int | None = None) -> int | None:
+    """Lock the file of this name, which is opened if it is not (`file`). None if another process has it. Raises
+    `OSError`.
 
     A process removes such a file only while it holds the lock, so a lock counts only if the file is still the one of
     that name.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT, 0o600, dir_fd=dir_fd)
-    try:
+    file = open_file(path, dir_fd=dir_fd) if file is None else file
+    with contextlib.ExitStack() as closing:
+        closing.callback(os.close, file)
         if flock(file) and is_still(path, file, dir_fd=dir_fd):
+            closing.pop_all()
             return file
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
     return None
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, NodeId, SessionId
+from perdure._core.ids import NO_FENCE, NodeId, SessionId
 from perdure._core.states import SessionState
 from perdure.errors import StoreError
 from perdure.store import base
@@ -40,9 +40,6 @@ MAIL = 100
 
 REMOVE = "delete the SQLite file, or drop the schema, and try again"
 
-NO_FENCE = Fence(0)
-"""No store gives this one out."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamContent:
@@ -60,7 +57,7 @@ async def parts(store: Store) -> AsyncIterator[Part]:
     """Everything that lasts, in its order."""
     after: SessionId | None = None
     while page := await store.sessions(after=after, limit=SESSIONS):
-        yield tuple(page)
+        yield tuple(replace(record, revision=0) for record in page)  # each store counts its own changes
         after = page[-1].id
         for record in page:
             if record.state is not SessionState.ENDED:  # of one that has ended nothing but the record is left

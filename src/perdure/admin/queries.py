@@ -1,11 +1,14 @@
-"""Reads sessions from a store for an operator, as JSON objects whose keys stay, and ends one.
+"""Reads and follows sessions in a store for an operator, as JSON objects whose keys stay, and ends one.
 
 The command that runs this is not a node: the servers may run in other processes, or not at all. Times are seconds since
 1970. A payload that is not JSON is shown as text, because the log may hold anything.
 """
 
+import heapq
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from perdure._core import mail
@@ -19,6 +22,9 @@ from perdure.store.base import SessionRecord, Store, StreamRecord
 
 PAGE = 100
 """Sessions read at a time: a record may carry a quarter of a mebibyte of sticky requests."""
+
+EVENTS_PAGE = 32
+"""Events of one stream that `Tail` holds at a time: they may be megabytes each."""
 
 MIN_PREFIX = 8
 """Characters of an id that name a session: as many as log records show of it."""
@@ -113,6 +119,12 @@ def _members(payload: bytes) -> JsonObject:
     return message if isinstance(message, dict) else {}
 
 
+def _picked(record: object, *names: str) -> JsonObject:
+    """The members of an object that are called as in the record; a state is its value."""
+    found = {name: getattr(record, name) for name in names}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
+
+
 def _home(record: SessionRecord, streams: Sequence[StreamRecord]) -> str | None:
     """The node that writes the standalone stream."""
     return next((stream.node for stream in streams if stream.id == record.standalone), "") or None
@@ -120,17 +132,8 @@ def _home(record: SessionRecord, streams: Sequence[StreamRecord]) -> str | None:
 
 def list_object(record: SessionRecord, *, streams: Sequence[StreamRecord], calls: int) -> JsonObject:
     """A session in a list: `calls` that have not ended, `streams` that are not sealed."""
-    return {
-        "id": record.id,
-        "owner": record.owner,
-        "state": record.state.value,
-        "version": record.version,
-        "created": record.created,
-        "active": record.active,
-        "calls": calls,
-        "streams": len(streams),
-        "home": _home(record, streams),
-    }
+    facts = _picked(record, "id", "owner", "state", "version", "created", "active")
+    return {**facts, "calls": calls, "streams": len(streams), "home": _home(record, streams)}
 
 
 def show_object(
@@ -146,40 +149,40 @@ def show_object(
     """All that the store holds of a session (S6)."""
     writers = {stream.id: stream.node for stream in streams}
     return {
-        "id": record.id,
-        "owner": record.owner,
-        "state": record.state.value,
+        **_picked(record, "id", "owner", "state"),
         "ended": record.ended or None,
-        "version": record.version,
-        "incarnation": record.incarnation,
-        "initialized": record.initialized,
+        **_picked(record, "version", "incarnation", "initialized"),
         "client": _members(record.client_params),
         "server": _members(record.result),
-        "created": record.created,
-        "active": record.active,
+        **_picked(record, "created", "active"),
         "home": _home(record, streams),
         "resume_token": has_token,
         "sticky": [_members(request) for request in record.sticky],
         "calls": [
             {
-                "request_id": call.request_id,
-                "incarnation": call.incarnation,
-                "method": call.method,
+                **_picked(call, "request_id", "incarnation", "method"),
                 "name": _subject(call),
-                "state": call.state.value,
-                "attempt": call.attempt,
-                "progress": call.progress,
-                "principal": call.principal,
+                **_picked(call, "state", "attempt", "progress", "principal"),
                 "node": writers.get(call.stream) or None,
                 "stream": call.stream,
             }
             for call in calls
         ],
         "asks": [
-            {"id": ask.id, "stream": ask.stream, "node": ask.node or None, "request": _members(ask.request)}
-            for ask in asks
+            {**_picked(ask, "id", "stream"), "node": ask.node or None, "request": _members(ask.request)} for ask in asks
         ],
-        "streams": [_stream_object(stream, readers.get(stream.id), kept.get(stream.id)) for stream in streams],
+        "streams": [
+            {
+                "id": stream.id,
+                "kind": _KINDS[stream.kind],
+                **_picked(stream, "last", "sealed", "generation", "opened"),
+                "node": stream.node or None,
+                "reader": _picked(readers[stream.id], "node", "seq") if stream.id in readers else None,
+                "events": kept[stream.id].events if stream.id in kept else None,
+                "answers": kept[stream.id].answers if stream.id in kept else None,
+            }
+            for stream in streams
+        ],
     }
 
 
@@ -190,26 +193,11 @@ def _subject(call: base.CallRecord) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _stream_object(stream: StreamRecord, reader: base.ReaderRecord | None, kept: base.KeptRecord | None) -> JsonObject:
-    return {
-        "id": stream.id,
-        "kind": _KINDS[stream.kind],
-        "last": stream.last,
-        "sealed": stream.sealed,
-        "generation": stream.generation,
-        "opened": stream.opened,
-        "node": stream.node or None,
-        "reader": {"node": reader.node, "seq": reader.seq} if reader else None,
-        "events": kept.events if kept else None,
-        "answers": kept.answers if kept else None,
-    }
-
-
 # What `tail` shows: one object for each thing that is seen, told apart by `what`.
 
 
 def opened(stream: StreamRecord, calls: Sequence[base.CallRecord]) -> JsonObject:
-    asked = [{"request_id": call.request_id, "method": call.method, "name": _subject(call)} for call in calls]
+    asked = [{**_picked(call, "request_id", "method"), "name": _subject(call)} for call in calls]
     return {"what": "opened", "time": stream.opened, **_of(stream), "calls": asked}
 
 
@@ -229,3 +217,80 @@ def ended(session: str, reason: str) -> JsonObject:
 
 def _of(stream: StreamRecord) -> JsonObject:
     return {"stream": stream.id, "kind": _KINDS[stream.kind]}
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a stream was shown."""
+
+    record: StreamRecord
+    shown: int
+    announced: bool
+    page: list[base.Event] = field(default_factory=list)
+    """Read and not yet shown, the last one first."""
+
+
+class Tail:
+    """Follows one session's events from outside: look, show what is new, wait until something was written, look again.
+
+    It only reads the store: it joins no node, attaches no reader, and holds no writer up. Events that are trimmed
+    before they were read are shown as a gap. When the session ends its log goes, so what was written in its last moment
+    may not be seen.
+    """
+
+    def __init__(self, store: Store, session: SessionId, *, only: Callable[[StreamId], bool] = lambda _: True) -> None:
+        self._store = store
+        self._session = session
+        self._only = only
+        self._cursors: dict[StreamId, _Cursor] = {}
+
+    async def skip(self) -> None:
+        """Show nothing of what is there already."""
+        for record in await self._streams():
+            self._cursors[record.id] = _Cursor(record, shown=record.last, announced=True)
+
+    async def look(self) -> AsyncIterator[JsonObject]:
+        """What is new since the last look, in the order of its times; after `ended` nothing follows."""
+        records = await self._streams()
+        session = await self._store.session(self._session)
+        if session is None or session.state is SessionState.ENDED:
+            yield ended(self._session, session.ended if session else "it is forgotten")
+            return
+        cursors = {}
+        for record in records:
+            cursors[record.id] = self._cursors.get(record.id) or _Cursor(record, shown=0, announced=False)
+            cursors[record.id].record = record
+        self._cursors = cursors
+        behind = [one for one in cursors.values() if not one.announced or one.shown < one.record.last]
+        # Several streams as one. A stream is read when the others have come to its beginning, so few events are held.
+        heap = [(cursor.record.opened, number) for number, cursor in enumerate(behind)]
+        heapq.heapify(heap)
+        while heap:
+            _, number = heapq.heappop(heap)
+            cursor = behind[number]
+            async for seen in self._next(cursor):
+                yield seen
+            if cursor.page:
+                heapq.heappush(heap, (cursor.page[-1].time, number))
+
+    async def _streams(self) -> list[StreamRecord]:
+        return [record for record in await self._store.streams(self._session) if self._only(record.id)]
+
+    async def _next(self, cursor: _Cursor) -> AsyncIterator[JsonObject]:
+        """The next event of a stream, with what belongs before it; then there is a page, or the stream is done."""
+        stream = cursor.record
+        if not cursor.announced:
+            cursor.announced = True
+            yield opened(stream, await self._store.calls_on(stream.id))
+        if cursor.page:
+            event = cursor.page.pop()
+            if event.seq > cursor.shown + 1:
+                yield trimmed(stream, cursor.shown + 1, event.seq - 1)
+            cursor.shown = event.seq
+            yield appended(stream, event)
+        # No further than what was there when the look began: a fast writer must not hide that new streams are there.
+        if not cursor.page and cursor.shown < stream.last:
+            cursor.page = list(await self._store.read(stream.id, after=cursor.shown, limit=EVENTS_PAGE))[::-1]
+            if not cursor.page:
+                yield trimmed(stream, cursor.shown + 1, stream.last)
+                cursor.shown = stream.last

@@ -3,6 +3,7 @@
 What a peer wrote cannot act on the terminal.
 """
 
+import itertools
 import json
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,8 +26,6 @@ NONE = "-"
 _SHORT = 8
 """Characters of a stream's or node's id that tell it from others on a screen."""
 
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
-
 
 # --- The terminal -----------------------------------------------------------------------------------------------------
 
@@ -46,13 +45,8 @@ def cut(text: str, columns: int | None) -> str:
     """The text, or as much of it as fits with a mark that there is more."""
     if columns is None or width(text) <= columns:
         return text
-    kept, room = "", columns - 1
-    for character in text[: max(columns, 0)]:
-        room -= _columns(character)
-        if room < 0:
-            break
-        kept += character
-    return f"{kept}…" if columns > 0 else ""
+    used = itertools.accumulate(map(_columns, text[: max(columns, 0)]))
+    return f"{text[: sum(end < columns for end in used)]}…" if columns > 0 else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> list[str]:
@@ -67,7 +61,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "
 
 def span(seconds: float) -> str:
     """A span of time in one unit: 90s, 5m, 3h, 2d. A larger unit is used from two of it on."""
-    for worth, unit in _UNITS:
+    for worth, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= 2 * worth:
             return f"{int(seconds // worth)}{unit}"
     return f"{max(int(seconds), 0)}s"
@@ -102,8 +96,7 @@ def list_lines(sessions: Sequence[JsonObject], *, now: float, columns: int | Non
     wide = table(("SESSION", *heads), [(name, *cells) for name, cells in zip(ids, facts, strict=True)])
     if columns is None or max(map(width, wide)) <= columns:
         return wide
-    head, *below = table(heads, facts, indent="  ")
-    pairs = [("SESSION", head), *zip(ids, below, strict=True)]
+    pairs = zip(["SESSION", *ids], table(heads, facts, indent="  "), strict=True)
     return [cut(line, columns) for pair in pairs for line in pair]
 
 
@@ -190,9 +183,9 @@ def _streams(streams: Sequence[JsonObject], now: float) -> list[str]:
 
 
 def tail_line(seen: JsonObject, *, columns: int | None) -> str:
-    if seen["what"] == "ended":
-        return cut(printable(f"session {seen['session']} has ended: {seen['reason']}"), columns)
     match seen:
+        case {"what": "ended"}:
+            return cut(printable(f"session {seen['session']} has ended: {seen['reason']}"), columns)
         case {"what": "opened", "calls": calls}:
             asked = ", ".join(f"{_title(call)} (request {json.dumps(call['request_id'])})" for call in calls)
             says = f"opened: {asked}" if asked else "opened"

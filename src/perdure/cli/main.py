@@ -1,17 +1,14 @@
 """Runs the command `perdure`; defines `perdure serve` and collects the other commands."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -25,12 +22,10 @@ from perdure.cli.store import store as store_commands
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
 from perdure.http.paths import BESIDE
 from perdure.serve.worker_pool import WorkerChannel, run_workers
-from perdure.settings import SECURITY, Rule, Settings
+from perdure.settings import SECURITY, Rule
 from perdure.telemetry.events import LogLines, log_event
 
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
-if TYPE_CHECKING:
-    from perdure.serve.token_file import FileTokens
 
 #: The command cannot be run: bad arguments, a busy port, an unusable store. The status that argparse and click use.
 REFUSED = 2
@@ -64,8 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     again = [sys.executable, *(sys.orig_argv[1:] if arguments is None else ["-m", "perdure", *arguments])]
     try:
         status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=again)
-    except (click.ClickException, PerdureError) as error:
-        _complain(_sentence(error) if isinstance(error, click.ClickException) else str(error))
+    except PerdureError as error:
+        _complain(str(error))
+        status = REFUSED
+    except click.ClickException as error:
+        message = error.format_message()
+        message = message[:1].lower() + message[1:]
+        if isinstance(error, click.BadParameter) and error.param is not None:
+            name, command = spelling(error.ctx, error.param), error.ctx.command_path if error.ctx else "perdure"
+            is_missing = isinstance(error, click.MissingParameter)
+            message = f"{name} is missing; see {command} --help" if is_missing else f"{name}: {error.message}"
+        _complain(message)
         status = REFUSED
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
@@ -106,70 +110,59 @@ def serve_command(target: str, store: str, path: str, tokens: Path | None, log_l
         from perdure.serve.token_file import FileTokens
 
         auth = FileTokens.read(tokens)
-    served = _Served(target=target, store=store, path=path, auth=auth, settings=settings_from(given))
-    channel = WorkerChannel.from_environment(os.environ)
-    if channel is None:
-        return _listen(served, given["host"], given["port"], given["workers"])
-    try:
-        return served.serve(channel.listener, channel.send_ready, channel)
-    except PerdureError as error:  # the parent reports it, once for all workers
-        channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
-        return REFUSED
+    settings = settings_from(given)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Served:
-    """What to serve, and how."""
-
-    target: str
-    store: str
-    path: str
-    auth: FileTokens | None
-    settings: Settings
-
-    def serve(self, listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
+    def serve(listener: socket.socket, on_ready: Callable[[], None], channel: WorkerChannel | None = None) -> int:
         from perdure.serve.target import load_target
-        from perdure.serve.uvicorn_server import serve
+        from perdure.serve.uvicorn_server import serve as run
 
-        server, settings = load_target(self.target), self.settings
-        app = perdure.asgi(server, store=self.store, settings=settings, auth=self.auth, path=self.path)
-        return serve(
-            app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_complain, channel=channel
-        )
+        app = perdure.asgi(load_target(target), store=store, settings=settings, auth=auth, path=path)
+        return run(app, listener=listener, settings=settings, on_ready=on_ready, on_failure=_complain, channel=channel)
 
-
-def _listen(served: _Served, host: str, port: int, workers: int) -> int:
-    """Be the process that listens, and serve, or have workers serve."""
-    store = served.store
+    channel = WorkerChannel.from_environment(os.environ)
+    if channel is not None:
+        try:
+            return serve(channel.listener, channel.send_ready, channel)
+        except PerdureError as error:  # the parent reports it, once for all workers
+            channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
+            return REFUSED
+    workers: int = given["workers"]
     if workers > 1 and store.startswith("memory:"):
         raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is not one; use sqlite:PATH")
     if workers > 1 and not HAS_FLOCK:
         raise Misuse(f"--workers {workers} cannot work here: {NO_FLOCK}; serve with one process")
-    from perdure.serve.connection import listen
-
-    with listen(host, port) as listener:
-        if served.auth is None and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
-            log_event(
-                logging.WARNING,
-                "serve.open",
-                f"other machines can reach {host}, and everyone may use it: set --tokens",
-                host=host,
-            )
+    with _listen(given["host"], given["port"], is_open=auth is None) as listener:
 
         def on_ready() -> None:
-            name = f"[{host}]" if ":" in host else host
-            print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{served.path}", flush=True)
+            name = f"[{given['host']}]" if ":" in given["host"] else given["host"]
+            print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{path}", flush=True)
 
         if workers == 1:
-            return served.serve(listener, on_ready)
+            return serve(listener, on_ready)
+        again = click.get_current_context().find_root().obj
         return run_workers(
-            click.get_current_context().find_root().obj,
+            again,
             environment=os.environ,
             listener=listener,
             count=workers,
-            drain_timeout=served.settings.drain_timeout,
+            drain_timeout=settings.drain_timeout,
             on_ready=on_ready,
         )
+
+
+def _listen(host: str, port: int, *, is_open: bool) -> socket.socket:
+    """Listen, and warn if any caller on other machines may come."""
+    from perdure.serve.connection import listen
+
+    listener = listen(host, port)
+    if is_open and not ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
+        log_event(
+            logging.WARNING,
+            "serve.open",
+            f"other machines can reach {host}, and everyone may use it: set --tokens",
+            host=host,
+        )
+    return listener
 
 
 def _path(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -213,17 +206,6 @@ perdure_command.add_command(
 )
 for _command in (sessions, tail, store_commands, stdio):
     perdure_command.add_command(_command)
-
-
-def _sentence(error: click.ClickException) -> str:
-    """The message of a click error, with the option or variable spelled as the user gave it."""
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        command = error.ctx.command_path if error.ctx else "perdure"
-        return f"{spelling(error.ctx, error.param)} is missing; see {command} --help"
-    if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{spelling(error.ctx, error.param)}: {error.message}"
-    message = error.format_message()
-    return message[:1].lower() + message[1:]
 
 
 def _complain(message: str) -> None:

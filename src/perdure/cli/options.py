@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
-
 if TYPE_CHECKING:
     from perdure.settings import Rule, Settings
-
-    _ParamType = click.ParamType[Any]
-else:
-    _ParamType = click.ParamType  # generic since click 8.4 only
 
 LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_STORE = "sqlite:perdure.db"
@@ -42,7 +36,7 @@ def parsed(read: Callable[[str], object], rule: Rule | None = None) -> Callable[
     return convert
 
 
-class Name(_ParamType):
+class Name(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
     """One of several names. An environment variable has all of them, separated by commas."""
 
     name = "name"
@@ -77,16 +71,8 @@ class ServeOption(click.Option):
         return spelled, f"{self.help}  [{self.shown}]" if self.shown else f"{self.help}"
 
 
-#: How numbers of a kind are parsed, how their default is shown, and what stands for them in the help.
-_NUMBERS: dict[str, tuple[Callable[[str], object], Callable[[Any], str], str]] = {
-    "duration": (parse_duration, format_duration, "TIME"),
-    "bytes": (parse_size, format_size, "SIZE"),
-    "count": (parse_count, "{:,}".format, "N"),
-}
-
-
 def setting_options() -> Iterator[ServeOption]:
-    from perdure.settings import Settings, rule_of
+    from perdure.settings import NUMBERS, Settings, rule_of
 
     for field in dataclasses.fields(Settings):
         rule, shown = rule_of(field), ""
@@ -101,9 +87,9 @@ def setting_options() -> Iterator[ServeOption]:
             case "names":
                 flag, metavar = flag.removesuffix("s"), "NAME" if field.name == "allowed_hosts" else "ORIGIN"
                 more = {"type": Name(), "multiple": True, "metavar": metavar}
-            case number:
-                read, show, metavar = _NUMBERS[number]
-                shown, more = show(default), {"type": parsed(read, rule), "metavar": metavar}
+            case kind:
+                number = NUMBERS[kind]
+                shown, more = number.format(default), {"type": parsed(number.parse, rule), "metavar": number.metavar}
         says = rule.why.replace("`", "")
         yield ServeOption([flag, field.name], group=rule.group, shown=shown, default=default, help=says, **more)
 

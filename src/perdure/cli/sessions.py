@@ -1,7 +1,7 @@
 """The operator's commands: `perdure sessions`, `perdure sessions show`, `perdure sessions end`, `perdure tail`."""
 
 import asyncio
-import functools
+import contextlib
 import json
 import os
 import re
@@ -9,14 +9,13 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import click
 
 from perdure._core.states import SessionState
-from perdure.admin.queries import end_session, find, list_sessions, show_session
-from perdure.admin.tail import Tail
+from perdure.admin.queries import Tail, end_session, find, list_sessions, show_session
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
@@ -35,8 +34,9 @@ _STORE: dict[str, Any] = {
     "help": "where the log is kept: sqlite:PATH or postgresql://USER@HOST/DATABASE",
 }
 _HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
+#: The store named after the command, else the one named after `sessions`, else that of the environment.
+_THERE: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
-_STATES = [state.value for state in SessionState]
 
 
 class SessionCommand(click.Command):
@@ -64,38 +64,26 @@ def _with_store(work: Callable[[Store], Awaitable[T]], store: str, *, writes: bo
 
 def _columns() -> int | None:
     """The width of the terminal; `None`, no limit, if the output goes elsewhere."""
-    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
-        return None
-    return shutil.get_terminal_size().columns
+    return shutil.get_terminal_size().columns if "COLUMNS" in os.environ or sys.stdout.isatty() else None
 
 
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(line)
-
-
-def _until_closed(command: Callable[..., int | None]) -> Callable[..., int | None]:
+@contextlib.contextmanager
+def _until_closed() -> Iterator[None]:
     """End with status 0 when the reader of the output closes it (`| head`)."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **options: Any) -> int | None:
-        try:
-            return command(*args, **options)
-        except BrokenPipeError:
-            # The interpreter flushes once more when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-
-    return run
+    try:
+        yield
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(invoke_without_command=True, short_help="List, show and end the sessions in a store.")
 @click.option("--store", **_HERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object for each session")
-@click.option("--state", type=click.Choice(_STATES), help="only sessions in this state")
+@click.option("--state", type=click.Choice([state.value for state in SessionState]), help="only sessions in this state")
 @click.option("--owner", metavar="NAME", help="only sessions of this principal: its subject, client id or identity")
 @click.pass_context
-@_until_closed
+@_until_closed()
 def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, owner: str | None) -> None:
     """List the sessions in a store, the last active one first.
 
@@ -106,41 +94,34 @@ def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, o
     wanted = SessionState(state) if state else None
     found = _with_store(lambda opened: list_sessions(opened, state=wanted, owner=owner), store)
     if as_json:
-        _print(map(json.dumps, found))
+        lines = [json.dumps(session) for session in found]
     else:
-        _print(list_lines(found, now=time.time(), columns=_columns()) or ["no sessions"])
+        lines = list_lines(found, now=time.time(), columns=_columns()) or ["no sessions"]
+    for line in lines:
+        click.echo(line)
 
 
 @sessions.command(cls=SessionCommand, short_help="Show everything about a session.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_STORE)
+@click.option("--store", **_THERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
-@click.pass_context
-@_until_closed
-def show(ctx: click.Context, id_: str, store: str | None, as_json: bool) -> None:
+@_until_closed()
+def show(id_: str, store: str, as_json: bool) -> None:
     """Show everything about the session with this ID, or whose id begins with it (8 characters at least)."""
-    session, nodes = _with_store(lambda opened: show_session(opened, id_), _store(ctx, store))
-    if as_json:
-        _print([json.dumps(session)])
-    else:
-        _print(show_lines(session, nodes=nodes, now=time.time(), columns=_columns()))
+    session, nodes = _with_store(lambda opened: show_session(opened, id_), store)
+    lines = [json.dumps(session)] if as_json else show_lines(session, nodes=nodes, now=time.time(), columns=_columns())
+    click.echo("\n".join(lines))
 
 
 @sessions.command(cls=SessionCommand, short_help="End a session.")
 @click.argument("id_", metavar="ID")
-@click.option("--store", **_STORE)
-@click.pass_context
-@_until_closed
-def end(ctx: click.Context, id_: str, store: str | None) -> None:
+@click.option("--store", **_THERE)
+@_until_closed()
+def end(id_: str, store: str) -> None:
     """End the session with this ID (8 characters of it at least). Its log is deleted, and its client must begin a new
     session."""
-    ended = _with_store(lambda opened: end_session(opened, id_, now=time.time()), _store(ctx, store), writes=True)
+    ended = _with_store(lambda opened: end_session(opened, id_, now=time.time()), store, writes=True)
     click.echo(f"session {ended.id} has ended: {ended.ended}")
-
-
-def _store(ctx: click.Context, given: str | None) -> str:
-    """The store named after the command, else the one named after `sessions`, else that of the environment."""
-    return given or str(ctx.parent.params["store"] if ctx.parent else DEFAULT_STORE)
 
 
 @click.command(cls=SessionCommand, short_help="Follow the events of a session.")
@@ -149,7 +130,7 @@ def _store(ctx: click.Context, given: str | None) -> str:
 @click.option("--from-start", is_flag=True, help="begin with what is retained, not with what comes next")
 @click.option("--stream", metavar="STREAM", help="only the stream with this id, or whose id begins with it")
 @click.option("--json", "as_json", is_flag=True, help="whole messages, as JSON")
-@_until_closed
+@_until_closed()
 def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bool) -> None:
     """Follow the events of the session with this ID as the servers write them.
 
@@ -164,7 +145,10 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
         if not from_start:
             await following.skip()
         stamp: object = None
-        while not _is_output_closed():
+        # A pipe whose other end is closed reports an error. Without this only the next line would tell.
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        while not any(events & select.POLLERR for _, events in output.poll(0)):
             before, stamp, began = stamp, opened.stamp(), time.monotonic()
             if stamp != before:
                 async for seen in following.look():
@@ -174,10 +158,3 @@ def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bo
             await asyncio.sleep(max(LOOK, REST * (time.monotonic() - began)))
 
     _with_store(work, store)
-
-
-def _is_output_closed() -> bool:
-    """Our output goes into a pipe whose other end is closed. Without this only the next line would tell."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(events & select.POLLERR for _, events in poll.poll(0))

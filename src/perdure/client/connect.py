@@ -1,36 +1,146 @@
-"""`perdure.connect` makes the client: the one line that a user of the SDK changes."""
+"""`perdure.connect` makes the SDK's client over a session that lasts: the one line that a user of the SDK changes.
 
+The client names outcomes, lists earlier calls, and calls safe tools again.
+"""
+
+import contextlib
+import functools
 import hashlib
+import inspect
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import httpx2
+import mcp
 import mcp_types as types
+from mcp.client import Transport as SDKTransport
 from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, MessageHandlerFnT, SamplingFnT
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR
 
-from perdure._core.codes import NO_SERVER, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
-from perdure.client.client import Client
-from perdure.client.incoming import OnGap, named
+from perdure.client.incoming import CallbackLimit, OnGap, named, naming
 from perdure.client.memory import Memory, StateStore
+from perdure.client.pending import PendingCall
 from perdure.client.transport import Transport
-from perdure.errors import Misuse
+from perdure.errors import Misuse, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
 from perdure.remote.stream import Limits
+from perdure.telemetry.events import log_event
 
 #: Seconds for one handshake, however lively the answer is: as long as an answer may be silent.
 HANDSHAKE_SECONDS = 300.0
 #: Patience is for servers that were there: a wrong address fails at once. A call that needs a new session, and
 #: finds the server away, has patience of its own.
 ONCE = Patience(max_time=0.0, max_tries=1)
+#: Pages of `tools/list` that are read to find out what a tool says of itself.
+TOOL_PAGES = 100
+
+
+class Client(mcp.Client):
+    """Everything that `mcp.Client` has, over a session that lasts. Made by `perdure.connect`."""
+
+    def __init__(
+        self,
+        plain: SDKTransport | None,
+        lasting: Callable[..., Transport] | None,
+        *,
+        rerun_safe_tools: bool,
+        **options: Any,
+    ) -> None:
+        """`plain` is a transport of the SDK, `lasting` makes ours; one of them is given."""
+        limit = self._callback_limit = CallbackLimit()
+        self._rerun_safe_tools = rerun_safe_tools
+        self._transport: Transport | None = None
+        if lasting is not None:
+            # Another session may be another server's: what was negotiated is that of the new one.
+            self._transport = lasting(callback_limit=limit, on_renewed=lambda result: self.session.adopt(result))
+            plain = self._transport.streams()
+            for name in ("logging_callback", "message_handler"):
+                if options[name] is not None:
+                    options[name] = limit.counted(options[name])
+        assert plain is not None
+        super().__init__(plain, **options)
+
+    @property
+    def session_id(self) -> str | None:
+        """The session as the server knows it; None where there are no sessions."""
+        handshake = None if self._transport is None else self._transport.handshake
+        return None if handshake is None else handshake.session or None
+
+    def pending(self) -> list[PendingCall]:
+        """The calls that an earlier process has left running and whose results were not taken yet."""
+        return [] if self._transport is None else self._transport.pending
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any] | None = None,
+        read_timeout_seconds: float | None = None,
+        progress_callback: ProgressFnT | None = None,
+        *,
+        input_responses: types.InputResponses | None = None,
+        request_state: str | None = None,
+        meta: types.RequestParamsMeta | None = None,
+    ) -> types.CallToolResult:
+        """As the SDK's; a call whose outcome is unknown raises `OutcomeUnknown`."""
+        if progress_callback is not None:
+            progress_callback = self._callback_limit.counted(progress_callback)
+        more: dict[str, Any] = {"input_responses": input_responses, "request_state": request_state, "meta": meta}
+        call = partial(super().call_tool, name, arguments, read_timeout_seconds, progress_callback, **more)
+        try:
+            with naming(name, arguments):
+                return await call()
+        except OutcomeUnknown as unknown:
+            if not await self._may_be_called_again(name, unknown):
+                raise
+            log_event(logging.INFO, "client.call_again", "a tool that may run twice is called again", tool=name)
+            try:
+                with naming(name, arguments):
+                    return await call()
+            except Unreachable:
+                raise unknown from None  # the first one may have run, whatever became of the second
+
+    async def _may_be_called_again(self, tool: str, unknown: OutcomeUnknown) -> bool:
+        """Whether the caller allows it, and the server marks the tool as read-only or idempotent."""
+        # What the server calls unknown it has run again already, where it could (docs/protocol.md, Settling).
+        told_by_client = isinstance(unknown.data, dict) and unknown.data.get("told_by") == "client"
+        if not self._rerun_safe_tools or not told_by_client:
+            return False
+        cursor: str | None = None
+        with contextlib.suppress(MCPError):  # then it cannot be found out
+            for _ in range(TOOL_PAGES):
+                page = await self.list_tools(cursor=cursor)
+                hints = next((found.annotations for found in page.tools if found.name == tool), None)
+                if hints is not None:
+                    return hints.read_only_hint is True or hints.idempotent_hint is True
+                if (cursor := page.next_cursor) is None:
+                    break
+        return False
+
+
+def _named(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """A method of the SDK's client whose errors have the names that ours have."""
+
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        with naming():
+            return await method(*args, **kwargs)
+
+    return call
+
+
+for _name, _method in inspect.getmembers(mcp.Client, inspect.isfunction):
+    # Behind a mark of deprecation stands the function itself.
+    if not _name.startswith("_") and _name != "call_tool" and inspect.iscoroutinefunction(inspect.unwrap(_method)):
+        setattr(Client, _name, _named(_method))
 
 
 @asynccontextmanager
@@ -82,7 +192,8 @@ async def connect(
         ends = state is None if terminate_on_close is None else terminate_on_close
         lasting = partial(Transport, endpoint, _limits(patience), memory, on_gap=on_gap, ends_session=ends)
         plain = partial(streamable_http_client, url, http_client=http)
-        yield await _enter(stack, client(None, lasting, mode="legacy"), lambda: client(plain(), None, mode="auto"))
+        ours = partial(client, None, lasting, mode="legacy")
+        yield await _enter(stack, ours, lambda: client(plain(), None, mode="auto"))
 
 
 def address(url: str) -> str:
@@ -121,33 +232,26 @@ async def _http_client(
     return await stack.enter_async_context(http_client(url, headers=headers, auth=given))
 
 
-async def _enter(stack: AsyncExitStack, lasting: Client, plain: Callable[[], Client]) -> Client:
+async def _enter(stack: AsyncExitStack, *ways: Callable[[], Client]) -> Client:
     """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
-    refusal = await _try(stack, lasting)
-    if refusal is None:
-        return lasting
-    reason = refusal.data.get("reason") if isinstance(refusal.data, dict) else None
-    # Another way to begin does not help where the user must act, or where the server fails.
-    is_final = refusal.code == NO_SERVER and reason not in ("not_found", "not_mcp", "moved", "refused")
-    if is_final or refusal.code in (UNREACHABLE, INTERNAL_ERROR):
-        raise named(refusal) from None
-    without = plain()
-    if await _try(stack, without) is not None:
-        raise refusal from None
-    return without
-
-
-async def _try(stack: AsyncExitStack, client: Client) -> MCPError | None:
-    """Enter a client; the error by which the server refused it, if it did."""
-    try:
-        await stack.enter_async_context(client)
-    except (MCPError, BaseExceptionGroup) as error:
-        # The task groups of the SDK's session and of our link may stand around the one error.
-        if isinstance(found := _innermost(error), MCPError):
-            return found
-        raise
-    stack.push_async_exit(_raised_as_it_was(stack.pop_all()))
-    return None
+    refusals: list[MCPError] = []
+    for make in ways:
+        client = make()
+        try:
+            await stack.enter_async_context(_entered(client))
+            return client
+        except (MCPError, BaseExceptionGroup) as error:
+            # The task groups of the SDK's session and of our link may stand around the one error.
+            if not isinstance(found := _innermost(error), MCPError):
+                raise
+            refusals.append(found)
+        first = refusals[0]
+        reason = first.data.get("reason") if isinstance(first.data, dict) else None
+        # Another way to begin does not help where the user must act, or where the server fails.
+        is_final = first.code == NO_SERVER and reason not in ("not_found", "not_mcp", "moved", "refused")
+        if is_final or first.code in (UNREACHABLE, INTERNAL_ERROR):
+            raise named(first) from None
+    raise refusals[0] from None
 
 
 def _innermost(error: BaseException, *, until: BaseException | None = None) -> BaseException:
@@ -157,15 +261,20 @@ def _innermost(error: BaseException, *, until: BaseException | None = None) -> B
     return error
 
 
-def _raised_as_it_was(stack: AsyncExitStack) -> Callable[..., Awaitable[bool]]:
+@asynccontextmanager
+async def _entered(client: Client) -> AsyncIterator[None]:
     """Leave through the task groups, and let what the block raised come out as the block raised it."""
-
-    async def leave(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        try:
-            return bool(await stack.__aexit__(kind, error, trace))
-        except BaseExceptionGroup as group:
-            if error is not None and _innermost(group, until=error) is error:
-                return False  # the caller raises it again
+    raised: BaseException | None = None
+    try:
+        async with client:
+            try:
+                yield
+            except BaseException as error:
+                raised = error
+                raise
+    except BaseExceptionGroup as group:
+        if raised is None or _innermost(group, until=raised) is not raised:
             raise
-
-    return leave
+    else:
+        return
+    raise raised

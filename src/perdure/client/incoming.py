@@ -13,26 +13,16 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import anyio
+import mcp_types as types
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import SessionMessage
-from mcp_types import (
-    INTERNAL_ERROR,
-    ErrorData,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    JSONRPCResponse,
-    RequestId,
-    jsonrpc_message_adapter,
-)
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 from pydantic import ValidationError
 
-from perdure._core.codes import OUTCOME_UNKNOWN, POSITION_LOST, UNREACHABLE
+from perdure._core.codes import INTERNAL_ERROR, OUTCOME_UNKNOWN, POSITION_LOST, UNREACHABLE
 from perdure._core.losses import GAP, Gap, read_gap
-from perdure.client.memory import Memory
-from perdure.client.state import Ask
+from perdure.client.memory import Ask, Memory
 from perdure.errors import EventsLost, OutcomeUnknown, Unreachable
 from perdure.remote.message import Message
 from perdure.telemetry.events import log_event
@@ -106,24 +96,33 @@ class Incoming:
         try:
             message = parse(found)
         except ValidationError as error:
-            await self.complain(error)
+            await self.deliver(error)
             return
         if isinstance(message, JSONRPCRequest):
             await self._ask(message, call)
-        elif isinstance(message, JSONRPCNotification):
-            await self._notification(message, tool)
+        elif not isinstance(message, JSONRPCNotification):
+            return
+        elif message.method == GAP:
+            await self.gap(read_gap(message.params, tool=tool))
+        else:
+            params = message.params or {}
+            if message.method == "notifications/cancelled":
+                self._memory.answered(cancelled_request_id_from_params(params))
+            elif message.method == "notifications/progress":
+                token = params.get("progressToken")
+                if isinstance(token, str) and token in self.tokens:
+                    params = {**params, "progressToken": self.tokens[token]}
+                    message = message.model_copy(update={"params": params})
+            await self._callback_limit.room()
+            await self.deliver(message)
 
     async def deliver(self, item: JSONRPCMessage | Exception) -> bool:
-        """Whether the SDK's client was there to take it."""
+        """Whether the SDK's client was there to take it. What is not a message it hands to its `message_handler`."""
         try:
             await self.inbox.send(item if isinstance(item, Exception) else SessionMessage(item))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return False  # the SDK's client has left
         return True
-
-    async def complain(self, error: Exception) -> None:
-        """The SDK's client hands what is not a message to its `message_handler`."""
-        await self.deliver(error)
 
     async def gap(self, gap: Gap) -> None:
         log_event(
@@ -134,14 +133,14 @@ class Incoming:
             tool=gap.tool,
         )
         if self._on_gap is None:
-            await self.complain(EventsLost(gap))
+            await self.deliver(EventsLost(gap))
             return
         try:
             waiting = self._on_gap(gap)
             if waiting is not None:
                 await waiting
         except Exception as error:
-            await self.complain(error)
+            await self.deliver(error)
 
     async def _ask(self, message: JSONRPCRequest, call: str | None) -> None:
         asks, key = self._memory.state.asks, str(message.id)
@@ -157,24 +156,10 @@ class Incoming:
         self._memory.changed()
         await self.deliver(message)
 
-    async def _notification(self, message: JSONRPCNotification, tool: str | None) -> None:
-        if message.method == GAP:
-            await self.gap(read_gap(message.params, tool=tool))
-            return
-        if message.method == "notifications/cancelled":
-            self._memory.answered(cancelled_request_id_from_params(message.params))
-        elif message.method == "notifications/progress":
-            token = (message.params or {}).get("progressToken")
-            if isinstance(token, str) and token in self.tokens:
-                params = {**(message.params or {}), "progressToken": self.tokens[token]}
-                message = message.model_copy(update={"params": params})
-        await self._callback_limit.room()
-        await self.deliver(message)
-
 
 def parse(message: Message) -> JSONRPCMessage:
     """A message as the SDK's value. Raises `ValidationError`."""
-    return jsonrpc_message_adapter.validate_json(message.text, by_name=False)
+    return types.jsonrpc_message_adapter.validate_json(message.text, by_name=False)
 
 
 def encoded(message: JSONRPCMessage) -> dict[str, Any]:
@@ -189,7 +174,7 @@ def answer_of(message: Message, request_id: RequestId | None = None) -> JSONRPCR
         found = None
         why = f"The answer is not a JSON-RPC response: {error.error_count()} errors"
     if not isinstance(found, JSONRPCResponse | JSONRPCError):
-        found = JSONRPCError(jsonrpc="2.0", id=request_id, error=ErrorData(code=INTERNAL_ERROR, message=why))
+        found = JSONRPCError(jsonrpc="2.0", id=request_id, error=types.ErrorData(code=INTERNAL_ERROR, message=why))
     return found if request_id is None else found.model_copy(update={"id": request_id})
 
 

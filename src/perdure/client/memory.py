@@ -1,22 +1,128 @@
-"""A client's memory opens its state and writes it to a store.
+"""A client's memory is the state with which the next process goes on, written to a store.
 
-A store holds the state of one client at a time. `open` is called first and refuses a second holder; `save` replaces
-what was there, whole or not at all; `close` lets go, and keeps what is there.
+The state is written whole each time: it is as small as the handshake and the calls that run. A store holds the state of
+one client at a time. `open` is called first and refuses a second holder; `save` replaces what was there, whole or not
+at all; `close` lets go, and keeps what is there.
 """
 
+import json
 import logging
 import os
 import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from perdure._files import private
 from perdure._files.locks import HAS_FLOCK, let_go_in_child, lock_file, release
 from perdure._files.sole_holder import SoleHolder
-from perdure.client.state import BadState, NewerState, State, decode
 from perdure.errors import StateInUse, StateUnusable
-from perdure.remote.state_writer import StateWriter
+from perdure.remote.endpoint import Handshake
+from perdure.remote.state_writer import StateWriter, read
 from perdure.telemetry.events import log_event
+
+#: Of the form. A newer release may raise it; an older one then refuses the file.
+VERSION = 1
+
+
+class BadState(ValueError):
+    """These bytes are not a client's state."""
+
+
+@dataclass(kw_only=True)
+class Place:
+    """The place in a stream from which the next process goes on."""
+
+    position: str | None = None
+    retry: int | None = None
+
+    def moved(self, position: str | None, retry: int | None) -> None:
+        self.position = position
+        if retry is not None:
+            self.retry = retry
+
+
+@dataclass(kw_only=True)
+class Running(Place):
+    """A tool's call that was sent, or is about to be, and has no answer yet."""
+
+    id: str
+    params: dict[str, Any]
+
+    @property
+    def tool(self) -> str:
+        return str(self.params.get("name", ""))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        found = self.params.get("arguments")
+        return dict(found) if isinstance(found, Mapping) else {}
+
+
+@dataclass(kw_only=True)
+class Ask:
+    """A request of the server that was handed on and is not answered yet."""
+
+    message: dict[str, Any]
+    call: str | None
+    """The call that asks; None for the standalone stream."""
+
+
+@dataclass(kw_only=True)
+class State(Place):
+    """All of it. The place is that of the standalone stream."""
+
+    url: str
+    start: int = 0
+    """Counts the processes: it is a part of every request's id."""
+    handshake: Handshake | None = None
+    calls: dict[str, Running] = field(default_factory=dict)
+    asks: dict[str, Ask] = field(default_factory=dict)
+    sticky: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Requests whose effect a new session must have as well, by what they are about."""
+
+    def forget_session(self) -> None:
+        self.replace_session(None)
+        self.calls.clear()
+        self.sticky.clear()
+
+    def replace_session(self, handshake: Handshake | None) -> None:
+        """Another one begins; calls that run still belong to the old one, and end by themselves."""
+        self.handshake, self.position, self.retry = handshake, None, None
+        self.asks.clear()
+
+    def stick(self, method: str, params: Mapping[str, Any]) -> None:
+        """A sticky request (`_core/sticky.py`) has succeeded."""
+        about = "level" if method == "logging/setLevel" else f"uri {params.get('uri')}"
+        if method == "resources/unsubscribe":
+            self.sticky.pop(about, None)
+        else:
+            kept = {key: value for key, value in params.items() if key != "_meta"}
+            self.sticky[about] = {"method": method, "params": kept}
+
+    def encode(self) -> bytes:
+        return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> State:
+    """What would fail later fails here: `BadState`, or `StateUnusable` for the form of a newer release."""
+    try:
+        found = json.loads(data)
+        version = found.pop("perdure")
+        if isinstance(version, int) and version > VERSION:
+            raise StateUnusable(f"the state has form {version}; this release knows {VERSION}")
+        if version != VERSION:
+            raise BadState("the state has no known form")
+        state = read(State, found, "the state")
+        assert isinstance(state, State)
+        if not {"handshake", "calls", "asks"} <= found.keys():
+            raise BadState("it has no handshake, calls or questions")
+        if any(key != call.id for key, call in state.calls.items()):
+            raise BadState("a call stands under another id")
+        return state
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BadState(f"not a client's state: {error}") from error
 
 
 class StateStore(Protocol):
@@ -117,8 +223,6 @@ class Memory:
     def _recall(self, store: StateStore, data: bytes) -> None:
         try:
             state = decode(data)
-        except NewerState as error:
-            raise StateUnusable(str(error)) from error
         except BadState as error:
             try:
                 aside = store.set_aside()

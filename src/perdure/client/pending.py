@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from functools import partial
 from typing import Any
 
 import anyio
@@ -12,8 +11,7 @@ from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCNotification, JSON
 from pydantic import ValidationError
 
 from perdure.client.incoming import Incoming, answer_of, named, parse
-from perdure.client.memory import Memory
-from perdure.client.state import Running
+from perdure.client.memory import Memory, Running
 from perdure.remote.call import Call
 from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
@@ -141,10 +139,11 @@ class PendingCall:
 
     def _move(self, position: str | None, retry: int | None) -> None:
         """Mark a position when the notifications before it were looked at: what waits here dies with the process."""
+
+        def mark() -> None:
+            self._running.moved(position, retry)
+            self._memory.moved()
+
         with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             # Where there is no room, the previous one stays: then the next process sees a little more again.
-            self._put.send_nowait(partial(self._mark, position, retry))
-
-    def _mark(self, position: str | None, retry: int | None) -> None:
-        self._running.moved(position, retry)
-        self._memory.moved()
+            self._put.send_nowait(mark)

@@ -24,14 +24,7 @@ import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params, progress_token_from_params
 from mcp.shared.message import SessionMessage
-from mcp_types import (
-    JSONRPCError,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    JSONRPCResponse,
-    RequestId,
-    jsonrpc_message_adapter,
-)
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, RequestId
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -40,11 +33,10 @@ from perdure._core.delivery import Purpose
 from perdure._core.losses import Gap
 from perdure._core.sticky import METHODS as STICKY
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
-from perdure.client.memory import Memory
+from perdure.client.memory import Memory, Running
 from perdure.client.pending import PendingCall
-from perdure.client.state import Running
 from perdure.remote.call import Call, Sender
-from perdure.remote.endpoint import Endpoint, Handshake, Refusal, Refused, Unavailable
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link, Notice
 from perdure.remote.message import encode, error
 from perdure.remote.stream import Limits
@@ -84,7 +76,7 @@ class Transport:
         self._sender = Sender(self._link)
         self._incoming = Incoming(memory, callback_limit, on_gap, partial(self._link.start, self._send))
         self.take = self._incoming.take
-        self.complain = self._incoming.complain
+        self.complain = self._incoming.deliver
         self._earlier: list[PendingCall] = []
         """The calls of earlier processes."""
         self._calls: dict[RequestId, Call] = {}
@@ -157,11 +149,11 @@ class Transport:
                 call.lose(f"its session could not go on: {trouble}")
         state.forget_session()
         try:
-            found, session = await self._link.handshakes.begin(json.dumps(encoded(message)), self._link.new_id())
+            found, session = await self._link.begin(json.dumps(encoded(message)), self._link.new_id())
         except Unavailable as unavailable:
             found = error("0", UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:
-            found = error("0", NO_SERVER, str(refused), {"reason": refused.refusal.reason})
+            found = error("0", NO_SERVER, str(refused), {"reason": refused.reason})
         answer = answer_of(found, message.id)
         if isinstance(answer, JSONRPCResponse):
             state.handshake = Handshake(session=session, request=params, result=dict(answer.result))
@@ -185,7 +177,7 @@ class Transport:
             self._link.start(call.go_on)
         for key, ask in list(state.asks.items()):
             try:
-                question = jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
+                question = types.jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
             except ValidationError:  # it was too large to be remembered, or the state was changed by hand
                 del state.asks[key]
                 continue
@@ -275,8 +267,7 @@ class Transport:
 
     async def prepare(self, handshake: Handshake) -> None:
         if _read(handshake) is None:
-            sentence = "the handshake cannot be read, or is of an unknown revision"
-            raise Refused(Refusal(reason="not_mcp", sentence=sentence))
+            raise Refused("not_mcp", "the handshake cannot be read, or is of an unknown revision")
 
     def sticky(self, handshake: Handshake) -> list[str]:
         return [encode({"jsonrpc": "2.0", "id": 0, **request}) for request in self._memory.state.sticky.values()]

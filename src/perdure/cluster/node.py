@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perdure._core.ids import NodeId
 from perdure._core.leases import BEATS_IN_LEASE
+from perdure._core.states import ClaimState
 from perdure.cluster.on_demand import cancel_all
 from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
@@ -41,19 +42,23 @@ class Peers:
         self._liveness = liveness
         self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
 
-    async def meet(self) -> Sequence[NodeId]:
-        """Read which nodes are there; gives the dead ones."""
-        dead = await self._liveness.dead()
+    async def meet(self) -> Mapping[NodeId, int]:
+        """Read which nodes are there; gives the dead ones, each with its beat from before it was found dead."""
         nodes = await self._store.nodes()
+        beats = {record.id: record.beat for record in nodes}
+        dead = await self._liveness.dead()
+        if dead:
+            nodes = await self._store.nodes()  # one of them may have said meanwhile that it leaves
         known = [record.id for record in nodes if record.id != self._node]
         self.alone = not known
         self.others = tuple(node for node in known if node not in dead)
         self.departed = frozenset(record.id for record in nodes if has_left(record))
-        return dead
+        self._dead = deque((node for node in self._dead if node not in self.others), maxlen=_KNOWN_DEAD)
+        return {node: beats[node] for node in dead if node in beats}
 
     async def is_dead(self, node: NodeId) -> bool:
-        """Whether a node certainly writes nothing more. A node that is dead stays dead, so the store is asked once,
-        however many of its sessions come here."""
+        """Whether a node is dead. The store is asked once, however many of its sessions come here; one that is back
+        after all is found by the next round."""
         if node == self._node:
             return False
         if node not in self._dead:
@@ -83,33 +88,58 @@ class Node:
     watcher: Watcher
     lease: float
     facts: Callable[[], bytes]
-    on_lapsed: Callable[[], None]
+    thaw: Callable[[], None]
+    """Called in each round while this node holds its claim: what rests because it did not may go on."""
+    on_buried: Callable[[], None]
     on_lost: Callable[[StoreLost], None]
+    _claim: ClaimState = field(default=ClaimState.HOLDING, init=False)
+    """The one that the log tells of."""
     _failing: set[str] = field(default_factory=set, init=False)
     _settling: set[NodeId] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._every = min(self.lease / BEATS_IN_LEASE, _LONGEST_PAUSE)
+        self._round = min(ROUND, self._every)
 
     async def run(self) -> None:
-        """Runs until the lease has lapsed."""
-        pause = min(ROUND, self._every)
+        """Runs until another node has buried this one."""
         tasks = [
             asyncio.create_task(self._repeat("this node could not show that it lives", self._beat, self._every)),
-            asyncio.create_task(self._repeat("other nodes could not be looked after", self.go_round, pause)),
+            asyncio.create_task(self._repeat("other nodes could not be looked after", self.go_round, self._round)),
         ]
         try:
-            while self.liveness.holds:  # noqa: ASYNC110 - it ends by a clock, without an event
-                await asyncio.sleep(pause)
+            while (claim := self.liveness.own_claim) is not ClaimState.BURIED:
+                self._look_at_claim(claim)
+                await asyncio.sleep(self._round)
         finally:
             await cancel_all(tasks)
-        log_event(logging.ERROR, "node.lapsed", "this node's lease has lapsed: it may write nothing more, and stops")
-        self.on_lapsed()
+        log_event(
+            logging.ERROR,
+            "node.buried",
+            "other nodes took this node for dead and have settled its calls: it writes nothing more, and ends",
+        )
+        self.on_buried()
+
+    def _look_at_claim(self, claim: ClaimState) -> None:
+        """Tell what has become of this node's claim, which runs out by a clock, without an event."""
+        if claim is not self._claim:
+            self._claim = claim
+            if claim is ClaimState.FROZEN:
+                log_event(
+                    logging.ERROR,
+                    "node.lapsed",
+                    "this node's lease has lapsed: it shows and accepts nothing until the store answers",
+                )
+            else:
+                log_event(logging.WARNING, "node.resumed", "the store answers and knows this node: it goes on")
+        if claim is ClaimState.HOLDING:
+            self.thaw()
 
     async def _repeat(self, what: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         while True:
             await self._attempt(what, what, work())
-            await asyncio.sleep(pause)
+            holds = self.liveness.own_claim is ClaimState.HOLDING
+            await asyncio.sleep(pause if holds else self._round)  # so that it goes on soon
 
     async def _attempt(self, key: str, what: str, work: Awaitable[None]) -> None:
         """Do something that may fail and is tried again in the next round. `key` names it, so that it is logged
@@ -131,6 +161,8 @@ class Node:
             await self.liveness.beat(self.facts())
 
     async def go_round(self) -> None:
+        if self.liveness.own_claim is not ClaimState.HOLDING:
+            return  # other nodes may act in its place; it must not act in theirs
         await self._attempt("meet", "the other nodes could not be seen", self._settle_dead())
         await self.settler.go_round()  # which survives whatever fails in it
         self.watcher.go_round()
@@ -138,10 +170,10 @@ class Node:
     async def _settle_dead(self) -> None:
         dead = await self.peers.meet()
         self._settling &= set(dead)
-        for node in dead:
-            await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node))
+        for node, beat in dead.items():
+            await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node, beat))
 
-    async def _settle(self, dead: NodeId) -> None:
+    async def _settle(self, dead: NodeId, beat: int) -> None:
         if dead not in self._settling:
             self._settling.add(dead)
             name = dead[:8]
@@ -149,5 +181,5 @@ class Node:
                 log_event(logging.INFO, "node.departed", f"node {name} has left; its calls are taken over", node=dead)
             else:
                 log_event(logging.WARNING, "node.dead", f"node {name} has died; its calls are being settled", node=dead)
-        await self.settler.settle_node(dead)
+        await self.settler.settle_node(dead, beat)
         await self.peers.meet()

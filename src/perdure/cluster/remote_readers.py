@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, StreamId
+from perdure._core.ids import Kind, NodeId, StreamId, place
 from perdure.cluster.on_demand import OnDemand
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import Chores
 from perdure.log.journal import Journal, Steps
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
-from perdure.sessions.context import OtherNodes
-from perdure.store.base import LeaveReader, MoveReader, PutReader, ReaderRecord, SendMail, Step, Store, StreamRecord
+from perdure.sessions.context import OtherNodes, mail_to
+from perdure.store.base import LeaveReader, MoveReader, PutReader, ReaderRecord, Step, Store, StreamRecord
 from perdure.telemetry.events import log_event
 
 _ENDS_AT_ONCE = 500
@@ -91,7 +91,7 @@ class RemoteReaders:
     def on_claimed(self, stream: Stream) -> None:
         entry = self._followed.pop(stream.id, None)
         stream.readers.lose(next(self._arrivals))
-        if entry is not None and entry.reader is stream.reader:
+        if entry is not None and entry.reader is stream.readers.reader:
             self._put(LeaveReader(stream=stream.id, reader=self._name(entry.reader)))
         else:
             self._want_look_up(stream)
@@ -115,7 +115,7 @@ class RemoteReaders:
         row = await self._store.reader(stream.id)
         if stream.writer is None:
             entry = self._followed.get(stream.id)
-            if entry is None or entry.reader is not stream.reader or not entry.is_listed:
+            if entry is None or entry.reader is not stream.readers.reader or not entry.is_listed:
                 return  # no reader is here; or it is about to overtake the one in the row
             if row is None or row.reader != self._name(entry.reader):
                 del self._followed[stream.id]
@@ -129,7 +129,7 @@ class RemoteReaders:
             self._lent[stream.id] = stream
         stream.set_remote_reader(row, arrival=next(self._arrivals))
         if row is not None and before is not None and before.node not in (row.node, self._node):
-            self._put(self._reading(before.node, stream))
+            self._put(*self._reading(before.node, stream))
         if row is not None and stream.tail.last > row.seq:
             self.on_grown(stream)
 
@@ -142,13 +142,13 @@ class RemoteReaders:
             self._lent.pop(stream.id, None)
             if remote is not None:
                 leave = LeaveReader(stream=stream.id, reader=remote.reader)
-                self._put(leave, self._reading(remote.node, stream))
+                self._put(leave, *self._reading(remote.node, stream))
             return
         entry = _Entry(reader, reader.cursor, rests_beyond=reader.cursor > stream.tail.durable)
         self._followed[stream.id] = entry
         row = ReaderRecord(stream=stream.id, reader=self._name(reader), node=self._node, seq=reader.cursor)
-        told = (self._reading(stream.node, stream),) if stream.node else ()
-        self._journal.put(_Hinting(self._store, (PutReader(record=row), *told), self._node, stream.id, entry))
+        steps = (PutReader(record=row), *self._reading(stream.node, stream))
+        self._journal.put(_Hinting(self._store, steps, self._node, stream.id, entry))
 
     def on_progress(self, reader: Reader) -> None:
         entry = self._followed.get(reader.stream.id)
@@ -163,13 +163,13 @@ class RemoteReaders:
             return
         del self._followed[stream.id]
         leave = LeaveReader(stream=stream.id, reader=self._name(reader))
-        self._put(leave, *((self._reading(stream.node, stream),) if stream.node else ()))
+        self._put(leave, *self._reading(stream.node, stream))
 
     def _name(self, reader: Reader) -> str:
         return f"{self._node}.{reader.arrival}"
 
-    def _reading(self, node: NodeId, stream: Stream) -> SendMail:
-        return SendMail(node=node, message=mail.encode(mail.Reading(session=stream.session, stream=stream.id)))
+    def _reading(self, node: NodeId, stream: Stream) -> list[Step]:
+        return mail_to([node] if node else (), mail.Reading(session=stream.session, stream=stream.id))
 
     def _put(self, *steps: Step) -> None:
         self._journal.put(Steps(steps))
@@ -181,8 +181,14 @@ class RemoteReaders:
         all. Gives the standalone streams that are read here and have no writer any more."""
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
         homeless = await self._follow([stream for stream in self._followed if everything or stream in named])
-        if everything:
-            self._end_beyond(holders)
+        for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
+            # A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it
+            # goes on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap
+            # when it comes again.
+            beyond = entry.reader.cursor > entry.reader.stream.tail.durable
+            entry.rests_beyond = beyond and entry.reader.stream.node in holders
+            if beyond and not entry.rests_beyond:
+                entry.reader.end()
         for stream in list(self._lent.values()):
             if stream.is_over:
                 del self._lent[stream.id]  # nothing comes that its reader would have to learn
@@ -204,26 +210,27 @@ class RemoteReaders:
             with self._chores.surviving("a stream could not be followed", record.id):
                 stream = entry.reader.stream
                 before = stream.node
-                stream.follow(record)
+                stream.follow(record, kept=await self._look_for_loss(stream, record))
                 if not record.node and record.kind is Kind.STANDALONE:
                     homeless.append(record)
                 elif record.node not in ("", before, self._node) and not stream.is_over:
                     # The new writer may have looked before our row was there, and a reader that overtook ours told the
                     # old one.
-                    self._put(self._reading(record.node, stream))
+                    self._put(*self._reading(record.node, stream))
                     self._want_look_up(stream)
         return homeless
 
-    def _end_beyond(self, holders: Sequence[NodeId]) -> None:
-        """A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it goes
-        on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap when it
-        comes again."""
-        for entry in [entry for entry in self._followed.values() if entry.rests_beyond]:
-            stream = entry.reader.stream
-            beyond = entry.reader.cursor > stream.tail.durable
-            entry.rests_beyond = beyond and stream.node in holders
-            if beyond and not entry.rests_beyond:
-                entry.reader.end()
+    async def _look_for_loss(self, stream: Stream, record: StreamRecord) -> int | None:
+        """Another writer has gone on behind what was read here, and perhaps not behind all of it: the store may have
+        lost the end, or the claim under which it was written. Then gives where the other went on. (Or the record is
+        older than what is known here: the reader is ended for nothing then, and comes again.)"""
+        if stream.writer is not None or stream.is_over or record.fence == stream.fence:
+            return None
+        ended, known = await self._store.generations(stream.id), stream.tail.durable
+        end = place(stream.position(known), generation=record.generation, last=record.last, ended=ended)
+        if record.generation == stream.generation:  # the claim was lost and made again, by another node
+            end = min(known, max((generation.end for generation in ended), default=0))
+        return end if record.generation < stream.generation or end < known else None
 
 
 @dataclass(slots=True)

@@ -3,50 +3,224 @@
 The dead node's streams are claimed one by one; of several nodes that try, one succeeds, and the dead one, should it
 only have been paused, finds that it may write nothing more. The table in `_core.settling` decides what becomes of each
 call. One that may run again does so into the same stream, once; all others are answered: interrupted, outcome unknown.
-With authentication a call runs again when its principal is back, in that request's context: until then it waits, for
-`session_grace` at most (`WaitingCalls`).
+
+With authentication a call waits: it needs its principal's credentials to run again, or to find out whether it may. The
+node that gets the principal's next request claims it and runs it in that request's context. A principal that does not
+come back is waited for during `session_grace`.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
 
 from perdure._core import mail, settling
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, SessionId, StreamId
-from perdure._core.jsonrpc import coerce_id, error_payload
+from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
-from perdure._core.states import CALL, CallState, CallStep, SessionState, SessionStep, advance
-from perdure.cluster.abandoned_calls import AbandonedCall, SettleRequest, WaitingCalls, said_before
+from perdure._core.states import CALL, CallState, CallStep, LogState, SessionState, SessionStep, advance
 from perdure.cluster.remote_readers import stream_ends
-from perdure.errors import HeldElsewhere, SessionEnded, StaleFence, StoreUnavailable
+from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
 from perdure.log.chores import Chores
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream
-from perdure.sessions.context import ServerContext
-from perdure.sessions.ledger import unknown_outcome
+from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.ledger import logged_in, progress_token, unknown_outcome
 from perdure.sessions.registry import SessionRegistry
 from perdure.sessions.session import Session
 from perdure.sessions.tool_hints import ToolHints
-from perdure.store.base import (
-    CallEnd,
-    CloseAsk,
-    DropStream,
-    EndSession,
-    PutCall,
-    Release,
-    SendMail,
-    SessionRecord,
-    Step,
-    StreamRecord,
-)
+from perdure.store import base
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 
+T = TypeVar("T")
+
+CallKey = tuple[SessionId, int, int | str]
+"""Session, incarnation and request id, as the SDK compares ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbandonedCall:
+    """A call that its node left behind."""
+
+    row: base.CallRecord
+
+    @cached_property
+    def request(self) -> Request | None:
+        """`None` if the recorded bytes cannot be read."""
+        try:
+            parsed = parse_body(self.row.request)
+        except InvalidMessage:
+            return None
+        return parsed if isinstance(parsed, Request) else None
+
+    @property
+    def key(self) -> CallKey:
+        return self.row.session, self.row.incarnation, coerce_id(self.row.request_id)
+
+    def ended(self, step: CallStep) -> base.CallEnd:
+        row, state = self.row, advance(CALL, self.row.state, step)
+        return base.CallEnd(incarnation=row.incarnation, request_id=row.request_id, state=state)
+
+    def changed(self, step: CallStep, stream: Stream) -> base.PutCall:
+        row = self.row
+        return base.PutCall(
+            stream=stream.id,
+            fence=stream.fence,
+            incarnation=row.incarnation,
+            request_id=row.request_id,
+            state=advance(CALL, row.state, step),
+            attempt=row.attempt,
+            progress=row.progress,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettleRequest:
+    """One request to settle calls: the occasion, and what is known and was done on it."""
+
+    occasion: Occasion
+    tools: ToolHints
+    origin: object = None
+    """The request whose credentials a call runs with; only the runtime looks into it."""
+    cancelled: frozenset[CallKey] = frozenset()
+    """Calls that their client has cancelled."""
+    withdrawn: set[str] = field(default_factory=set)
+    """Asks of dead nodes that were cancelled."""
+    reported: set[SessionId] = field(default_factory=set)
+    """Sessions of which the other nodes know that their calls lost readers: one message each, not one for each call,
+    which could fill a mailbox."""
+
+
+async def said_before(
+    context: ServerContext, call: AbandonedCall, standalone: StreamId
+) -> tuple[float | None, Counter[bytes]]:
+    """What a call had sent before it was left behind: its highest progress, and its log messages.
+
+    Progress is on its own stream or, as an orphan's, on the standalone one, and may still wait for the session's home.
+    Log messages are looked for on its own stream; where several calls share that, it is not known whose they are.
+    """
+    row, token = call.row, None if call.request is None else progress_token(call.request)
+    progress = [] if token is None or row.progress is None else [row.progress]
+    logged: Counter[bytes] = Counter()
+    # What waits is read first: the home may append it meanwhile.
+    waiting = base.paged(lambda after: context.store.forwarded(standalone, after=after))
+    elsewhere = () if token is None else (waiting, _events(context, standalone))
+    for messages in (*elsewhere, own := _events(context, row.stream)):
+        async for message in messages:
+            if token is not None:
+                sent = settling.progress_in(message.payload, (token, f"{row.incarnation}:{token}"))
+                progress += () if sent is None else (sent,)
+            if messages is own and (key := logged_in(message.payload)) is not None:
+                logged[key] += 1
+    if logged and len(await context.store.calls_on(row.stream)) > 1:
+        logged.clear()
+    return max(progress, default=None), logged
+
+
+def _events(context: ServerContext, stream: StreamId) -> AsyncIterator[base.Event]:
+    return base.paged(lambda after: context.store.read(stream, after=after, limit=1_000))
+
+
+_Settle = Callable[[base.StreamRecord, SettleRequest], Awaitable[bool]]
+"""Settles the calls that wait on a stream; `False` if none does any more."""
+
+
+class WaitingCalls:
+    """The calls that wait, as far as this node knows of them."""
+
+    def __init__(self, context: ServerContext, sessions: SessionRegistry, settle: _Settle) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._settle = settle
+        self._monotonic = context.hub.monotonic
+        self._chores = Chores()
+        self._until: dict[SessionId, float] = {}
+        """Sessions with such calls, here or elsewhere, and until when they wait."""
+
+    def expect(self, session_id: SessionId) -> None:
+        """Calls of a session wait, here or elsewhere, for its principal."""
+        self._until[session_id] = self._monotonic() + self._context.settings.session_grace
+        if (session := self._sessions.held(session_id)) is not None:
+            session.mark_waiting(True)
+            self.send_back()
+
+    def send_back(self) -> None:
+        """Ask clients that were back before their calls had to wait to come again: that request has the credentials
+        to run them with."""
+        for session_id in self._until:
+            session = self._sessions.held(session_id)
+            if session is not None and session.waits:
+                running = {call.stream.id for call in session.exchange.calls.all_running()}
+                for stream in session.streams.values():
+                    if stream.readers.reader is not None and not stream.is_over and stream.id not in running:
+                        stream.readers.reader.close_with_retry()
+
+    async def resume(self, session: Session, origin: object) -> None:
+        """The principal is back: run again, or answer, what waited for it."""
+        session.mark_waiting(False)
+        tools = ToolHints(self._sessions)
+        by = SettleRequest(occasion=Occasion.PRINCIPAL_BACK, tools=tools, origin=origin)
+        try:
+            for record in await self._waiting_streams(session.id):
+                await self._settle(record, by)
+        except StoreError:
+            session.mark_waiting(True)
+            raise
+        if not session.waits:  # or more of its calls have begun to wait meanwhile
+            self._until.pop(session.id, None)
+
+    async def give_up(self) -> None:
+        """Answer what has waited here for too long."""
+        now = self._monotonic()
+        by = SettleRequest(occasion=Occasion.GRACE_PASSED, tools=ToolHints(self._sessions))
+        for session_id in [session_id for session_id, until in self._until.items() if until <= now]:
+            with self._chores.surviving("calls that waited for too long could not be answered", session_id):
+                for record in await self._waiting_streams(session_id):
+                    if record.node == self._context.node:
+                        await self._settle(record, by)
+                if (session := self._sessions.held(session_id)) is not None:
+                    session.mark_waiting(False)
+                self._until.pop(session_id, None)
+
+    async def cancel(self, cancelled: mail.Cancelled) -> None:
+        """The client cancels a call that waits."""
+        context = self._context
+        row = await context.store.open_call(
+            cancelled.session, incarnation=cancelled.incarnation, request_id=cancelled.request_id
+        )
+        record = None if row is None else await base.stream_by_id(context.store, row.stream)
+        if row is None or record is None:
+            return
+        tools, key = ToolHints(self._sessions), AbandonedCall(row=row).key
+        by = SettleRequest(occasion=Occasion.CALL_CANCELLED, tools=tools, cancelled=frozenset({key}))
+        if row.state is CallState.WAITING and await self._settle(record, by):
+            return
+        if record.node and record.node != context.node:
+            context.journal.put(Steps(mail_to([record.node], cancelled)))
+
+    async def _waiting_streams(self, session_id: SessionId) -> Sequence[base.StreamRecord]:
+        rows = await self._context.store.calls(session_id)
+        streams = {row.stream for row in rows if row.state is CallState.WAITING}
+        return await stream_ends(self._context.store, list(streams)) if streams else ()
+
+
+REASONS = {
+    Occasion.GRACE_PASSED: "its process died, and its principal did not come back",
+    Occasion.STORE_BEHIND: "the store lost its answer",
+}
+"""Why an outcome is unknown, where it is not simply that a process died."""
 DIED = "its process died"
+
+_LOOK_AGAIN = 30.0
+"""Seconds after which a node looks for calls whose end the store has lost, also where nothing told of a loss. It is one
+query, and a client that waits for such a call waits as long."""
 
 _RELEASE_AT_ONCE = 256
 """Homes of a dead node that are released in one commit."""
@@ -79,22 +253,22 @@ class Settler:
         self._chores = Chores()
         self._checked: object = None
         """The store's stamp from before it was last seen that running calls are still this node's."""
+        self._doubts = 0
+        self._looked_for_lost = context.hub.monotonic()
 
-    async def settle_node(self, dead: NodeId) -> None:
-        """Settle a dead node, and bury it. What fails does not hold up the rest, and is tried again by the next
-        round."""
+    async def settle_node(self, dead: NodeId, beat: int) -> None:
+        """Settle a dead node, and bury it, unless it has beaten since: it is back then, and keeps what was not claimed
+        yet. What fails does not hold up the rest, and is tried again by the next round."""
         context, tools = self._context, ToolHints(self._sessions)
         cancelled = set()  # by their clients, of which the dead node has not read
-        after = 0
-        while page := await context.store.mail(dead, after=after):
-            for _, raw in page:
-                if isinstance(message := mail.decode(raw), mail.Cancelled):
-                    cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
-            after = page[-1].key
+        async for _, raw in base.paged(lambda after: context.store.mail(dead, after=after)):
+            if isinstance(message := mail.decode(raw), mail.Cancelled):
+                cancelled.add((message.session, message.incarnation, coerce_id(message.request_id)))
         by = SettleRequest(occasion=Occasion.NODE_DIED, tools=tools, cancelled=frozenset(cancelled))
-        homes: list[StreamRecord] = []
+        homes: list[base.StreamRecord] = []
         failures: list[Exception] = []
-        calls: dict[SessionId, list[StreamRecord]] = {}  # all of a session are settled in one go, and reported once
+        # All of a session are settled in one go, and reported once.
+        calls: dict[SessionId, list[base.StreamRecord]] = {}
         for record in await context.store.written_by(dead):
             if record.kind is Kind.STANDALONE:
                 homes.append(record)
@@ -108,8 +282,19 @@ class Settler:
         failures += await self._settle_homes(homes, by)
         if failures:
             raise failures[0]
-        for stream in await context.store.bury(dead, heir=context.node):
-            self._report_unread(stream)
+        read = await context.store.bury(dead, heir=context.node, beat=beat)
+        if read is None:
+            sentence = f"node {dead[:8]} is back; it goes on with what was not taken from it"
+            log_event(logging.WARNING, "node.back", sentence, node=dead)
+            return
+        for record in read:
+            # The reader of this stream went with its node: let the writer know.
+            session = self._sessions.held(record.session)
+            if record.node == context.node and session is not None:
+                if (stream := session.held_stream(record.id)) is not None:
+                    stream.set_remote_reader(None, arrival=context.hub.arrive())
+            elif record.node:
+                self._put(*mail_to([record.node], mail.Reading(session=record.session, stream=record.id)))
         context.counters.nodes_settled += 1
         log_event(logging.INFO, "node.settled", f"what node {dead[:8]} left behind is settled", node=dead)
 
@@ -133,6 +318,8 @@ class Settler:
             await self.waiting.give_up()
         with surviving("clients could not be asked to come again"):
             self.waiting.send_back()
+        with surviving("calls whose end was lost could not be looked for"):
+            await self._settle_lost()
         self._sessions.streams.release_parked(
             lambda stream: stream.id in self._in_progress or self._sessions.held(stream.session) is not None
         )
@@ -147,9 +334,55 @@ class Settler:
                         own[record.id].follow(record)
                 self._checked = stamp
 
+    async def _settle_lost(self) -> None:
+        """Answer the calls that run under this node's name in the store, and that nothing here runs: the store has lost
+        their answers. Looked for where there was a sign of a loss, and now and then, because an idle node sees none."""
+        context, journal, now = self._context, self._context.journal, self._context.hub.monotonic()
+        doubts = journal.doubts
+        if journal.state is LogState.DEGRADED or (doubts == self._doubts and now < self._looked_for_lost + _LOOK_AGAIN):
+            return
+        await self._repair_own()
+        by = SettleRequest(occasion=Occasion.STORE_BEHIND, tools=ToolHints(self._sessions))
+        if suspects := [record.id for record in await context.store.written_by(context.node) if self._is_left(record)]:
+            # Some may be about to begin: they are written, and their callers have not gone on yet. Or they have just
+            # ended. Behind a step of this moment neither is so.
+            await journal.write(base.MailReceived(node=context.node, through=0))
+            await asyncio.sleep(0)
+            for record in await stream_ends(context.store, suspects):
+                if self._is_left(record) and not record.sealed and record.node == context.node:
+                    rows = await context.store.calls_on(record.id)
+                    if any(row.state is CallState.RUNNING for row in rows):  # others wait for their principal
+                        await self._settle(record, by)
+        self._doubts, self._looked_for_lost = doubts, now
+
+    async def _repair_own(self) -> None:
+        """Let streams that are written here, and that the store has lost all or the end of, not wait for their next
+        event: a call may be silent because its client is to answer an ask. It is asked again, and other nodes find the
+        call in the ledger, to cancel it."""
+        homes = [session.standalone for session in self._sessions if session.exchange.asks.open]
+        own = [stream for stream in (*self._sessions.streams, *homes) if stream.writer is not None]
+        known = {stream.id: stream.tail.durable for stream in own if not stream.is_over}
+        found = {record.id: record for record in await stream_ends(self._context.store, list(known))}
+        for stream in own:
+            record = found.get(stream.id)
+            if stream.id not in known or (record is not None and record.last >= known[stream.id]):
+                continue
+            if record is None and stream.writer is not None:
+                with contextlib.suppress(SessionEnded, IdTaken):  # refused, so nothing waits for it
+                    await self._context.journal.write(stream.writer.opening)
+            session = self._sessions.held(stream.session)
+            if session is not None and (record is None or record.fence == stream.fence):
+                session.exchange.asks.repeat()
+
+    def _is_left(self, record: base.StreamRecord) -> bool:
+        """Whether no writer of a call's stream is in memory, and the stream is not being settled."""
+        stream = self._sessions.streams.of(record.session).get(record.id)
+        is_written = stream is not None and stream.writer is not None
+        return record.kind is Kind.CALL and not is_written and record.id not in self._in_progress
+
     # A call's stream
 
-    async def settle_waiting(self, record: StreamRecord, by: SettleRequest) -> bool:
+    async def settle_waiting(self, record: base.StreamRecord, by: SettleRequest) -> bool:
         """Settle calls that wait on a stream; `False` if none does any more, or they are being settled already and
         this brings no credentials for that.
 
@@ -165,39 +398,45 @@ class Settler:
         await self._settle(record, by)
         return True
 
-    async def _settle(self, record: StreamRecord, by: SettleRequest) -> None:
+    async def _settle(self, record: base.StreamRecord, by: SettleRequest) -> None:
         context, store = self._context, self._context.store
         # What is left when the store fails is finished without the credentials: their request is over by then.
         progress = self._in_progress.setdefault(record.id, _InProgress(by=replace(by, origin=None)))
         async with progress.turn:
             owner = await store.session(record.session)
+            context.journal.check_claim()
             if progress.stream is not None and progress.stream.writer is not None and owner is not None:
                 await self._settle_calls(owner, progress.stream, progress, by)  # where the store failed
             # Also where this node is the writer: what it had under way then finds a stale fence.
-            elif (claimed := await store.claim(record.id, node=context.node, held=record.fence)) is None:
+            elif (claimed := await self._claim(record)) is None:
                 pass  # another node was faster
             elif owner is None or owner.state is SessionState.ENDED:
-                self._put(DropStream(stream=record.id))
+                self._put(base.DropStream(stream=record.id))
             elif owner.state is SessionState.OPENING:
                 # Its client does not know of it.
                 reason = SessionStep.HANDSHAKE_FAILED.value
-                self._put(EndSession(session=owner.id, time=context.clock(), reason=reason))
+                self._put(base.EndSession(session=owner.id, time=context.clock(), reason=reason))
             else:
                 # Seen behind a claim, no other node can end them.
                 rows = [row for row in await store.calls_on(record.id) if CALL[row.state]]
                 progress.calls = [AbandonedCall(row=row) for row in rows]
-                progress.stream = self._take_over(claimed, owed=len(rows), by=by)
+                progress.stream = self._take_over(claimed, rows, by=by)
                 await self._settle_calls(owner, progress.stream, progress, by)
         self._in_progress.pop(record.id, None)
 
-    def _take_over(self, claimed: StreamRecord, *, owed: int, by: SettleRequest) -> Stream:
+    async def _claim(self, record: base.StreamRecord) -> base.StreamRecord | None:
+        held = self._sessions.streams.of(record.session).get(record.id)
+        known = 0 if held is None else held.generation
+        return await self._context.store.claim(record.id, node=self._context.node, held=record.fence, known=known)
+
+    def _take_over(self, claimed: base.StreamRecord, rows: Sequence[base.CallRecord], *, by: SettleRequest) -> Stream:
         context, session = self._context, self._sessions.held(claimed.session)
-        stream = self._sessions.streams.write(claimed, owed=owed)
+        stream = self._sessions.streams.write(claimed, owed=len(rows), calls=rows)
         context.hub.registry.on_claimed(stream)
         if not stream.readers.present:
             # The reader went with the node. Its client may be here, or at another node, and never ask for the call.
             context.hub.marks.lost(stream)
-            if session is not None and session.standalone.reader is not None:
+            if session is not None and session.standalone.readers.reader is not None:
                 session.orphans.give_time()
             if claimed.session not in by.reported:
                 by.reported.add(claimed.session)
@@ -205,12 +444,12 @@ class Settler:
         return stream
 
     async def _settle_calls(
-        self, owner: SessionRecord, stream: Stream, progress: _InProgress, by: SettleRequest
+        self, owner: base.SessionRecord, stream: Stream, progress: _InProgress, by: SettleRequest
     ) -> None:
         verdicts = [await self._verdict(owner, call, by) for call in progress.calls]
         session = await self._sessions.load(owner.id) if Verdict.RERUN in verdicts else None
         # It must not be put to rest before its calls have begun.
-        with nullcontext() if session is None else session.in_use():
+        with contextlib.nullcontext() if session is None else session.in_use():
             if not progress.withdrawn:
                 await self._withdraw_asks(owner, stream, by)
                 progress.withdrawn = True
@@ -222,11 +461,11 @@ class Settler:
                     case Verdict.CANCEL:
                         payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
                         with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
-                            stream.append(payload, end=_end_of(call, CallStep.CANCEL))
+                            stream.append(payload, end=call.ended(CallStep.CANCEL))
                         self._context.counters.calls_cancelled += 1
                         self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
-                        await self._context.journal.write(_changed(call, stream, CallStep.LOSE_NODE))
+                        await self._context.journal.write(call.changed(CallStep.LOSE_NODE, stream))
                         name, method = stream.id, call.row.method
                         log_event(
                             logging.INFO, "call.waits", f"a request waits for its principal ({method})", stream=name
@@ -236,13 +475,10 @@ class Settler:
                     case Verdict.RERUN if session is not None:
                         await self._run_again(session, call, stream, by)
                     case _:
-                        late = by.occasion is Occasion.GRACE_PASSED
-                        self._answer_unknown(
-                            call, stream, f"{DIED}, and its principal did not come back" if late else DIED
-                        )
+                        self._answer_unknown(call, stream, REASONS.get(by.occasion, DIED))
                 del progress.calls[0]
 
-    async def _verdict(self, owner: SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
+    async def _verdict(self, owner: base.SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
         if call.key in by.cancelled:
             return Verdict.CANCEL
         needs_credentials = by.occasion is Occasion.NODE_DIED and owner.owner
@@ -261,7 +497,7 @@ class Settler:
         params = None if call.request is None else call.request.params
         payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
-            stream.append(payload, end=_end_of(call, CallStep.SETTLE))
+            stream.append(payload, end=call.ended(CallStep.SETTLE))
         self._context.counters.calls_settled += 1
         self._context.peers.log_event(
             logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream
@@ -273,7 +509,7 @@ class Settler:
         try:
             await session.home.caught_up()  # what the call said before it was left behind comes first
             progress, logged = await said_before(self._context, call, session.record.standalone)
-            again = replace(_changed(call, stream, CallStep.RUN_AGAIN), attempt=row.attempt + 1, progress=progress)
+            again = replace(call.changed(CallStep.RUN_AGAIN, stream), attempt=row.attempt + 1, progress=progress)
             with spans.settle(session.name, stream.id, outcome="rerun"):
                 await self._context.journal.write(again)
                 session.exchange.start_again(
@@ -302,7 +538,7 @@ class Settler:
                 logging.INFO, "call.rerun", f"a request of a dead node runs again ({row.method})", stream=row.stream
             )
 
-    async def _withdraw_asks(self, owner: SessionRecord, stream: Stream, by: SettleRequest) -> None:
+    async def _withdraw_asks(self, owner: base.SessionRecord, stream: Stream, by: SettleRequest) -> None:
         """Cancel what dead nodes had asked, on this stream or on the standalone one: no node waits for the answers."""
         context = self._context
         living = {context.node, *context.nodes.others}
@@ -313,16 +549,16 @@ class Settler:
             params = {"requestId": ask.id, "reason": DIED}
             cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
             payload = json.dumps(cancelled, separators=(",", ":")).encode()
-            close = CloseAsk(session=owner.id, id=ask.id)
+            close = base.CloseAsk(session=owner.id, id=ask.id)
             if ask.stream == stream.id:
                 stream.append(payload, also=close)
             elif (session := await self._sessions.load(owner.id)) is not None:
                 await session.home.caught_up()  # the ask may still wait for the home
                 session.home.send(payload, close)
 
-    # Homes and readers
+    # Homes
 
-    async def _settle_homes(self, homes: Sequence[StreamRecord], by: SettleRequest) -> list[Exception]:
+    async def _settle_homes(self, homes: Sequence[base.StreamRecord], by: SettleRequest) -> list[Exception]:
         """A session with subscriptions, or in use here, gets a new home at once; the others when they are loaded.
 
         Gives what went wrong with single ones.
@@ -333,14 +569,14 @@ class Settler:
         for record in homes:
             try:
                 if not await self._bring_home(record, by, needed=record.id in waited_for):
-                    releases.append(Release(stream=record.id, fence=record.fence))
+                    releases.append(base.Release(stream=record.id, fence=record.fence))
             except Exception as failure:
                 failures.append(failure)
         for start in range(0, len(releases), _RELEASE_AT_ONCE):
             await self._context.store.commit(releases[start : start + _RELEASE_AT_ONCE])
         return failures
 
-    async def _bring_home(self, record: StreamRecord, by: SettleRequest, *, needed: bool) -> bool:
+    async def _bring_home(self, record: base.StreamRecord, by: SettleRequest, *, needed: bool) -> bool:
         """Become the home of a session that needs one now (`needed`: messages wait for it). Tells whether there is
         one."""
         held = self._sessions.held(record.session)
@@ -360,38 +596,10 @@ class Settler:
             await self._withdraw_asks(session.record, session.standalone, by)
         return True
 
-    def _report_unread(self, record: StreamRecord) -> None:
-        """The reader of a stream went with its node: let the writer know."""
-        session = self._sessions.held(record.session)
-        if record.node == self._context.node and session is not None:
-            if (stream := session.held_stream(record.id)) is not None:
-                stream.set_remote_reader(None, arrival=self._context.hub.arrive())
-        elif record.node:
-            message = mail.encode(mail.Reading(session=record.session, stream=record.id))
-            self._put(SendMail(node=record.node, message=message))
-
     def _send_all(self, message: mail.Message) -> None:
         """Send mail to all other nodes that live."""
-        encoded = mail.encode(message)
-        if posts := [SendMail(node=node, message=encoded) for node in self._context.nodes.others]:
-            self._put(*posts)
+        self._put(*mail_to(self._context.nodes.others, message))
 
-    def _put(self, *steps: Step) -> None:
-        self._context.journal.put(Steps(steps))
-
-
-def _end_of(call: AbandonedCall, step: CallStep) -> CallEnd:
-    state = advance(CALL, call.row.state, step)
-    return CallEnd(incarnation=call.row.incarnation, request_id=call.row.request_id, state=state)
-
-
-def _changed(call: AbandonedCall, stream: Stream, step: CallStep) -> PutCall:
-    return PutCall(
-        stream=stream.id,
-        fence=stream.fence,
-        incarnation=call.row.incarnation,
-        request_id=call.row.request_id,
-        state=advance(CALL, call.row.state, step),
-        attempt=call.row.attempt,
-        progress=call.row.progress,
-    )
+    def _put(self, *steps: base.Step) -> None:
+        if steps:
+            self._context.journal.put(Steps(steps))

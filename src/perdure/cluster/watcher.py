@@ -16,9 +16,9 @@ from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
 from perdure.log.journal import Steps
-from perdure.sessions.context import ServerContext
+from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
-from perdure.store.base import MailReceived, SendMail, StreamRecord, stream_by_id
+from perdure.store.base import MailReceived, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 
@@ -121,6 +121,8 @@ class Watcher:
 
     async def _handle(self, message: mail.Message) -> None:
         held = self._sessions.held(message.session)
+        if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled):
+            held = await self._sessions.load(message.session)
         match message:
             case mail.Ended():
                 await self._sessions.was_ended(message.session, message.reason)
@@ -138,31 +140,20 @@ class Watcher:
                         stream.follow(record)  # another node may have become the home
                 await self._readers.look_who_reads(stream)
             case mail.Missed() if held is not None and held.is_connected:
-                here = mail.encode(mail.Here(session=held.id))
-                self._context.journal.put(Steps((SendMail(node=message.node, message=here),)))
-            case mail.Lost() if held is not None and held.standalone.reader is not None:
+                held.put(*mail_to([message.node], mail.Here(session=held.id)))
+            case mail.Lost() if held is not None and held.standalone.readers.reader is not None:
                 held.orphans.give_time()
             case mail.Here() if held is not None:
                 held.touch()
-            case mail.Unread():
-                if (session := await self._sessions.load(message.session)) is not None:
-                    session.orphans.time_has_passed_elsewhere()
-            case mail.AskAnswered() | mail.Notified() | mail.Cancelled():
-                await self._pass_on(message)
-
-    async def _pass_on(self, message: mail.AskAnswered | mail.Notified | mail.Cancelled) -> None:
-        """Pass on what a client said to another node and concerns this one."""
-        session = await self._sessions.load(message.session)
-        if session is None:
-            return
-        exchange = session.exchange
-        match message:
-            case mail.AskAnswered():
-                exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
-            case mail.Notified():
-                exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
-            case mail.Cancelled():
-                if not exchange.cancel(message.request_id, incarnation=message.incarnation, params=message.params):
+            case mail.Unread() if held is not None:
+                held.orphans.time_has_passed_elsewhere()
+            # What a client said to another node, and concerns this one.
+            case mail.AskAnswered() if held is not None:
+                held.exchange.asks.answer(Response(id=message.response.get("id"), raw=message.response), None)
+            case mail.Notified() if held is not None:
+                held.exchange.pass_on(Notification(method=message.method, params=message.params, raw={}), None)
+            case mail.Cancelled(request_id=id_, incarnation=incarnation, params=params) if held is not None:
+                if not held.exchange.cancel(id_, incarnation=incarnation, params=params):
                     await self._settler.waiting.cancel(message)
 
     # Whatever fails is looked at again in the next round, with everything else. The journal logs a store that fails;

@@ -1,7 +1,7 @@
 """Finds the caller's session, and puts a reader on one of its streams: what every method of the endpoint needs."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -9,12 +9,12 @@ from starlette.types import Scope
 from perdure._core import sse
 from perdure._core.states import SessionState
 from perdure.assembly import ServerProcess
-from perdure.errors import SessionEnded, StoreError
+from perdure.errors import HeldElsewhere, SessionEnded, StaleRecord, StoreError
 from perdure.http.body import Bodies, Headers
 from perdure.http.credentials import Credentials
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.recovery import Recovery
-from perdure.http.refusals import Refusal, Refused, session_gone, store_refused
+from perdure.http.refusals import Refusal, Refused, session_gone
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
 from perdure.sessions.session import Session
@@ -35,39 +35,46 @@ class SessionAccess:
         self._recovery = Recovery(process.context, process.sessions)
         self._is_draining = is_draining
         self._retry_ms = round(self.settings.retry * 1000)
+        self._retry = sse.encode_retry(self._retry_ms)
 
     @asynccontextmanager
     async def session(
-        self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True
+        self, headers: Headers, owner: str, scope: Scope, *, resume: bool = True, checked_later: bool = False
     ) -> AsyncIterator[Session]:
         """The session that a request names, if it is the caller's. A foreign one and none are answered alike.
 
         It is in use until the request has its response, or a reader that holds it.
-        `resume`: calls that wait for their principal run again in the context of this request.
+        `resume`: calls that wait for their principal run again in the context of this request. `checked_later`: the
+        record is not read again where it is in memory (`SessionRegistry.find`).
         """
         text = headers.get(b"mcp-session-id")
         if not text:
             raise Refused(Refusal.NO_SESSION_ID)
-        try:
-            session = await self.sessions.find(text.decode("latin-1"), owner)
+        with self.refusing(Refusal.STORE_UNREADABLE):
+            session = await self.sessions.find(text.decode("latin-1"), owner, checked_later=checked_later)
             if session is None or session.state is SessionState.OPENING:
                 raise await self._recovery.gone(headers, owner, scope)
-        except SessionEnded:
-            raise self.gone() from None
-        except StoreError as failure:
-            raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
         with session.in_use():
-            try:
+            with self.refusing(Refusal.STORE_UNREADABLE):
                 spans.tell(session=session.name)
                 self.credentials.bring(session.id, scope)
                 await session.come_back()
                 if session.waits and resume:
                     await self.waiting.resume(session, HttpRequest(scope))
-            except SessionEnded:
-                raise self.gone() from None
-            except StoreError as failure:
-                raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
             yield session
+
+    @contextmanager
+    def refusing(self, otherwise: Refusal) -> Iterator[None]:
+        """Refuse what cannot be done because the session has ended, or because the store fails: another node knows
+        more, or what the caller was about to do fails (`otherwise`). A record that was changed is for the caller."""
+        try:
+            yield
+        except StaleRecord:
+            raise
+        except SessionEnded:
+            raise self.gone() from None
+        except StoreError as failure:
+            raise Refused(Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise) from None
 
     def refuse_if_draining(self) -> None:
         """Refuse new work once the end has begun: it goes elsewhere."""
@@ -97,7 +104,7 @@ class SessionAccess:
             raise self.gone()
         preamble, retry = told, b""
         if session.keeper.revision.primes:
-            retry = sse.encode_retry(self._retry_ms)
+            retry = self._retry
             name = stream.position(cursor).priming(self.context.random)
             preamble = sse.encode_priming(name.encode(), self._retry_ms) + told
         reader = Reader(

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState
 from perdure.assembly import ServerProcess, running
-from perdure.errors import Misuse, StoreLost
+from perdure.errors import Misuse, NodeBuried, StoreLost
 from perdure.http.body import ClientGone, Headers, HostAndOrigin
 from perdure.http.credentials import principal_of
 from perdure.http.endpoint import ALLOW, Endpoint, SessionlessHandler
@@ -116,7 +116,7 @@ class App:
                     store=self._store,
                     settings=settings,
                     counters=self.counters,
-                    on_lapsed=self._lapsed,
+                    on_buried=self._buried,
                     on_lost=self._lose,
                 )
             )
@@ -178,13 +178,15 @@ class App:
             self._ending = self._process.loop.create_task(self._process.stop())
         return self._ending
 
-    def _lapsed(self) -> None:
-        """This node may write nothing more: end at once."""
+    def _buried(self) -> None:
+        """Other nodes have settled what this one had: end at once."""
         self._stopping = True
         if self._ending is None and self._process is not None:
             self._ending = self._process.loop.create_future()
             self._ending.set_result(None)
             self._process.end()
+        if self._on_lost is not None:
+            self._on_lost(NodeBuried())
 
     # Requests
 
@@ -239,7 +241,10 @@ class App:
         if RESUME not in scope and (handler := self._without_session(headers)) is not None:
             await handler(scope, receive, send, headers)
             return None
-        return await self._started()(scope, receive, headers, principal_of(scope))
+        endpoint = self._started()
+        if self._process is not None and not self._process.context.journal.may_show:
+            raise Refused(Refusal.FROZEN)
+        return await endpoint(scope, receive, headers, principal_of(scope))
 
     def _started(self) -> Endpoint:
         if self._endpoint is None:
@@ -279,7 +284,7 @@ class App:
             status, word = 503, "stopping" if stopping else "starting"
         elif self._lost is not None:
             status, word = 503, self._lost.state
-        elif journal.state is LogState.DEGRADED:
+        elif journal.refuses or journal.state is LogState.DEGRADED:
             status, word = 503 if journal.refuses else 200, "degraded"
         else:
             status, word = 200, "ok"

@@ -47,7 +47,7 @@ class EventStreamResponse:
         self._send = send
         self._task = task = asyncio.current_task()
         try:
-            headers = [*_HEADERS, (b"mcp-session-id", self._session.record.id.encode())]
+            headers = [*_HEADERS, (b"mcp-session-id", self._session.id.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             del headers
             await self._reader.begin(self)

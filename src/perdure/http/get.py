@@ -7,11 +7,10 @@ from starlette.types import Scope
 
 from perdure._core.ids import Kind, Position, parse_position, place
 from perdure._core.states import ContentState, SessionState
-from perdure.errors import StoreError
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, accepts
 from perdure.http.event_stream import EventStreamResponse
-from perdure.http.refusals import Refusal, Refused, store_refused
+from perdure.http.refusals import Refusal, Refused
 from perdure.log.hub import warning_frames
 from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
@@ -43,7 +42,7 @@ class GetHandler:
             text = headers.get(b"last-event-id", b"").decode("latin-1")
             if text:
                 self._context.counters.resumes += 1
-            try:
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
                 position = parse_position(text)
                 stream = await self._find(session, position)
                 with stream.kept_whole():
@@ -54,8 +53,6 @@ class GetHandler:
                         # A reader at another node, of which this one may not know yet, is overtaken with the rest.
                         await self._context.hub.registry.look_who_reads(stream)
                     return await self._read(session, stream, start, arrival)
-            except StoreError as failure:
-                raise store_refused(failure, Refusal.STORE_UNREADABLE) from None
 
     async def _find(self, session: Session, position: Position | None) -> Stream:
         """The stream that a position names; the standalone one without a position."""
@@ -84,7 +81,7 @@ class GetHandler:
         ahead = await stream.read(after=cursor, limit=BATCH)
         if not named and stream.readers.delivered > cursor:
             cursor, ahead = stream.readers.delivered, ()
-        if self._context.hub.full and stream.reader is None:
+        if self._context.hub.full and stream.readers.reader is None:
             raise Refused(Refusal.TOO_MANY_READERS, limit=self._settings.max_readers)
         if stream is session.standalone:
             self._context.counters.standalone_readers += 1

@@ -1,6 +1,7 @@
 """Handles POST: takes messages of a client. Requests open a stream, on which their answers come; the rest is accepted
 with 202."""
 
+import contextlib
 import json
 from collections.abc import Sequence
 
@@ -11,16 +12,17 @@ from perdure._core import sticky
 from perdure._core.jsonrpc import Batch, Envelope, InvalidMessage, Notification, Request, parse_body
 from perdure._core.limits import weigh
 from perdure._core.states import SessionState, SessionStep
-from perdure.errors import IdTaken, SessionEnded, StoreError, TooManyCalls, TooManySessions
+from perdure.errors import IdTaken, SessionEnded, StaleRecord, StoreError, TooManyCalls, TooManySessions
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, accepts, replayed, require_json
 from perdure.http.credentials import caller_of
 from perdure.http.event_stream import EventStreamResponse
-from perdure.http.refusals import Answer, Refusal, Refused, store_refused
+from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.log.stream import Stream
 from perdure.sessions.client_messages import receive
 from perdure.sessions.ledger import Call, Duplicate, Intake
 from perdure.sessions.session import Session
+from perdure.store.base import paged
 from perdure.telemetry import tracing as spans
 
 MAX_HANDSHAKE = 64 << 10
@@ -60,13 +62,17 @@ class PostHandler:
                 return await self._initialize(parsed, body, http, headers, owner)
             # What is not a request may say that a call shall not run again.
             resume = isinstance(parsed, Request | Batch)
+            if isinstance(parsed, Request):
+                with contextlib.suppress(StaleRecord):  # another process has changed it: it is read now, once
+                    async with self._access.session(headers, owner, scope, checked_later=True) as session:
+                        return await self._take(session, parsed, body, http, seen=session.record.revision)
             async with self._access.session(headers, owner, scope, resume=resume) as session:
                 return await self._take(session, parsed, body, http)
         except Refused as refused:
             raise refused.answering(parsed.id if isinstance(parsed, Request) else None) from None
 
     async def _take(
-        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest
+        self, session: Session, parsed: Envelope | Batch, body: bytes, http: HttpRequest, seen: int | None = None
     ) -> Answer | EventStreamResponse:
         messages = parsed.messages if isinstance(parsed, Batch) else (parsed,)
         requests = [message for message in messages if isinstance(message, Request)]
@@ -78,7 +84,8 @@ class PostHandler:
         size = weigh(body)
         try:
             self._check_work(session, messages, size)
-            calls = await self._accept(session, requests, body, size) if requests else []
+            with self._access.refusing(Refusal.STORE_FAILS):
+                calls = await self._accept(session, requests, body, size, seen) if requests else []
         except Refused as refused:
             raise refused.answering(requests[0].id if requests else None) from None
         if not calls:
@@ -112,19 +119,20 @@ class PostHandler:
                 session.exchange.start(next(waiting), http)
                 continue
             share = size // len(messages) or 1
-            try:
+            with self._access.refusing(Refusal.STORE_FAILS):
                 await receive(session, message, http, size=share, cancel_waiting=self._access.waiting.cancel)
-            except StoreError:
-                raise Refused(Refusal.STORE_FAILS) from None
 
     # Requests
 
-    async def _accept(self, session: Session, requests: Sequence[Request], body: bytes, size: int) -> list[Call]:
+    async def _accept(
+        self, session: Session, requests: Sequence[Request], body: bytes, size: int, seen: int | None
+    ) -> list[Call]:
         settings, calls = self._settings, session.exchange.calls
         self._check_room()
         if calls.load + len(requests) > settings.max_calls:
             raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls)
-        if sticky.is_full(session.record.sticky, [call.request for call in calls.all_running()], requests):
+        running = [call.request for call in calls.all_running()]
+        if sticky.is_full(session.record.sticky, running, requests):
             raise Refused(Refusal.TOO_MANY_SUBSCRIPTIONS, limit=sticky.MAX_STICKY, size=sticky.MAX_BYTES)
         bodies = [body] if len(requests) == 1 else [json.dumps(request.raw).encode() for request in requests]
         try:
@@ -133,17 +141,13 @@ class PostHandler:
                     await session.home.take()  # subscriptions live with the home: the node that changes them becomes it
                 # What runs here was counted above; what runs in other processes only the store can count.
                 most = settings.max_calls if self._context.store.shared else None
-                return await intake.accept(bodies, most_calls=most)
+                return await intake.accept(bodies, most_calls=most, seen=seen)
         except Duplicate as taken:
             raise Refused(Refusal.DUPLICATE_ID, id=taken.request_id, seen=taken.request_id) from None
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, seen=requests[0].id) from None
         except TooManyCalls:
             raise Refused(Refusal.TOO_MANY_CALLS, limit=settings.max_calls) from None
-        except StoreError as failure:
-            raise store_refused(failure, Refusal.STORE_FAILS) from None
-        except SessionEnded:
-            raise self._access.gone() from None
 
     def _check_room(self) -> None:
         self._access.refuse_if_draining()
@@ -173,7 +177,8 @@ class PostHandler:
         if weigh(body) > MAX_HANDSHAKE_MEMORY:
             raise Refused(Refusal.HANDSHAKE_TOO_RICH, limit=MAX_HANDSHAKE_MEMORY)
         self._check_room()
-        reattached = await self._reattach(request, body, http, headers, owner)
+        with self._access.refusing(Refusal.STORE_FAILS):
+            reattached = await self._reattach(request, body, http, headers, owner)
         return await self._open(request, body, http, owner) if reattached is None else reattached
 
     async def _reattach(
@@ -197,8 +202,6 @@ class PostHandler:
                     [call] = await intake.accept([body])
         except IdTaken:
             raise Refused(Refusal.DUPLICATE_ID, seen=request.id) from None
-        except StoreError as failure:
-            raise store_refused(failure, Refusal.STORE_FAILS) from None
         except SessionEnded:
             return None
         with call.stream.kept_whole():
@@ -232,11 +235,8 @@ class PostHandler:
 
 async def _answers(stream: Stream) -> list[bytes]:
     """The answers on a stream that is over. There are none where the store refused it for good."""
-    answers: list[bytes] = []
-    after = 0
-    while events := await stream.read(after=after, limit=stream.tail.last):
-        answers += [event.payload for event in events if event.final]
-        after = events[-1].seq
+    events = paged(lambda after: stream.read(after=after, limit=stream.tail.last))
+    answers = [event.payload async for event in events if event.final]
     if not answers:
         raise Refused(Refusal.STORE_FAILS)
     return answers

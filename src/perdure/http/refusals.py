@@ -19,7 +19,6 @@ from perdure._core.codes import (
 )
 from perdure._core.jsonrpc import error_payload
 from perdure._core.text import printable
-from perdure.errors import HeldElsewhere, StoreError
 
 
 class Refusal(enum.Enum):
@@ -85,6 +84,7 @@ class Refusal(enum.Enum):
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")
     STORE_UNREADABLE = (503, STORE_UNAVAILABLE, "The log cannot be read at the moment")
+    FROZEN = (503, STORE_UNAVAILABLE, "This server has had no answer from its log for too long, and waits for one")
     HELD_ELSEWHERE = (
         503,
         STORE_UNAVAILABLE,
@@ -98,11 +98,6 @@ class Refusal(enum.Enum):
         self.status = status
         self.code = code
         self.sentence = sentence
-
-
-def store_refused(failure: StoreError, otherwise: Refusal) -> Refused:
-    """Refuse because of a failing store: another node knows more, or what the caller was about to do fails."""
-    return Refused(Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise)
 
 
 _RECOVERIES = {

@@ -13,10 +13,9 @@ from starlette.types import Receive, Scope
 
 from perdure._core.chains import TOKEN_LENGTH
 from perdure._core.limits import RateLimit
-from perdure.errors import StoreError
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, require_json
-from perdure.http.refusals import Answer, Refusal, Refused, store_refused
+from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.sessions.broker import Broker, Rejected, TokenUser
 
 ACTIONS = ("open", "resume", "confirm", "revoke")
@@ -69,11 +68,10 @@ class ResumeTokenEndpoint:
         if not isinstance(fields, dict):
             raise _bad("body", "it is not a JSON object")
         try:
-            return await self._answer(scope[RESUME], fields, headers, owner)
+            with self._access.refusing(Refusal.STORE_FAILS):
+                return await self._answer(scope[RESUME], fields, headers, owner)
         except Rejected:
             return REJECTED
-        except StoreError as failure:
-            raise store_refused(failure, Refusal.STORE_FAILS) from None
 
     async def _answer(self, action: str, fields: dict[str, object], headers: Headers, owner: str) -> Answer:
         holder, token = fields.get("holder"), fields.get("token")

@@ -63,9 +63,8 @@ class ReadMarks:
         """Taken to look for unread calls: thousands of clients may come at once, and their requests go first."""
 
     def moved(self, stream: Stream) -> None:
-        """A reader has got further; which is of interest on a standalone stream only."""
-        if stream.kind is Kind.STANDALONE:
-            self._later(stream)
+        """The reader of a standalone stream has got further."""
+        self._later(stream)
 
     def left(self, stream: Stream) -> None:
         """The reader of a stream has left it, or came to its end."""
@@ -128,7 +127,11 @@ class Hub:
     clock: Callable[[], float]
     monotonic: Callable[[], float]
     random: RandomBytes
+    may_show: Callable[[], bool]
+    """This node holds its claim. While it does not, readers rest."""
     readers: set[Reader] = field(default_factory=set)
+    _frozen: set[Reader] = field(default_factory=set)
+    """Readers that found that nothing may be shown."""
     _sessionless: int = 0
     _chores: Chores = field(default_factory=Chores)
 
@@ -152,7 +155,7 @@ class Hub:
     def attach(self, reader: Reader) -> None:
         """Put a reader on its stream. The newest wins, whichever the store answered first; the other one is ended."""
         stream = reader.stream
-        before = stream.reader
+        before = stream.readers.reader
         self.readers.add(reader)
         if before is not None and before.arrival > reader.arrival:
             reader.end()
@@ -167,12 +170,26 @@ class Hub:
             self.registry.on_attached(reader)
         stream.moved()
 
+    def is_frozen(self, reader: Reader) -> bool:
+        """Whether nothing may be shown at the moment; then the reader is woken by `thaw`."""
+        if self.may_show():
+            return False
+        self._frozen.add(reader)
+        return True
+
+    def thaw(self) -> None:
+        """Wake the readers that rest only because nothing could be shown. Called again and again while this node holds
+        its claim, so that no reader is forgotten that rests just before it is renewed."""
+        while self._frozen:
+            self._frozen.pop().wake()
+
     def detach(self, reader: Reader) -> None:
         self.readers.discard(reader)
+        self._frozen.discard(reader)
         stream = reader.stream
-        if stream.reader is reader:
+        if stream.readers.reader is reader:
             stream.readers.reader = None
-            stream.readers.lost_at = self.arrive()
+            stream.readers.lost_at = next(self.arrivals)
             self.marks.left(stream)
             self.registry.on_detached(reader)
             stream.moved()

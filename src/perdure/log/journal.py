@@ -8,6 +8,13 @@ forms.
 When the store fails (`LogState.DEGRADED`, promise 7) the steps stay in the backlog, in order. With `hold` their sources
 learn that they are accepted, so that live traffic goes on from memory; with `refuse` they learn nothing before the
 steps are written. Steps are repeatable, so a commit that was given up and happened all the same does no harm.
+
+A node whose claim is FROZEN (`_core.states.CLAIM`) writes nothing and lets no source show more; what is held stays, and
+is written when the claim is renewed. For a node that is BURIED everything held is refused: other nodes write its
+streams.
+
+A store may come back without what was written last. It refuses the next append to a stream as `Behind`, and the journal
+asks the source for what is to be written in its place, before it goes on with anything else.
 """
 
 import asyncio
@@ -19,8 +26,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
-from perdure._core.states import LOG, LogState, LogStep, advance
-from perdure.errors import MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
+from perdure._core.states import LOG, ClaimState, LogState, LogStep, advance
+from perdure.errors import Behind, MailFull, NodeGone, PerdureError, StaleFence, StoreError, StoreUnavailable
 from perdure.settings import Settings
 from perdure.store.base import Append, Forward, OpenStream, PutSession, Refusals, Step, Store
 from perdure.store.codec import weigh
@@ -58,6 +65,10 @@ class Source(Protocol):
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         """These were refused for good."""
 
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        """The store has lost what came before these: gives what is written in their place, at once and before anything
+        else of this source. Nothing: they are refused for good."""
+
 
 Part = tuple[Source, Sequence[Step]]
 Group = list[Part]
@@ -72,7 +83,7 @@ class Journal:
         settings: Settings,
         counters: Counters,
         *,
-        holds: Callable[[], bool] = lambda: True,
+        claim: Callable[[], ClaimState] = lambda: ClaimState.HOLDING,
         on_holding: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self.state = LogState.HEALTHY
@@ -81,33 +92,59 @@ class Journal:
         self.clock = store.clock
         self._timeout = settings.store_timeout
         self._holding = settings.on_store_failure == "hold"
-        self._claims_hold = holds
+        self._claim = claim
         self.counters = counters
         self._queue: deque[Source] = deque()
-        self._queued_since = self._taken_since = 0.0
+        self._queued_since = self._taken_since = self.time = 0.0
+        """`time` is the store's, when the first source came into the queue: that of all events which are appended until
+        the queue is taken."""
         self._too_much = 0
         """Bytes of the group at which the store failed."""
         self._groups = 0
         """Groups that were written, so far."""
+        self._refused = 0
+        """Steps that were refused, since the store last began to fail."""
+        self.doubts = 0
+        """How often it was seen that the store may have lost something: it was away, or it is behind."""
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
+    def may_show(self) -> bool:
+        """This node holds its claim: it may write, and show what is accepted."""
+        return self._claim() is ClaimState.HOLDING
+
+    def check_claim(self) -> None:
+        """Raises `StoreUnavailable` unless this node holds its claim. Asked before it writes, or claims a stream: it
+        may have stood still since it decided to, and a stream of a node that is buried has no writer for ever."""
+        if not self.may_show:
+            raise StoreUnavailable("it has not answered this node for so long that the node's lease has lapsed")
+
+    @property
     def _holds(self) -> bool:
-        """While the store fails, live traffic goes on from memory; but not for a node whose claims have lapsed."""
-        return self._holding and self._claims_hold()
+        """While the store fails, live traffic goes on from memory; but not for a node whose claim does not hold."""
+        return self._holding and self.may_show
 
     @property
     def refuses(self) -> bool:
-        """New work is refused at the moment: the store fails, and the setting says so or too much is held."""
-        return self.state is LogState.DEGRADED and (not self._holds or not self.backlog.has_room)
+        """New work is refused at the moment: this node's claim does not hold; or the store fails, and the setting says
+        so or too much is held."""
+        degraded = self.state is LogState.DEGRADED
+        return not self.may_show or (degraded and not (self._holding and self.backlog.has_room))
+
+    @property
+    def _is_behind(self) -> bool:
+        """The store has failed, and there is something to catch up with. A node that is buried only has its backlog
+        refused."""
+        return self.state is LogState.DEGRADED and (bool(self.backlog.parts) or self._claim() is not ClaimState.BURIED)
 
     def put(self, source: Source) -> None:
         """Queue a source, once; it is asked for its steps at the end of this turn of the loop."""
         if not self._queue:
             self._queued_since = time.perf_counter()
+            self.time = self.clock()
         self._queue.append(source)
         self._idle.clear()
         self._schedule()
@@ -151,7 +188,7 @@ class Journal:
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self.state is LogState.DEGRADED:
+        if self._is_behind:
             self._hold(list(self._taken()))
             return
         if self._writer is not None or not self._queue:
@@ -163,6 +200,8 @@ class Journal:
         else:
             self.counters.append_seconds.observe(time.perf_counter() - self._taken_since)
             self._done(group, refusals)
+            if group:
+                self._writer = asyncio.create_task(self._write(group), name="perdure-journal")
             self._settle_idle()
 
     def _take(self) -> Group:
@@ -177,7 +216,7 @@ class Journal:
                 yield source, steps
 
     def _at_once(self, steps: Sequence[Step]) -> Refusals | None:
-        if self.state is LogState.DEGRADED or not self._claims_hold():
+        if self.state is LogState.DEGRADED or not self.may_show:
             return None
         try:
             return self.store.commit_now(steps)
@@ -188,8 +227,8 @@ class Journal:
         """Write a group, and whatever has queued up meanwhile, until nothing is left."""
         try:
             await self._write_group(group)
-            while self._queue or self.state is LogState.DEGRADED:
-                if self.state is LogState.DEGRADED:
+            while self._queue or self._is_behind:
+                if self._is_behind:
                     await self._catch_up()
                 elif group := self._take():
                     await self._write_group(group)
@@ -211,30 +250,43 @@ class Journal:
     async def _commit(self, group: Group) -> None:
         """Write a group, and call its sources back: each is then taken out of it. Raises `StoreUnavailable` with the
         others left in it."""
-        if not self._claims_hold():
-            self._done(group, [StaleFence("this node's lease has lapsed")] * len(flat(group)))
-            return
-        try:
-            refusals = await self.store.commit(flat(group))
-        except StoreUnavailable:
-            raise
-        except StoreError as failure:
-            # No use in trying again: one of them asks for the impossible. It must not hold up the others.
-            if len(group) == 1:
-                source, steps = group.pop()
-                _call_back(source, steps, failure)
-            while group:
-                await self._commit([group[0]])
-                del group[0]
-        else:
-            self._done(group, refusals)
+        while group:
+            if self._claim() is ClaimState.BURIED:
+                self._done(group, [StaleFence("other nodes have buried this one")] * len(flat(group)))
+                return
+            self.check_claim()
+            try:
+                refusals = await self.store.commit(flat(group))
+            except StoreUnavailable:
+                raise
+            except StoreError as failure:
+                # No use in trying again: one of them asks for the impossible. It must not hold up the others.
+                if len(group) == 1:
+                    source, steps = group.pop()
+                    _call_back(source, steps, failure)
+                    self._refused += len(steps)
+                while group:
+                    await self._commit([group[0]])
+                    del group[0]
+            else:
+                self._done(group, refusals)
 
     def _done(self, group: Group, refusals: Refusals) -> None:
+        """Call the sources of a group back. What a source writes in place of its steps, because the store has lost what
+        came before them, stays in the group: it goes before everything that is queued or held behind it, and what is
+        held of the same source is refused until then."""
         outcomes = iter(refusals)
+        again: Group = []
         for source, steps in group:
             reasons = [reason for reason in islice(outcomes, len(steps)) if reason is not None]
-            _call_back(source, steps, reasons[0] if reasons else None)
-        group.clear()
+            reason = reasons[0] if reasons else None
+            if isinstance(reason, Behind) and (instead := source.after_loss(steps, reason)):
+                self.doubts += 1
+                again.append((source, instead))
+            else:
+                self._refused += len(reasons)
+                _call_back(source, steps, reason)
+        group[:] = again
 
     def _settle_idle(self) -> None:
         if not self._queue and not self.backlog.parts and self._writer is None:
@@ -246,6 +298,7 @@ class Journal:
 
     def _failed(self, failure: StoreUnavailable) -> None:
         if self.state is LogState.HEALTHY:
+            self._refused = 0
             self.counters.outages += 1
             what = "live traffic goes on from memory" if self._holds else "new requests are refused"
             log_event(logging.ERROR, "store.degraded", f"the store fails ({failure}); {what}")
@@ -269,9 +322,10 @@ class Journal:
     async def _catch_up(self) -> None:
         """Try to write the backlog until it is empty; `_flush` adds to its end meanwhile."""
         delay, backlog = _RETRY_FIRST, self.backlog
-        while self.state is LogState.DEGRADED:
+        while self._is_behind:
             try:
-                if self._claims_hold():  # else nothing of it is written
+                if self._claim() is not ClaimState.BURIED:  # else nothing of it is written
+                    self.check_claim()
                     # Write something, and take it away again. Where nothing is held that would show it (`refuse`), as
                     # much as failed: a full disk has room for a little.
                     await self.store.probe(1 if backlog.parts else self._too_much)
@@ -280,16 +334,31 @@ class Journal:
                     try:
                         await self._commit(group)
                     finally:
-                        backlog.remove(taken - len(group))
+                        backlog.replace(taken, group)
                     self._groups += 1
             except StoreUnavailable as failure:
                 self._failed(failure)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, _RETRY_MOST)
             else:
-                self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
+                self.doubts += 1
                 backlog.set_shown(False)
-                log_event(logging.WARNING, "store.recovered", "the store is back; everything held is written")
+                lost = self._refused
+                if self._claim() is ClaimState.BURIED:
+                    log_event(
+                        logging.ERROR,
+                        "journal.lost",
+                        f"this node was buried while the store did not answer it: {lost} steps are lost",
+                        steps=lost,
+                    )
+                    return
+                self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
+                what = f"what was held is written, but for {lost} steps that it refused"
+                log_event(
+                    logging.WARNING,
+                    "store.recovered",
+                    f"the store is back; {what if lost else 'everything held is written'}",
+                )
 
 
 class Steps:
@@ -310,6 +379,9 @@ class Steps:
 
     def written(self, steps: Sequence[Step]) -> None:
         pass
+
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        return ()
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         if self.outcome is None:
@@ -360,10 +432,13 @@ class Backlog:
         self.parts.append((source, steps))
         return self._count(steps, 1)
 
-    def remove(self, parts: int) -> None:
-        """So many are written, or refused."""
-        for _ in range(parts):
+    def replace(self, taken: int, left: Group) -> None:
+        """Of so many parts at the front these are left; the others are written, or refused."""
+        for _ in range(taken):
             self._count(self.parts.popleft()[1], -1)
+        for part in reversed(left):
+            self.parts.appendleft(part)
+            self._count(part[1], 1)
 
     def _count(self, steps: Sequence[Step], sign: int) -> int:
         events = sum(
@@ -402,7 +477,8 @@ def flat(group: Group) -> list[Step]:
 
 
 def _without_limit(step: Step) -> Step:
-    """A step that is held counts as accepted: it must not be refused for a limit when it is written."""
+    """A step that is held counts as accepted: it must not be refused for a limit when it is written, nor because the
+    session's record was changed meanwhile."""
     if isinstance(step, PutSession):
         return replace(step, limits=None)
-    return replace(step, most_calls=None) if isinstance(step, OpenStream) else step
+    return replace(step, most_calls=None, seen=None) if isinstance(step, OpenStream) else step

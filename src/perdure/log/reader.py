@@ -207,6 +207,11 @@ class Reader:
 
     async def _deliver(self) -> bool:
         """Write what is there; tells whether there was anything."""
+        if self._hub.is_frozen(self):
+            preamble, self.preamble = self.preamble, b""  # comments keep the connection alive meanwhile
+            if preamble:
+                await self._send(preamble, last=False)
+            return False
         stream = self.stream
         target = stream.tail.durable
         events = self.ahead or await stream.read(after=self.cursor, limit=BATCH)
@@ -257,7 +262,8 @@ class Reader:
             self._replay = self._replay.at(cursor, end=self.live_from)
         self.cursor = cursor
         stream.readers.advance(cursor)
-        hub.marks.moved(stream)
+        if stream.kind is Kind.STANDALONE:
+            hub.marks.moved(stream)
         if stream.writer is None:
             hub.registry.on_progress(self)
         stream.moved()

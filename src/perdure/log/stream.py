@@ -1,5 +1,4 @@
-"""Joins the parts of one stream that is written or read here (its tail, its writer and its readers), and keeps one
-object for each stream of this process.
+"""Keeps the streams that are written or read here, one object for each: its newest events, its writer, its readers.
 
 A stream is written by one node at a time. Where that is another one, this object only follows: `follow` tells it how
 far the stream has grown, and it may become the writer by a claim. Where it is this one (`writer` is there), its reader
@@ -8,23 +7,296 @@ may sit at another node, known from the store. `_core.states.WRITING` and `CONTE
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from perdure._core.ids import Fence, Kind, NodeId, Position, SessionId, StreamId, position_prefix
-from perdure._core.retention import StreamSizes
+from perdure._core.retention import StreamSizes, StreamUsage
 from perdure._core.states import CONTENT, WRITING, ContentState, ContentStep, WritingState, WritingStep, advance
-from perdure.errors import PerdureError
+from perdure.errors import Behind, PerdureError, SessionEnded
 from perdure.log.journal import Journal, Steps
-from perdure.log.stream_parts import RUN_AHEAD_BYTES, Readership, StreamWriter, Tail
-from perdure.store.base import Append, CallEnd, Event, ReaderRecord, Step, StreamRecord
+from perdure.store.base import (
+    Append,
+    CallEnd,
+    CallRecord,
+    Event,
+    OpenStream,
+    ReaderRecord,
+    Step,
+    StreamRecord,
+    Trim,
+)
 from perdure.telemetry.events import log_event
 
 if TYPE_CHECKING:
     from perdure.log.reader import Reader
+
+TAIL_BYTES = 256 * 1024
+"""Bytes of durable events kept in memory for a reader that lags; beyond, it reads from the store."""
+
+RUN_AHEAD = 128
+"""Events a call may send before they are accepted. More is faster, and the longer an event waits at full load."""
+
+RUN_AHEAD_BYTES = TAIL_BYTES
+"""Bytes a call may send before they are accepted, and the rest of the last event. They are written in one commit, which
+must be short; and sent from the tail, which should hold them."""
+
+
+class Tail:
+    """The newest events of one stream, in memory, and three marks that tell how far the stream has come.
+
+    `last` is appended, `visible` may be shown (it is in the store, or held while the store fails), `durable` is in the
+    store. Readers see nothing beyond `visible`, so no byte leaves before the store has accepted it (promise 1). The
+    tail keeps what is not durable yet or what the attached reader still needs, so that reading at the end costs no
+    query; whatever the tail no longer has is read from the store. Nothing depends on the tail.
+    """
+
+    __slots__ = ("_events", "_size", "durable", "last", "pins", "visible")
+
+    def __init__(self, last: int) -> None:
+        self.pins = 0
+        """How many need all of it to stay in memory."""
+        self.reset(last)
+
+    def reset(self, last: int) -> None:
+        """Forget all events; the stream has come this far, in the store."""
+        self.last = self.visible = self.durable = last
+        self._events: list[Event] = []
+        self._size = 0
+        """Bytes of the visible ones."""
+
+    def append(self, time: float, payload: bytes, final: bool) -> Event:
+        self.last = seq = self.last + 1
+        event = Event(seq, time, payload, final)
+        self._events.append(event)
+        return event
+
+    def show(self, through: int, size: int) -> None:
+        """Events up to a number may be shown; those that could not be before have so many bytes."""
+        self.visible = through
+        self._size += size
+
+    def read(self, after: int, limit: int) -> Sequence[Event] | None:
+        """Visible events after a sequence number; `None` if only the store can tell."""
+        events = self._events
+        if events and events[0].seq <= after + 1:
+            start = after + 1 - events[0].seq
+            return events[start : start + min(limit, self.visible - after)]
+        return () if after >= self.durable else None
+
+    @property
+    def unwritten(self) -> list[Event]:
+        """Events that are not in the store."""
+        return [event for event in self._events if event.seq > self.durable]
+
+    def after(self, last: int) -> list[Event]:
+        """Durable events behind a number, as far as they are still here: the last ones, without a gap."""
+        return [event for event in self._events if last < event.seq <= self.durable]
+
+    @property
+    def finals(self) -> list[Event]:
+        """Final answers that the store may not have yet."""
+        return [event for event in self._events if event.final]
+
+    @property
+    def start(self) -> int:
+        """The sequence number before the oldest event that is in memory."""
+        return self._events[0].seq - 1 if self._events else self.last
+
+    def release(self, floor: int, kept: int = 0) -> None:
+        """Forget the front: what is durable and read (up to `floor`), or too much to carry for a reader that lags; of
+        the latter not the newest `kept`."""
+        events = self._events
+        if self.pins or not events:
+            return
+        durable = self.durable
+        if floor > durable:
+            floor = durable
+        large = durable - kept
+        gone = 0
+        while gone < len(events) and (
+            events[gone].seq <= floor or (self._size > TAIL_BYTES and events[gone].seq <= large)
+        ):
+            self._size -= len(events[gone].payload)
+            gone += 1
+        if gone:
+            del events[:gone]
+
+
+@dataclass(slots=True, eq=False)
+class Readership:
+    """The reader of one stream, of which there is one at a time, and the writers that wait for it."""
+
+    delivered: int
+    """How far the readers have got."""
+    marked_unread: bool
+    """The store has the stream down as a call's whose reader was lost before the end."""
+    reader: Reader | None = None
+    """The one at this node."""
+    remote: ReaderRecord | None = None
+    """The one at another node, as the store tells."""
+    lost_at: int = 0
+    """When the last reader was lost, as an arrival number of the hub."""
+    pause_at: int = 0
+    """The sequence number at which the writer has to wait."""
+    # Mostly empty, and there are thousands of streams at rest: a tuple, which costs nothing when empty.
+    waiting: tuple[asyncio.Future[bool], ...] = ()
+
+    @property
+    def present(self) -> bool:
+        """A reader is there, at this node or at another one."""
+        return self.reader is not None or self.remote is not None
+
+    @property
+    def through(self) -> int | None:
+        """As far as the present reader has got; `None` if there is none."""
+        if self.reader is not None:
+            return self.reader.cursor
+        return None if self.remote is None else self.remote.seq
+
+    def advance(self, through: int) -> None:
+        """A reader has got this far, at whatever node."""
+        if through > self.delivered:
+            self.delivered = through
+
+    def lose(self, arrival: int) -> None:
+        """The stream has no known reader; if none was lost earlier, one counts as lost at this moment."""
+        self.lost_at = self.lost_at or arrival
+
+    def drop_remote(self) -> ReaderRecord | None:
+        """The newest reader is at this node: the other one is overtaken, and given back."""
+        remote, self.remote = self.remote, None
+        return remote
+
+    def end_beyond(self, end: int) -> None:
+        """End a reader that was shown what the log will not have: its writer held it, and has lost its claim or died.
+        The reader's client learns that from its position, when it comes again."""
+        if self.reader is not None and self.reader.cursor > end:
+            self.reader.end()
+
+    def update(self, visible: int, most_ahead: int | None, over: bool) -> None:
+        """Reckon how far the writer may go, and let those that wait look again; called whenever something that it
+        depends on has moved. `most_ahead`: events that it may be ahead of the present reader."""
+        pause_at = visible + RUN_AHEAD
+        if most_ahead is not None and (through := self.through) is not None and through + most_ahead < pause_at:
+            pause_at = through + most_ahead
+        self.pause_at = pause_at
+        if self.waiting:
+            waiting, self.waiting = self.waiting, ()
+            for future in waiting:
+                if not future.done():
+                    future.set_result(over)
+
+    async def wait(self) -> bool:
+        """Wait until something has moved. Tells whether the stream was over at that moment."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.waiting += (future,)
+        return await future
+
+
+@dataclass(slots=True, eq=False)
+class StreamWriter:
+    """The writing end of a stream. There is one only where this node writes."""
+
+    _id: StreamId
+    _tail: Tail
+    _readers: Readership
+    sizes: StreamSizes
+    _owed: int
+    opening: OpenStream
+    """The step that opens the stream again, should the store have lost it, with the rows of the requests that it
+    answers; repeated without harm."""
+    written_ends: tuple[CallEnd, ...] = ()
+    """The ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
+    written_taken: int = 0
+    """The key of the last forwarded message whose event is written."""
+    seals: bool = False
+    """Everything owed is appended."""
+    is_queued: bool = False
+    ahead_bytes: int = 0
+    """Bytes that are not accepted yet."""
+    pending: list[Event] = field(default_factory=list)
+    """What the journal has not taken yet."""
+    _taken: int = 0
+    # Tuples, as `Readership.waiting`.
+    _ends: tuple[CallEnd, ...] = ()
+    _extra_steps: tuple[Step, ...] = ()
+
+    def add(self, end: CallEnd | None, also: Step | None, taken: int) -> None:
+        """Add what is committed together with the last event of `pending`."""
+        if end is not None:
+            self._ends += (end,)
+            self._owed -= 1
+            self.seals = self._owed == 0
+        if also is not None:
+            self._extra_steps += (also,)
+        if taken:
+            self._taken = taken
+
+    def take(self, fence: Fence, *, limit: int, read: int | None) -> Sequence[Step]:
+        """The steps that write what has collected, and keep the stream within its limit; what lies behind `read`, where
+        a reader is, does not go. Sizes are counted here, once for a group of events."""
+        if not self.pending:
+            self.is_queued = False
+            return ()
+        events, sizes = tuple(self.pending), self.sizes
+        if self._ends:
+            finals = {event.seq: len(event.payload) for event in events if event.final}
+            sizes.count([0 if event.final else len(event.payload) for event in events], finals)
+        else:
+            sizes.count([len(event.payload) for event in events])
+        steps: list[Step] = [
+            Append(stream=self._id, fence=fence, events=events, ends=self._ends, seal=self.seals, taken=self._taken),
+            *self.drop(),
+        ]
+        through = sizes.overflow(self._tail.last, limit=limit, read=read)
+        if through > sizes.trimmed:
+            sizes.trim(through)
+            steps.append(Trim(stream=self._id, through=through))
+        return steps
+
+    def written(self, append: Append) -> None:
+        """Remember what the store would have to be told again, had it lost this."""
+        if append.ends and not append.seal:
+            self.written_ends += append.ends
+        if append.taken:
+            self.written_taken = append.taken
+
+    def after_loss(self, append: Append, last: int) -> Append:
+        """The append in place of one in front of which the store has lost the events behind `last`: those that are
+        still in memory come with it, the others leave a hole. Calls that had ended have ended, what was taken is
+        taken."""
+        events = append.events
+        if events[0].seq == self._tail.durable + 1:  # what is held behind it follows it then
+            events = (*self._tail.after(last), *events)
+        ends, taken = (*self.written_ends, *append.ends), max(append.taken, self.written_taken)
+        return replace(append, events=events, ends=ends, taken=taken, lost=True)
+
+    def drop(self) -> Sequence[Step]:
+        """Forget what has collected; gives the steps that were to be written together with it."""
+        self.is_queued = False
+        extra, self._extra_steps = self._extra_steps, ()
+        self.pending, self._ends, self._taken = [], (), 0
+        return extra
+
+    def usage(self, *, idle: bool) -> StreamUsage:
+        return self.sizes.usage(self._id, last=self._tail.last, floor=self._floor, idle=idle)
+
+    def forget_events(self) -> Trim:
+        """Trim everything that may go, final answers excepted."""
+        self.sizes.trim(self._floor)
+        return Trim(stream=self._id, through=self.sizes.trimmed)
+
+    @property
+    def _floor(self) -> int:
+        """Up to where no reader needs it any more."""
+        through, last = self._readers.through, self._tail.last
+        return last if through is None else min(last, through)
 
 
 class StreamOwner(Protocol):
@@ -67,7 +339,15 @@ class Stream:
     )
 
     def __init__(
-        self, record: StreamRecord, journal: Journal, owner: StreamOwner, *, limit: int, writes: bool, owed: int = 0
+        self,
+        record: StreamRecord,
+        journal: Journal,
+        owner: StreamOwner,
+        *,
+        limit: int,
+        writes: bool,
+        owed: int = 0,
+        calls: Sequence[CallRecord] = (),
     ) -> None:
         self.id = record.id
         self.session = record.session
@@ -87,7 +367,8 @@ class Stream:
         self.readers.update(record.last, None, False)
         if writes:
             self.writing = WritingState.WRITING
-            self.writer = StreamWriter(self.id, self.tail, self.readers, StreamSizes(record.last), owed)
+            opening = _opening(record, calls)
+            self.writer = StreamWriter(self.id, self.tail, self.readers, StreamSizes(record.last), owed, opening)
 
     def _set_node(self, record: StreamRecord) -> None:
         self.node: NodeId = record.node
@@ -97,14 +378,22 @@ class Stream:
 
     # Who writes
 
-    def follow(self, record: StreamRecord) -> None:
-        """Another node writes it, and it has come this far."""
+    def follow(self, record: StreamRecord, *, kept: int | None = None) -> None:
+        """Another node writes it, and it has come this far. `kept`: the store has lost what was followed here behind
+        that number, and its writer went on from there. The reader is ended, and its client learns of the gap when it
+        comes again."""
         tail, readers, writes = self.tail, self.readers, self.writer is not None
+        if kept is not None and not writes:
+            if readers.reader is not None:
+                readers.reader.end()
+            self._set_node(record)
+            tail.reset(kept)
+            readers.delivered = min(readers.delivered, kept)
         under_way = writes and (record.fence == self.fence or tail.durable < tail.last)
-        if record.fence < self.fence or under_way or self.writing is WritingState.UNLOGGED:
+        if record.generation < self.generation or under_way or self.writing is WritingState.UNLOGGED:
             # Read before this node became the writer; or what it still writes will be refused, and dealt with there.
             return
-        if record.generation != self.generation:
+        if record.fence != self.fence:
             readers.end_beyond(tail.durable)
         self._set_node(record)
         if writes:
@@ -130,7 +419,7 @@ class Stream:
             self.readers.reader.end()  # its client may resume, wherever it is written now
         self._owner.on_lost(self, unwritten, shown)
 
-    def claim(self, record: StreamRecord, *, owed: int = 0) -> None:
+    def claim(self, record: StreamRecord, *, owed: int = 0, calls: Sequence[CallRecord] = ()) -> None:
         """This node has become the writer; also where it was, and has claimed the stream again."""
         self._set_node(record)
         self.writing = advance(WRITING, self.writing, WritingStep.CLAIM)
@@ -138,7 +427,7 @@ class Stream:
         tail.reset(record.last)
         # What a writer under an earlier claim had under way is refused by the store; what it counted is still there.
         sizes = StreamSizes(record.last) if self.writer is None else self.writer.sizes.restarted(record.last)
-        self.writer = StreamWriter(self.id, tail, readers, sizes, owed)
+        self.writer = StreamWriter(self.id, tail, readers, sizes, owed, _opening(record, calls))
         readers.delivered = max(min(readers.delivered, record.last), record.delivered)
         readers.marked_unread = record.unread
         readers.end_beyond(record.last)
@@ -147,11 +436,6 @@ class Stream:
         self.moved()
 
     # Who reads
-
-    @property
-    def reader(self) -> Reader | None:
-        """The reader at this node."""
-        return self.readers.reader
 
     def set_remote_reader(self, record: ReaderRecord | None, *, arrival: int) -> None:
         """Take over what the store tells of a reader at another node, with the hub's arrival number of this moment."""
@@ -184,13 +468,6 @@ class Stream:
         of it here is of no use."""
         return self.content is not ContentState.OPEN or self.writing is WritingState.LOST
 
-    @property
-    def state(self) -> str:
-        """The state as it is shown: an open stream is live while it is read."""
-        if self.content is not ContentState.OPEN:
-            return str(self.content.value)
-        return "live" if self.readers.present else "detached"
-
     def expire(self) -> None:
         """Its session has ended: what is not sealed never will be."""
         if self.content is ContentState.OPEN:
@@ -220,17 +497,16 @@ class Stream:
         writer = self.writer
         if writer is None:
             return
-        writer.pending.append(self.tail.append(self._journal.clock(), payload, end is not None))
+        journal, unlogged = self._journal, self.writing is WritingState.UNLOGGED
+        if not writer.is_queued and not unlogged:
+            writer.is_queued = True
+            journal.put(self)
+        writer.pending.append(self.tail.append(journal.time, payload, end is not None))
         writer.ahead_bytes += len(payload)
         if end is not None or also is not None or taken:
             writer.add(end, also, taken)
-        if writer.is_queued:
-            return
-        if self.writing is WritingState.UNLOGGED:
+        if unlogged:
             self.unlog()
-        else:
-            writer.is_queued = True
-            self._journal.put(self)
 
     @property
     def is_full(self) -> bool:
@@ -290,11 +566,11 @@ class Stream:
         return self.writer.take(self.fence, limit=self._limit, read=read)
 
     def accepted(self, steps: Sequence[Step]) -> None:
-        append = steps[0]
-        assert isinstance(append, Append)
+        append = _append_of(steps)
         tail, events = self.tail, append.events
         if events[-1].seq > tail.visible:  # what was held is accepted again when it is written
-            size = sum([len(event.payload) for event in events])
+            new = [event for event in events if event.seq > tail.visible] if append.lost else events
+            size = sum([len(event.payload) for event in new])
             tail.show(events[-1].seq, size)
             if self.writer is not None:
                 self.writer.ahead_bytes -= size
@@ -306,18 +582,30 @@ class Stream:
         readers.update(tail.visible, self._most_ahead, self.is_over)  # nothing goes before it is written
 
     def written(self, steps: Sequence[Step]) -> None:
-        append = steps[0]
-        assert isinstance(append, Append)
+        append = _append_of(steps)
         self.tail.durable = max(self.tail.durable, append.events[-1].seq)
+        if (append.ends or append.taken) and self.writer is not None:
+            self.writer.written(append)
         for step in steps[1:]:
             self._owner.on_step_written(self, step)
         if self.readers.remote is not None:
             self._owner.on_grown(self)
         self._release(kept=len(append.events))  # for its reader, which was woken just now
 
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        """The store has lost the end of this stream, or all of it, and this node still writes it: it is opened again if
+        need be, and goes on with the numbers that its readers know."""
+        append, writer = _append_of(steps), self.writer
+        if append.lost or append.fence != self.fence or writer is None or self.writing is not WritingState.WRITING:
+            return ()
+        again = writer.after_loss(append, reason.last)
+        first, last = reason.last + 1, again.events[0].seq - 1
+        gone = f"events {first} to {last} are gone" if last >= first else "they were written again"
+        log_event(logging.ERROR, "stream.behind", f"the store has lost what stream {self.id} had: {gone}")
+        return (writer.opening, again, *steps[1:])
+
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
-        append = steps[0]
-        assert isinstance(append, Append)
+        append = _append_of(steps)
         if append.fence != self.fence:
             return  # this node has claimed it again meanwhile
         extra = () if self.writer is None else self.writer.drop()
@@ -327,6 +615,9 @@ class Stream:
             self._owner.on_step_written(self, step)
         if self.writing is not WritingState.WRITING:
             return  # more of what was held: it was lost with the first of it
+        if isinstance(reason, SessionEnded) and self.kind is Kind.CALL:
+            self.unlog()
+            return
         tail, readers = self.tail, self.readers
         lost = tail.unwritten
         shown = tail.visible if readers.reader is not None and readers.reader.is_writing else readers.delivered
@@ -348,6 +639,19 @@ class Stream:
                 # Another node has become the writer, and this one does not know its generation yet.
                 events = [event for event in events if event.seq <= self.tail.durable]
         return events
+
+
+def _append_of(steps: Sequence[Step]) -> Append:
+    """The append among the steps of a part: the first, or behind the step that opens its stream again."""
+    append = steps[0] if type(steps[0]) is Append else steps[1]
+    assert isinstance(append, Append)
+    return append
+
+
+def _opening(record: StreamRecord, calls: Sequence[CallRecord]) -> OpenStream:
+    """Opens a stream again; the rows come without their requests, which take memory. A call whose row was lost is then
+    not run again, should its node die as well: its outcome is unknown."""
+    return OpenStream(record=record, calls=tuple([replace(call, request=b"") for call in calls]))
 
 
 _NO_STREAMS: Mapping[StreamId, Stream] = MappingProxyType({})
@@ -374,14 +678,14 @@ class Streams:
         """A session's, the oldest first."""
         return self._by_session.get(session, _NO_STREAMS)
 
-    def write(self, record: StreamRecord, *, owed: int) -> Stream:
+    def write(self, record: StreamRecord, *, owed: int, calls: Sequence[CallRecord] = ()) -> Stream:
         """The stream of a record that this node has opened or claimed: from now on it writes here."""
         stream = self.of(record.session).get(record.id)
         if stream is None:
-            stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed)
+            stream = Stream(record, self._journal, self._owner, limit=self._limit, writes=True, owed=owed, calls=calls)
             self._by_session.setdefault(stream.session, {})[stream.id] = stream
         else:
-            stream.claim(record, owed=owed)
+            stream.claim(record, owed=owed, calls=calls)
         return stream
 
     def follow(self, record: StreamRecord) -> Stream:
@@ -413,6 +717,6 @@ class Streams:
         principal while their session is not in memory, or their session has ended."""
         for stream in self:
             tail = stream.tail
-            at_rest = stream.reader is None and not tail.pins and tail.durable >= tail.last
+            at_rest = stream.readers.reader is None and not tail.pins and tail.durable >= tail.last
             if at_rest and not is_needed(stream):
                 self.release(stream)

@@ -12,7 +12,7 @@ import anyio
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, OUTCOME_UNKNOWN, UNREACHABLE
 from perdure._core.delivery import REPEATABLE, Attempt, Failure, Meaning, Purpose, is_read, of_failure
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Handshake, Refusal, Refused, RequestFailed, Unavailable
+from perdure.remote.endpoint import Refused, RequestFailed, Unavailable
 from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, encode, error
 from perdure.remote.stream import Attempts, Listener, Stream
@@ -47,6 +47,7 @@ class Call:
         """On the wire. A request that is sent again, and may have arrived, gets another one."""
         self.first_id = request_id
         """Under which it is remembered."""
+        self.is_repeatable = method in REPEATABLE
         self.is_begun = False
         self.scope = anyio.CancelScope()
         self.departed = anyio.Event()
@@ -64,12 +65,8 @@ class Call:
             patience=link.limits.patience,
             position=position,
             retry=retry,
-            course=link.limits.course() if position is None else None,
+            begins_now=position is None,
         )
-
-    @property
-    def is_repeatable(self) -> bool:
-        return self._method in REPEATABLE
 
     async def answer(self) -> Message:
         """Exactly one, whatever happens."""
@@ -82,8 +79,8 @@ class Call:
                     return self._end(ended, f"the server did not come back: {self._stream.trouble}")
             return found
         except EventTooLarge as too_large:
-            refusal = Refusal(reason="too_large", sentence=str(too_large))
-            return self._end(of_failure(self._attempted(), Failure.TOO_LARGE), str(too_large), refusal)
+            ended = of_failure(self._attempted(), Failure.TOO_LARGE)
+            return self._end(ended, str(too_large), Refused("too_large", str(too_large)))
         except Exception as failure:  # whatever it is, it costs this request alone
             said = f"{type(failure).__name__}: {failure}"
             if self._stream.position is not None and not self.is_repeatable:
@@ -93,14 +90,11 @@ class Call:
             self.departed.set()
 
     def _attempted(self) -> Attempt:
-        has_session = self._handshake is not None and bool(self._handshake.session)
+        has_session = bool(self._handshake and self._handshake.session)
         has_position = self._stream.position is not None
-        return Attempt(
-            purpose=Purpose.CALL,
-            is_repeatable=self.is_repeatable,
-            has_position=has_position,
-            may_renew=has_session and (has_position or not self._was_renewed),
-        )
+        may_renew = has_session and (has_position or not self._was_renewed)
+        repeatable = self.is_repeatable
+        return Attempt(purpose=Purpose.CALL, is_repeatable=repeatable, has_position=has_position, may_renew=may_renew)
 
     async def _attempt(self) -> Message | None:
         """One HTTP request; None if there shall be another one after a pause."""
@@ -130,11 +124,11 @@ class Call:
                 if message is not None and meaning is Meaning.ANSWER:
                     return message
                 at_least, refusal = response.retry_after, endpoint.refusal(response)
-                why = refusal.sentence if response.status < 300 else f"HTTP {response.status}"
+                why = str(refusal) if response.status < 300 else f"HTTP {response.status}"
                 if is_read(attempt) and meaning is not Meaning.AGAIN:
                     why = f"the server does not resume it: {why}"
                 elif response.status == 404 and self._was_renewed:
-                    refusal = Refusal(reason="session_gone", sentence="Session terminated, and so was the new one")
+                    refusal = Refused("session_gone", "Session terminated, and so was the new one")
         except RequestFailed as failed:
             meaning, why, refusal = of_failure(attempt, failed.failure), str(failed), failed.refusal
         finally:
@@ -153,12 +147,12 @@ class Call:
             return await self._attempt()
         if isinstance(trouble, Refused):
             sentence = f"Session terminated, and no new one could be begun: {trouble}"
-            return self._end(Meaning.REFUSED, sentence, Refusal(reason=trouble.refusal.reason, sentence=sentence))
+            return self._end(Meaning.REFUSED, sentence, Refused(trouble.reason, sentence))
         self._stream.failed(str(trouble))
         return None
 
     def _conclude(
-        self, meaning: Meaning, why: str, refusal: Refusal | None, *, at_least: float | None = None
+        self, meaning: Meaning, why: str, refusal: Refused | None, *, at_least: float | None = None
     ) -> Message | None:
         if meaning not in (Meaning.AGAIN, Meaning.RESTART):
             return self._end(meaning, why, refusal)
@@ -169,14 +163,14 @@ class Call:
             self.id = self._link.new_id()
         return None
 
-    def _end(self, meaning: Meaning, why: str, refusal: Refusal | None = None) -> Message:
+    def _end(self, meaning: Meaning, why: str, refusal: Refused | None = None) -> Message:
         if meaning is Meaning.UNREACHABLE:
             sentence = f"The server did not answer within the limits: {self._stream.trouble}"
             return error(encode(self.id), UNREACHABLE, sentence)
         if meaning is Meaning.REFUSED:
-            refusal = refusal or Refusal(reason="refused", sentence=why)
-            self._link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
-            return error(encode(self.id), NO_SERVER, refusal.sentence, {"reason": refusal.reason})
+            refusal = refusal or Refused("refused", why)
+            self._link.report(Notice.REFUSED, str(refusal), reason=refusal.reason)
+            return error(encode(self.id), NO_SERVER, str(refusal), {"reason": refusal.reason})
         return self.unknown(why)
 
     def unknown(self, reason: str) -> Message:
@@ -193,17 +187,17 @@ class Sender:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._underway = 0
-        self._is_idle = anyio.Event()
+        self._underway: set[anyio.Event] = set()
 
     async def idle(self) -> None:
         """Wait until nothing is on its way. What waits for a server that is away is not."""
         while self._underway:
-            await self._is_idle.wait()
+            await next(iter(self._underway)).wait()
 
     def attempts(self) -> Attempts:
         """The attempts at a message that is handed over now, and may have to wait before it is sent."""
-        return self._link.limits.attempts(self._link.limits.patience)
+        limits = self._link.limits
+        return Attempts(limits.patience, counts_from_request=limits.counts_from_request)
 
     async def send(
         self,
@@ -223,16 +217,26 @@ class Sender:
         try:
             while True:
                 handshake = self._link.handshake
-                has_session = handshake is not None and bool(handshake.session)
-                attempt = Attempt(purpose=purpose, may_renew=may_renew and has_session)
-                meaning, why, at_least = await self._attempt(body, attempt, handshake, departed)
+                attempt = Attempt(purpose=purpose, may_renew=may_renew and bool(handshake and handshake.session))
+                timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
+                self._underway.add(over := anyio.Event())
+                try:
+                    async with self._link.endpoint.post(body, handshake) as response:
+                        meaning, _ = await response.meaning(attempt, None, self._link.limits.message_bytes)
+                        why, at_least = f"HTTP {response.status}", response.retry_after
+                except RequestFailed as failed:
+                    meaning, why, at_least = of_failure(attempt, failed.failure), str(failed), None
+                finally:
+                    timer.cancel()
+                    self._underway.discard(over)
+                    over.set()
                 if meaning is Meaning.RENEW:
-                    may_renew, why = False, "the session is gone"
                     trouble = await self._link.renew(handshake)
-                    if isinstance(trouble, Unavailable):
-                        may_renew, meaning = True, Meaning.AGAIN
-                    elif trouble is None:
+                    may_renew, why = isinstance(trouble, Unavailable), "the session is gone"
+                    if trouble is None:
                         meaning = of_failure(attempt, Failure.SESSION_REPLACED)
+                    elif may_renew:
+                        meaning = Meaning.AGAIN
                 if meaning is Meaning.ANSWER:
                     return True
                 if meaning is Meaning.AGAIN:
@@ -244,22 +248,3 @@ class Sender:
                 return False
         finally:
             departed.set()
-
-    async def _attempt(
-        self, body: bytes, attempt: Attempt, handshake: Handshake | None, departed: anyio.Event
-    ) -> tuple[Meaning, str, float | None]:
-        """One HTTP request: what became of it, why, and the seconds that the server asks for."""
-        timer = asyncio.get_running_loop().call_later(DEPARTURE, departed.set)
-        self._underway += 1
-        try:
-            async with self._link.endpoint.post(body, handshake) as response:
-                meaning, _ = await response.meaning(attempt, None, self._link.limits.message_bytes)
-                return meaning, f"HTTP {response.status}", response.retry_after
-        except RequestFailed as failed:
-            return of_failure(attempt, failed.failure), str(failed), None
-        finally:
-            timer.cancel()
-            self._underway -= 1
-            if not self._underway:
-                self._is_idle.set()
-                self._is_idle = anyio.Event()

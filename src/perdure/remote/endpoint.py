@@ -68,20 +68,12 @@ class Handshake:
         return str(self.result.get("protocolVersion", ""))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """A refusal that waiting does not mend: a word for machines and a sentence for people."""
-
-    reason: str
-    sentence: str
-
-
 class Refused(Exception):
-    """The server, or the way to it, refuses for good."""
+    """The server, or the way to it, refuses for good, and waiting does not mend it. `reason` is a word for machines."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.sentence)
-        self.refusal = refusal
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
 
 
 class Unavailable(Exception):
@@ -96,10 +88,10 @@ class Unavailable(Exception):
 class RequestFailed(Exception):
     """One HTTP request has no response, or its response broke off. `failure` says whether it may have arrived."""
 
-    def __init__(self, failure: Failure, reason: str, *, refusal: Refusal | None = None) -> None:
+    def __init__(self, failure: Failure, reason: str, *, refusal: Refused | None = None) -> None:
         super().__init__(reason)
         self.failure = failure
-        self.refusal = refusal or Refusal(reason="refused", sentence=reason)
+        self.refusal = refusal or Refused("refused", reason)
         """For the failures that waiting does not mend."""
 
 
@@ -251,21 +243,21 @@ class Endpoint:
                     # TLS does not fit: trying again cannot help.
                     said = str(getattr(found, "verify_message", "") or found.reason)
                     sentence = f"{shown(self.url)} cannot be trusted: {said[:_MAX_SHOWN]} (TLS)"
-                    refusal = Refusal(reason="tls", sentence=sentence)
+                    refusal = Refused("tls", sentence)
                     raise RequestFailed(Failure.UNTRUSTED, sentence, refusal=refusal) from failed.__cause__
                 found = found.__cause__ or found.__context__
             raise
         except Exception as error:
             # The user's auth flow may raise anything. Nothing of the request has left then.
-            unforeseen = Refusal(reason="no_credentials", sentence=f"{type(error).__name__}: {error}")
-            refusal = error.refusal if isinstance(error, Refused) else unforeseen
-            raise RequestFailed(Failure.NO_CREDENTIALS, refusal.sentence, refusal=refusal) from error
+            refusal = Refused("no_credentials", f"{type(error).__name__}: {error}")
+            refusal = error if isinstance(error, Refused) else refusal
+            raise RequestFailed(Failure.NO_CREDENTIALS, str(refusal), refusal=refusal) from error
         try:
             yield Response(response)
         finally:
             await response.aclose()
 
-    def refusal(self, response: Response) -> Refusal:
+    def refusal(self, response: Response) -> Refused:
         """Tells what a response means that is neither an answer nor a passing trouble."""
         status, where = response.status, shown(self.url)
         if status == 401:
@@ -285,7 +277,7 @@ class Endpoint:
             reason, sentence = "server_error", f"{where} fails at the request (HTTP {status})"
         else:
             reason, sentence = "refused", f"{where} refuses the request (HTTP {status})"
-        return Refusal(reason=reason, sentence=sentence)
+        return Refused(reason, sentence)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, cast
 
@@ -62,7 +62,7 @@ class Direct(httpx2.AsyncBaseTransport):
         except BaseException:
             connection.abort()
             raise
-        stream = _Body(self, idle, connection, timeout.get("read"))
+        stream = _Body(connection, timeout.get("read"), partial(self._give_back, idle))
         extensions = {"http_version": b"HTTP/1.1"}
         return httpx2.Response(connection.status, headers=connection.headers, stream=stream, extensions=extensions)
 
@@ -86,7 +86,7 @@ class Direct(httpx2.AsyncBaseTransport):
         except OSError as error:  # TLS that fails is one, too
             raise httpx2.ConnectError(str(error)) from error
 
-    def give_back(self, idle: list[_Connection], connection: _Connection) -> None:
+    def _give_back(self, idle: list[_Connection], connection: _Connection) -> None:
         """A response was read to its end, or is not read further."""
         if connection.is_idle and len(idle) < self._max_idle:
             connection.idle_since = time.monotonic()
@@ -103,11 +103,11 @@ class Direct(httpx2.AsyncBaseTransport):
 
 class _Body(httpx2.AsyncByteStream):
     def __init__(
-        self, transport: Direct, idle: list[_Connection], connection: _Connection, seconds: float | None
+        self, connection: _Connection, seconds: float | None, give_back: Callable[[_Connection], None]
     ) -> None:
-        self._give_back = partial(transport.give_back, idle)
         self._connection: _Connection | None = connection
         self._seconds = seconds
+        self._give_back = give_back
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while self._connection is not None and (chunk := await self._connection.receive_body(self._seconds)):
@@ -137,8 +137,7 @@ class _Connection(asyncio.Protocol):
         self._failure: httpx2.TransportError | None = None
         """Why there is no more to come on this connection."""
         self._changed = asyncio.Event()
-        self._may_write = asyncio.Event()
-        self._may_write.set()
+        self._may_write = True
 
     @property
     def is_idle(self) -> bool:
@@ -152,12 +151,9 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._has_head, self._head_bytes, self.headers = False, 0, []
         self._socket.write(data)
-        if not self._may_write.is_set():
-            try:
-                with anyio.fail_after(seconds):
-                    await self._may_write.wait()
-            except TimeoutError as error:
-                raise httpx2.WriteTimeout(str(error)) from error
+        # A response may come, and the connection end, before all is written.
+        while not self._may_write and self._failure is None:
+            await self._change(seconds, httpx2.WriteTimeout)
 
     async def receive_head(self, seconds: float | None) -> None:
         while not self._has_head:
@@ -172,7 +168,7 @@ class _Connection(asyncio.Protocol):
         self._socket.resume_reading()
         return found
 
-    async def _change(self, seconds: float | None) -> None:
+    async def _change(self, seconds: float | None, late: type[httpx2.TimeoutException] = httpx2.ReadTimeout) -> None:
         if self._failure is not None:
             raise self._failure
         self._changed.clear()
@@ -180,13 +176,12 @@ class _Connection(asyncio.Protocol):
             with anyio.fail_after(seconds):
                 await self._changed.wait()
         except TimeoutError as error:
-            raise httpx2.ReadTimeout(str(error)) from error
+            raise late(str(error)) from error
 
     def _fail(self, failure: httpx2.TransportError) -> None:
         self._failure = self._failure or failure
         self._socket.abort()
         self._changed.set()
-        self._may_write.set()
 
     # Called by the loop
 
@@ -213,19 +208,15 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._has_head and self._ends_with_connection and exc is None:
             self._parser = None  # that was its end
-        elif exc is None:
-            self._fail(httpx2.RemoteProtocolError("the server closed the connection before the response was complete"))
-        else:
-            self._fail(httpx2.ReadError(str(exc)))
-        self._may_be_kept = False
-        self._changed.set()
-        self._may_write.set()
+        closed = "the server closed the connection before the response was complete"
+        self._fail(httpx2.RemoteProtocolError(closed) if exc is None else httpx2.ReadError(str(exc)))
 
     def pause_writing(self) -> None:
-        self._may_write.clear()
+        self._may_write = False
 
     def resume_writing(self) -> None:
-        self._may_write.set()
+        self._may_write = True
+        self._changed.set()
 
     # Called by the parser
 

@@ -9,11 +9,11 @@ not used: the specification has a client begin again without one (B5), and what 
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio
@@ -22,9 +22,9 @@ import anyio.abc
 from perdure._core import splice
 from perdure._core.delivery import Attempt, Failure, Meaning, Purpose, of_failure
 from perdure._core.sse import EventTooLarge
-from perdure.remote.endpoint import Endpoint, Handshake, Refusal, Refused, RequestFailed, Unavailable
+from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.message import Message, encode, notification
-from perdure.remote.stream import Limits, Listener, Stream
+from perdure.remote.stream import Attempts, Limits, Listener, Stream
 
 _SENT_AGAIN = (Meaning.AGAIN, Meaning.RESTART)
 Task = Callable[..., Coroutine[Any, Any, object]]
@@ -56,7 +56,7 @@ class Program(Protocol):
     async def take(self, message: Message) -> None:
         """A message of the standalone stream, before its position moves."""
 
-    async def complain(self, error: Exception) -> None:
+    async def complain(self, error: Exception, /) -> object:
         """The server sent what is not a message, or a stray answer."""
 
     def move(self, position: str | None, retry: int | None) -> None:
@@ -87,62 +87,6 @@ async def _ignore(_: object) -> None:
 
 #: A handshake has no messages but its answer.
 _DEAF = Listener(take=_ignore, complain=_ignore, move=lambda position, retry: None)
-
-
-class Handshakes:
-    """Makes sessions: sends `initialize` until it is answered, or refused, or its time is over."""
-
-    def __init__(self, endpoint: Endpoint, limits: Limits, report: Report) -> None:
-        self._endpoint = endpoint
-        self._limits = limits
-        self._report = report
-
-    async def begin(self, text: str, request_id: str, *, known: str = "") -> tuple[Message, str]:
-        """The answer to a client's `initialize`, and the session that the server names with it.
-
-        `known` is a session that the handshake goes on with (a reattach). A handshake is begun again, not resumed: at
-        worst a session that no client uses remains. Raises `Unavailable` and `Refused`.
-        """
-        named = Handshake(session=known, request={}, result={}) if known else None
-        attempts = self._limits.attempts(self._limits.handshake)
-        with anyio.move_on_after(self._limits.handshake_seconds):
-            while True:
-                try:
-                    found = await self.once(text, request_id, named)
-                    self._report(Notice.REACHED)
-                    return found
-                except Unavailable as unavailable:
-                    attempts.failed(str(unavailable), at_least=unavailable.at_least)
-                self._report(Notice.WAITING, attempts.trouble)
-                if not await attempts.wait():
-                    raise Unavailable(attempts.trouble)
-        raise Unavailable(f"no answer within {self._limits.handshake_seconds:.0f} s")
-
-    async def once(
-        self, text: str, request_id: str, handshake: Handshake | None, *, is_sticky: bool = False
-    ) -> tuple[Message, str]:
-        """One attempt at a handshake, or at a sticky request that is repeated in a new session."""
-        attempt = Attempt(purpose=Purpose.CALL if is_sticky else Purpose.HANDSHAKE, is_repeatable=is_sticky)
-        body = splice.replaced(text, encode(request_id), "id").encode()
-        try:
-            async with self._endpoint.post(body, handshake) as response:
-                meaning, message = await response.meaning(attempt, request_id, self._limits.message_bytes)
-                if meaning is Meaning.FOLLOW:
-                    stream = Stream(self._endpoint, self._limits, _DEAF, patience=self._limits.handshake)
-                    message = await stream.read(response, awaited=request_id)
-                    if message is None:
-                        raise Unavailable(stream.trouble)
-                if message is not None and meaning in (Meaning.FOLLOW, Meaning.ANSWER):
-                    return message, response.session
-                if meaning in _SENT_AGAIN:
-                    raise Unavailable(f"HTTP {response.status}", at_least=response.retry_after)
-                raise Refused(self._endpoint.refusal(response))
-        except RequestFailed as failed:
-            if of_failure(attempt, failed.failure) in _SENT_AGAIN:
-                raise Unavailable(f"it cannot be reached: {failed}") from failed
-            raise Refused(failed.refusal) from failed
-        except EventTooLarge as too_large:
-            raise Refused(Refusal(reason="not_mcp", sentence=str(too_large))) from too_large
 
 
 class Standalone:
@@ -216,18 +160,12 @@ class Standalone:
                 return meaning
         except RequestFailed as failed:
             if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
-                link.report(Notice.REFUSED, failed.refusal.sentence, reason=failed.refusal.reason)
+                link.report(Notice.REFUSED, str(failed.refusal), reason=failed.refusal.reason)
             else:
                 link.report(Notice.WAITING, str(failed))
             stream.failed(str(failed))
             self.has_begun.set()
             return of_failure(attempt, failed.failure)
-
-
-@dataclass(kw_only=True)
-class _Renewal:
-    trouble: Exception | None = field(default_factory=lambda: Unavailable("the renewal was interrupted"))
-    is_over: anyio.Event = field(default_factory=anyio.Event)
 
 
 class Link:
@@ -250,14 +188,13 @@ class Link:
         self.endpoint = endpoint
         self.limits = limits
         self.report = report
-        self.handshakes = Handshakes(endpoint, limits, report)
         self.handshake: Handshake | None = None
         """The session that requests go to."""
         self.program = program
         self._prefix = prefix
         self._numbers = itertools.count(1)
         self._listening_seconds = listening_seconds
-        self._renewal: _Renewal | None = None
+        self._renewal: asyncio.Future[Exception | None] | None = None
         self._standalone: Standalone | None = None
         self._tasks: anyio.abc.TaskGroup
 
@@ -286,6 +223,55 @@ class Link:
         """Requests go to this session from now on."""
         self.handshake = handshake
 
+    # Handshakes
+
+    async def begin(self, text: str, request_id: str, *, known: str = "") -> tuple[Message, str]:
+        """The answer to a client's `initialize`, and the session that the server names with it.
+
+        `known` is a session that the handshake goes on with (a reattach). A handshake is begun again, not resumed: at
+        worst a session that no client uses remains. Raises `Unavailable` and `Refused`.
+        """
+        named = Handshake(session=known, request={}, result={}) if known else None
+        attempts = Attempts(self.limits.handshake, counts_from_request=self.limits.counts_from_request)
+        with anyio.move_on_after(self.limits.handshake_seconds):
+            while True:
+                try:
+                    found = await self._once(text, request_id, named)
+                    self.report(Notice.REACHED)
+                    return found
+                except Unavailable as unavailable:
+                    attempts.failed(str(unavailable), at_least=unavailable.at_least)
+                self.report(Notice.WAITING, attempts.trouble)
+                if not await attempts.wait():
+                    raise Unavailable(attempts.trouble)
+        raise Unavailable(f"no answer within {self.limits.handshake_seconds:.0f} s")
+
+    async def _once(
+        self, text: str, request_id: str, handshake: Handshake | None, *, is_sticky: bool = False
+    ) -> tuple[Message, str]:
+        """One attempt at a handshake, or at a sticky request that is repeated in a new session."""
+        attempt = Attempt(purpose=Purpose.CALL if is_sticky else Purpose.HANDSHAKE, is_repeatable=is_sticky)
+        body = splice.replaced(text, encode(request_id), "id").encode()
+        try:
+            async with self.endpoint.post(body, handshake) as response:
+                meaning, message = await response.meaning(attempt, request_id, self.limits.message_bytes)
+                if meaning is Meaning.FOLLOW:
+                    stream = Stream(self.endpoint, self.limits, _DEAF, patience=self.limits.handshake)
+                    message = await stream.read(response, awaited=request_id)
+                    if message is None:
+                        raise Unavailable(stream.trouble)
+                if message is not None and meaning in (Meaning.FOLLOW, Meaning.ANSWER):
+                    return message, response.session
+                if meaning in _SENT_AGAIN:
+                    raise Unavailable(f"HTTP {response.status}", at_least=response.retry_after)
+                raise self.endpoint.refusal(response)
+        except RequestFailed as failed:
+            if of_failure(attempt, failed.failure) in _SENT_AGAIN:
+                raise Unavailable(f"it cannot be reached: {failed}") from failed
+            raise failed.refusal from failed
+        except EventTooLarge as too_large:
+            raise Refused("not_mcp", str(too_large)) from too_large
+
     # Renewal
 
     async def renew(self, gone: Handshake | None) -> Exception | None:
@@ -295,33 +281,31 @@ class Link:
         """
         if gone is None or self.handshake is not gone:
             return None
-        renewal = self._renewal
-        if renewal is None:
-            renewal = self._renewal = _Renewal()
-            self.start(self._renew, gone, renewal)
-        await renewal.is_over.wait()
-        return renewal.trouble
+        if self._renewal is None:
+            self._renewal = asyncio.get_running_loop().create_future()
+            self.start(self._renew, gone, self._renewal)
+        return await asyncio.shield(self._renewal)
 
-    async def _renew(self, gone: Handshake, renewal: _Renewal) -> None:
+    async def _renew(self, gone: Handshake, over: asyncio.Future[Exception | None]) -> None:
         self.report(Notice.SESSION_GONE)
+        trouble: Exception | None = Unavailable("the renewal was interrupted")
         try:
-            answer, session = await self.handshakes.begin(self.program.initialize(gone), self.new_id())
+            answer, session = await self.begin(self.program.initialize(gone), self.new_id())
             if answer.is_error:
-                sentence = f"the server refuses a handshake: {answer.why}"
-                raise Refused(Refusal(reason="refused", sentence=sentence))
+                raise Refused("refused", f"the server refuses a handshake: {answer.why}")
             made = Handshake(session=session, request=gone.request, result=answer.result)
             await self.program.prepare(made)
             await self._bring_up(made)
             self.use(made)
             await self.program.adopt(made)
             await self.listen(is_new=True)
-            renewal.trouble = None
-        except (Unavailable, Refused) as trouble:
-            self.report(Notice.NOT_RENEWED, str(trouble))
-            renewal.trouble = trouble
+            trouble = None
+        except (Unavailable, Refused) as error:
+            self.report(Notice.NOT_RENEWED, str(error))
+            trouble = error
         finally:
             self._renewal = None
-            renewal.is_over.set()
+            over.set_result(trouble)
 
     async def _bring_up(self, made: Handshake) -> None:
         """Bring a new session to where the old one was."""
@@ -332,7 +316,7 @@ class Link:
                 meaning, _ = await response.meaning(attempt, None, self.limits.message_bytes)
                 made.initialized = meaning is Meaning.ANSWER
             for text in self.program.sticky(made):
-                answer, _ = await self.handshakes.once(text, self.new_id(), made, is_sticky=True)
+                answer, _ = await self._once(text, self.new_id(), made, is_sticky=True)
                 if answer.is_error:
                     self.report(Notice.NOT_REPEATED, answer.why)
         except (RequestFailed, Unavailable, Refused) as failure:

@@ -1,4 +1,4 @@
-"""Keeps what is on disk up with what is in memory.
+"""Keeps what is on disk up with what is in memory, and reads it back.
 
 What another process must know is written before it can matter: a call before it is sent, an end as it is told.
 Positions are written soon (`LAG`), many at a time: after a crash a position that is a little old repeats a few events
@@ -8,6 +8,9 @@ and loses none.
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 #: Seconds by which a position on disk may be behind. Each write is a new small file, about 0.1 ms.
 LAG = 0.02
@@ -59,3 +62,21 @@ class StateWriter:
         if self._due is not None:
             self.changed()
         self._save = None
+
+
+def read(kind: Any, value: Any, name: str) -> Any:
+    """A value of JSON as what a field of this type holds; no number is negative.
+
+    Raises `ValueError`, `TypeError`, `KeyError`, `AttributeError` or `RecursionError` for any other value.
+    """
+    if get_origin(kind) is UnionType:  # with None
+        return None if value is None else read(get_args(kind)[0], value, name)
+    if is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        return kind(**{key: read(kinds[key], item, key) for key, item in value.items()})  # type: ignore[operator]
+    plain = get_origin(kind) or kind
+    if kind is not Any and (type(value) is not plain or (plain is int and value < 0)):  # True is an int, elsewhere
+        raise ValueError(f"{name} is of another kind")
+    if plain is list:
+        return [read(get_args(kind)[0], item, name) for item in value]
+    return {key: read(get_args(kind)[1], item, name) for key, item in value.items()} if plain is dict else value

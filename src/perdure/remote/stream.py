@@ -27,15 +27,15 @@ LINGER = 0.005
 class Attempts:
     """Attempts at one thing until it works remember what went wrong last, and wait until the next one is due.
 
-    `most_asked`: seconds for which a server that asks for more time is waited for at most.
+    `counts_from_request`: as in `Limits`; `begins_now`: what is attempted was handed over in this moment.
     """
 
-    def __init__(self, patience: Patience, *, course: Course | None = None, most_asked: float = math.inf) -> None:
+    def __init__(self, patience: Patience, *, counts_from_request: bool = False, begins_now: bool = True) -> None:
         self.trouble = ""
         """What went wrong last; the caller reads it when patience has ended."""
-        self.course = course or Course()
+        self.course = Course(since=time.monotonic() if counts_from_request and begins_now else None)
         self._patience = patience
-        self._most_asked = most_asked
+        self._most_asked = patience.max_time if counts_from_request else math.inf
 
     def failed(self, trouble: str, *, at_least: float | None = None) -> None:
         self.trouble = trouble
@@ -70,17 +70,6 @@ class Limits:
     """Patience runs from the moment when a message was handed over, and a server that asks for more time than it has
     does not get it. Otherwise it runs from the first failure, and a server may ask for any time."""
 
-    def most_asked(self, patience: Patience) -> float:
-        """Seconds for which a server that asks for more time is waited for at most."""
-        return patience.max_time if self.counts_from_request else math.inf
-
-    def course(self) -> Course:
-        """The course of what begins now."""
-        return Course(since=time.monotonic() if self.counts_from_request else None)
-
-    def attempts(self, patience: Patience) -> Attempts:
-        return Attempts(patience, course=self.course(), most_asked=self.most_asked(patience))
-
 
 class StrayAnswer(ValueError):
     """An answer came to a request that this stream is not read for."""
@@ -91,7 +80,7 @@ class Listener:
     """Takes what a stream brings: each message before the position moves past it."""
 
     take: Callable[[Message], Awaitable[None]]
-    complain: Callable[[Exception], Awaitable[None]]
+    complain: Callable[[Exception], Awaitable[object]]
     """For what is not a message, and for stray answers."""
     move: Callable[[str | None, int | None], None]
     """The server names another position, and the milliseconds after which it wants us back, if it says."""
@@ -109,14 +98,11 @@ class Stream(Attempts):
         patience: Patience,
         position: str | None = None,
         retry: int | None = None,
-        course: Course | None = None,
+        begins_now: bool = False,
     ) -> None:
-        course = course or Course()
-        super().__init__(
-            patience,
-            course=course if retry is None else course.told(retry / 1000),
-            most_asked=limits.most_asked(patience),
-        )
+        super().__init__(patience, counts_from_request=limits.counts_from_request, begins_now=begins_now)
+        if retry is not None:
+            self.course = self.course.told(retry / 1000)
         self.position = position
         self._heartbeat = endpoint.heartbeat
         self._listener = listener

@@ -22,7 +22,6 @@ HEAD_SECONDS = 30.0
 #: The connection of a peer that takes nothing of an answer for so long is closed.
 UNREAD_SECONDS = 60.0
 
-_BLANK = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 #: The same, cut off by the end of a segment.
 _UPGRADE_BEGUN = re.compile(rb"\r(\n(u(p(g(r(a(d(e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
@@ -60,7 +59,7 @@ def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     httptools would take the body for that protocol's. Java's HTTP client asks for HTTP/2 with every request. Returns
     what may be parsed now, and the few bytes at the end that only the next segment makes clear.
     """
-    end = data.find(_BLANK)
+    end = data.find(b"\r\n\r\n")
     held = b""
     if end < 0:
         if begun := _UPGRADE_BEGUN.search(data):

@@ -24,8 +24,7 @@ def load_target(target: str) -> object:
         raise BadTarget(f"{target!r} does not name an object; {_FORMS}")
     if not place or not name:
         raise BadTarget(f"{target!r} has nothing {'before' if not place else 'after'} the colon; {_FORMS}")
-    is_path = place.endswith(".py") or "/" in place or os.sep in place
-    found: object = _load_file(Path(place)) if is_path else _load_module(place)
+    found: object = _load(place)
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -55,51 +54,41 @@ def blame(error: BaseException) -> str:
     return f"{summary} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line})"
 
 
-def _load_module(name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise BadTarget(f"{name!r} is not the name of a module; {_FORMS}")
-    _importable(Path.cwd())
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{name}.".startswith(f"{missing}."):
-            raise BadTarget(f"no module named {missing!r} in this directory or among the installed packages") from error
-        raise _import_failed(name, error) from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        guess = path.with_name(path.name + ".py")
-        raise BadTarget(f"no file {str(path)!r}" + (f"; did you mean {str(guess)!r}?" if guess.is_file() else ""))
-    path = path.resolve()
-    if known := sys.modules.get(path.stem):
-        file = getattr(known, "__file__", None)
-        if file is not None and Path(file).resolve() == path:
-            return known
-        raise BadTarget(f"{path.name} has the name of a module that is in use, {path.stem!r}; rename the file")
-    _importable(path.parent)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise BadTarget(f"{str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Known before it runs, as the import statement does it: dataclasses and typing look their module up.
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[path.stem]
-        raise _import_failed(path.name, error) from error
-    return module
-
-
-def _importable(folder: Path) -> None:
-    """Let modules in this folder be imported, as `python -m` does with the current directory and `python FILE` with the
-    file's."""
+def _load(place: str) -> ModuleType:
+    name, folder, spec = place, Path.cwd(), None
+    if place.endswith(".py") or "/" in place or os.sep in place:
+        path = Path(place)
+        if not path.is_file():
+            guess = path.with_name(path.name + ".py")
+            raise BadTarget(f"no file {str(path)!r}" + (f"; did you mean {str(guess)!r}?" if guess.is_file() else ""))
+        path = path.resolve()
+        if known := sys.modules.get(path.stem):
+            file = getattr(known, "__file__", None)
+            if file is not None and Path(file).resolve() == path:
+                return known
+            raise BadTarget(f"{path.name} has the name of a module that is in use, {path.stem!r}; rename the file")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise BadTarget(f"{str(path)!r} is not a Python file")
+        name, folder = path.name, path.parent
+    elif not all(part.isidentifier() for part in place.split(".")):
+        raise BadTarget(f"{place!r} is not the name of a module; {_FORMS}")
+    # Let modules in this folder be imported, as `python -m` does with the current directory and `python FILE` with the
+    # file's.
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-
-def _import_failed(name: str, error: BaseException) -> BadTarget:
-    what = "ended the program when it was imported" if isinstance(error, SystemExit) else "cannot be imported"
-    return BadTarget(f"{name} {what}: {blame(error)}")
+    try:
+        if spec is None or spec.loader is None:
+            return importlib.import_module(place)
+        # Known before it runs, as the import statement does it: dataclasses and typing look their module up.
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except (Exception, SystemExit) as error:
+        if spec is not None:
+            sys.modules.pop(spec.name, None)
+        missing = error.name if spec is None and isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
+            raise BadTarget(f"no module named {missing!r} in this directory or among the installed packages") from error
+        what = "ended the program when it was imported" if isinstance(error, SystemExit) else "cannot be imported"
+        raise BadTarget(f"{name} {what}: {blame(error)}") from error

@@ -37,7 +37,20 @@ class FileTokens(TokenVerifier):
         """Read a file of tokens. Raises `Misuse` with the file, the line and the reason."""
         principals: dict[bytes, str] = {}
         for where, line in _lines(Path(path)):
-            principal, token = _entry(where, line)
+            principal, colon, token = (part.strip() for part in line.partition(":"))
+            if not colon:
+                raise Misuse(f"{where}: no colon; each line is principal:token")
+            if not principal or not token:
+                raise Misuse(f"{where}: no {'principal before' if not principal else 'token after'} the colon")
+            if not principal.isprintable():
+                raise Misuse(f"{where}: the principal has characters that cannot be shown")
+            if not all("!" <= character <= "~" for character in token):
+                why = "which an HTTP header cannot carry safely"
+                raise Misuse(f"{where}: the token has blanks or other characters than visible ASCII, {why}")
+            if ":" in token:
+                raise Misuse(f"{where}: more than one colon; neither a principal nor a token may have one")
+            if len(token) < MIN_TOKEN:
+                raise Misuse(f"{where}: the token has {len(token)} characters; fewer than {MIN_TOKEN} could be guessed")
             if (owner := principals.setdefault(_digest(token), principal)) != principal:
                 raise Misuse(f"{where}: this token already belongs to another principal, {owner!r}")
         if not principals:
@@ -54,24 +67,6 @@ class FileTokens(TokenVerifier):
 def _digest(token: str) -> bytes:
     # Header values may hold any text that a peer sends, and none may make this raise.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
-
-
-def _entry(where: str, line: str) -> tuple[str, str]:
-    principal, colon, token = (part.strip() for part in line.partition(":"))
-    if not colon:
-        raise Misuse(f"{where}: no colon; each line is principal:token")
-    if not principal or not token:
-        raise Misuse(f"{where}: no {'principal before' if not principal else 'token after'} the colon")
-    if not principal.isprintable():
-        raise Misuse(f"{where}: the principal has characters that cannot be shown")
-    if not all("!" <= character <= "~" for character in token):
-        why = "which an HTTP header cannot carry safely"
-        raise Misuse(f"{where}: the token has blanks or other characters than visible ASCII, {why}")
-    if ":" in token:
-        raise Misuse(f"{where}: more than one colon; neither a principal nor a token may have one")
-    if len(token) < MIN_TOKEN:
-        raise Misuse(f"{where}: the token has {len(token)} characters; fewer than {MIN_TOKEN} could be guessed")
-    return principal, token
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.errors import Misuse, PerdureError, StoreLost, StoreReplaced
+from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced
 from perdure.serve.connection import BACKLOG, Connection
 from perdure.serve.target import blame
 from perdure.serve.worker_pool import AT_ONCE, GONE, LEAVE, WorkerChannel
@@ -50,8 +50,6 @@ LEAVE_SECONDS = 5
 LEAVING_LOOK_SECONDS = 0.05
 #: Files, pipes and idle connections beside the readers.
 SPARE_FILES = 4096
-
-_CUT = b"perdure: ended without waiting for what does not stop\n"
 
 
 def serve(
@@ -90,9 +88,14 @@ def serve(
     with _handling_hangups(server), contextlib.suppress(SystemExit):
         server.run(sockets=[listener])
     uvicorn_log.removeFilter(is_shown)
-    if not server.started:
-        raise server.why_not_started()
-    return server.status
+    if server.started:
+        return server.status
+    cause = server.failure
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    if isinstance(cause, PerdureError):
+        raise cause
+    raise Misuse(f"the server did not start: {blame(cause) if cause else server.message or 'it gave no reason'}")
 
 
 class _Server(uvicorn.Server):
@@ -147,9 +150,8 @@ class _Server(uvicorn.Server):
         return 1 if self.failed or self.failure else 0
 
     def run_app(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        return (
-            self.watch_lifespan(scope, receive, send) if scope["type"] == "lifespan" else self.app(scope, receive, send)
-        )
+        run = self.watch_lifespan if scope["type"] == "lifespan" else self.app
+        return run(scope, receive, send)
 
     async def watch_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
@@ -163,14 +165,6 @@ class _Server(uvicorn.Server):
         except BaseException as error:
             self.failure = error
             raise
-
-    def why_not_started(self) -> PerdureError:
-        cause = self.failure
-        if cause is None:
-            return Misuse(f"the server did not start: {self.message or 'it gave no reason'}")
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        return cause if isinstance(cause, PerdureError) else Misuse(f"the server did not start: {blame(cause)}")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
@@ -209,20 +203,22 @@ class _Server(uvicorn.Server):
     def leave(self) -> None:
         """Let other workers have the port, and end once no client uses a connection to this process any more.
 
-        Requests over open connections are served like any other, and their answers say that the connection closes. An
-        idle connection is not closed, because a request may be on its way: it ends with its next answer, or when it has
-        been idle for as long as it always may.
+        Requests over open connections are served like any other. An idle connection is not closed, because a request
+        may be on its way: it ends with its next answer, or when it has been idle for as long as it always may.
         """
         for server in self.servers:
             server.close()
-        if self.leaving is not None or self.draining is not None:
-            return
+        if self.leaving is None and self.draining is None:
+            self.announce_close()
+            self.leaving = asyncio.create_task(self.run_leave())
+
+    def announce_close(self) -> None:
+        """From now on answers say that their connection closes, so that clients go elsewhere."""
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # from which uvicorn makes the default headers again each second
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         for connection in self._connections():
             connection.announce_close()
-        self.leaving = asyncio.create_task(self.run_leave())
 
     async def run_leave(self) -> None:
         loop = asyncio.get_running_loop()
@@ -244,9 +240,12 @@ class _Server(uvicorn.Server):
     def drain(self) -> None:
         if self.leaving is not None:
             self.leaving.cancel()
+        elif self.draining is None:
+            self.announce_close()
         if self.draining is None:
             self.draining = asyncio.create_task(self.run_drain())
-            # The idle ones are closed now, the others after their response, so that clients go elsewhere.
+            # The idle ones are closed now: stock clients send a request again over another connection, and do not come
+            # again after a 503.
             for connection in list(self.server_state.connections):
                 connection.shutdown()
 
@@ -259,9 +258,10 @@ class _Server(uvicorn.Server):
             self.should_exit = True
 
     def on_store_lost(self, failure: StoreLost) -> None:
-        """End if the store's file was replaced: another process can serve the file that is there now. A file that is
-        too new would be so for that process as well, so this one stays and says so in its answers."""
-        if isinstance(failure, StoreReplaced):
+        """End if the store's file was replaced, or other nodes have buried this one: another process can serve the file
+        that is there now, or join as a new node. A file that is too new would be so for that process as well, so this
+        one stays and says so in its answers."""
+        if isinstance(failure, StoreReplaced | NodeBuried):
             self.failed = True
             self.on_failure(str(failure))
             self.stop_at_once()
@@ -308,7 +308,8 @@ class _Deadline:
                 other, status = self._queue.get(timeout=left)
                 at = min(at, other)
         with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(2, _CUT)  # not through the log: what is stuck may hold its lock
+            # Not through the log: what is stuck may hold its lock.
+            os.write(2, b"perdure: ended without waiting for what does not stop\n")
         os._exit(status)
 
 

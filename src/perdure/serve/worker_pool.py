@@ -40,6 +40,8 @@ DRAIN = b"d"
 LEAVE = b"l"
 """Other workers go on: let them have the port, and end once no client uses a connection any more."""
 AT_ONCE = b"n"
+KILL = b"k"
+"""Never sent: the process is killed, as one that does not listen needs it."""
 GONE = b"g"
 """Never sent: the channel is closed, because there is no parent any more."""
 
@@ -177,14 +179,12 @@ class Worker:
     def end(self, word: bytes) -> None:
         """Tell it how to end. Before it is ready it does not listen, and has nothing to lose."""
         with contextlib.suppress(OSError):
-            if self.is_ready:
+            if word == KILL:
+                self._process.kill()
+            elif self.is_ready:
                 self._channel.send(word)
             else:
                 self._process.terminate()
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
 
 
 def format_status(status: int) -> str:
@@ -332,11 +332,9 @@ class WorkerPool:
             async with self._places[place]:
                 if self._serving[place] is not worker:
                     continue  # it ended because it was replaced
-                how = format_status(worker.ended.result())
+                pid, how = worker.pid, format_status(worker.ended.result())
                 log_event(
-                    logging.WARNING,
-                    "worker.ended",
-                    f"worker {worker.pid} ended with {how}; another one takes its place",
+                    logging.WARNING, "worker.ended", f"worker {pid} ended with {how}; another one takes its place"
                 )
                 quick = quick + 1 if time.monotonic() - worker.began < QUICK_SECONDS else 0
                 await asyncio.sleep(pause_after(quick))
@@ -353,7 +351,7 @@ class WorkerPool:
                         fresh = await self._start()
                         old, self._serving[place] = self._serving[place], fresh
                         old.end(LEAVE)
-                        asyncio.get_running_loop().call_later(self._patience, old.kill)
+                        asyncio.get_running_loop().call_later(self._patience, old.end, KILL)
             except NotReady as failure:
                 log_event(logging.ERROR, "workers.kept", f"the workers were not replaced, the old ones stay: {failure}")
 
@@ -366,13 +364,9 @@ class WorkerPool:
             return
         self._ended_badly = self._ended_badly or sig is signal.SIGINT
         self._end_all(AT_ONCE)
-        asyncio.get_running_loop().call_later(KILL_SECONDS, self._kill_all)
+        asyncio.get_running_loop().call_later(KILL_SECONDS, self._end_all, KILL)
 
     def _end_all(self, word: bytes) -> None:
         self._ending.set()
         for worker in self._alive:
             worker.end(word)
-
-    def _kill_all(self) -> None:
-        for worker in self._alive:
-            worker.kill()

@@ -79,7 +79,7 @@ class Exchange:
         logged: Counter[bytes],
     ) -> None:
         """Hand a call of a dead node to the runtime; `progress` and `logged` say what its client has seen of it."""
-        [call] = self.calls.open([request], incarnation=incarnation, stream=stream)
+        [call] = self.calls.open([(incarnation, coerce_id(request.id))], [request], stream=stream)
         call.attempt, call.progress, call.logged = attempt, progress, logged
         try:
             self.start(call, origin)
@@ -137,14 +137,15 @@ class Exchange:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
                 # A number of the session, which means nothing outside: drop it if its call has ended, or has no token.
                 call, found = token, self.calls.by_number.get(token)
-                if found is None or found.token is None or found.is_repeated(method, params):
+                if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
                     return None
                 # The client's token means something within one incarnation only.
-                own = found.incarnation == record.incarnation
-                params["progressToken"] = found.token if own else f"{found.incarnation}:{found.token}"
+                params["progressToken"] = found.token
+                if (incarnation := found.key[0]) != record.incarnation:
+                    params["progressToken"] = f"{incarnation}:{found.token}"
             elif method == "notifications/cancelled":
                 params = self.asks.withdraw(params)
-            elif found is not None and found.is_repeated(method, params):
+            elif found is not None and found.attempt > 1 and found.is_repeated(method, params):
                 return None
         if found is None and call is not None:
             return None  # of a call that has ended, or of a repeated sticky request
@@ -165,7 +166,7 @@ class Exchange:
         """Whether what belongs to this call would find no reader on the call's own stream."""
         stream = call.stream
         return self.session.context.settings.json_response or (
-            stream.reader is None and self.session.orphans.is_orphan(stream)
+            stream.readers.reader is None and self.session.orphans.is_orphan(stream)
         )
 
     def new_ask_id(self) -> str:
@@ -207,8 +208,8 @@ class Exchange:
     def close_reader(self, call: int | None) -> None:
         found = None if call is None else self.calls.by_number.get(call)
         stream = self.session.standalone if call is None else None if found is None else found.stream
-        if stream is not None and stream.reader is not None:
-            stream.reader.stop_here()
+        if stream is not None and stream.readers.reader is not None:
+            stream.readers.reader.stop_here()
 
     def failed(self, failure: BaseException | None) -> None:
         self.runtime.forget()

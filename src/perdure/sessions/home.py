@@ -18,9 +18,8 @@ from perdure._core import mail
 from perdure._core.ids import new_stream_id
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
-from perdure.errors import HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
-from perdure.log.stream import Stream
-from perdure.log.stream_parts import RUN_AHEAD
+from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
+from perdure.log.stream import RUN_AHEAD, Stream
 from perdure.runtime.base import Flow
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.store.base import Event, Forward, Step, StreamRecord, stream_by_id
@@ -135,6 +134,14 @@ class Outbox:
             self._context.store.hint(self._stream.node, [self._stream.id])
         self._look_settled()
 
+    def after_loss(self, steps: Sequence[Step], reason: Behind) -> Sequence[Step]:
+        return ()  # a message in front of them may have been refused: they come back, and go again behind it
+
+    def restart(self) -> None:
+        """The store has lost messages that it had taken: those that come next have the numbers of another sender."""
+        log_event(logging.ERROR, "forward.lost", f"the store has lost messages that were forwarded ({self.refusal})")
+        self._sender, self._sent = "", len(self.returned)
+
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
         self.returned += self._taken.pop(0).messages
         self.refusal = self.refusal or reason
@@ -171,9 +178,10 @@ class Home:
 
     def __post_init__(self, record: StreamRecord, is_new: bool) -> None:
         context = self._session.context
-        limit, writes = context.settings.max_stream_events, record.node == context.node
-        self.standalone = Stream(record, context.journal, self, limit=limit, writes=writes)
-        self._direct = is_new and self.is_here
+        # One that is loaded is claimed, also where the store names this node: then it has lost the end of its rest, and
+        # perhaps events, whose numbers must not come again in the same generation.
+        self.standalone = Stream(record, context.journal, self, limit=context.settings.max_stream_events, writes=is_new)
+        self._direct = is_new
 
     @property
     def is_here(self) -> bool:
@@ -264,6 +272,10 @@ class Home:
                     if self._outbox is not None:
                         self._outbox.take_back()  # nothing reads it any more
                     return
+                except Behind:
+                    # All that came back goes again in order, so what is missing was accepted, and is not there.
+                    if self._outbox is not None:
+                        self._outbox.restart()
                 except MailFull:
                     await asyncio.sleep(_FULL_AGAIN)
                 except PerdureError as failure:
@@ -306,7 +318,9 @@ class Home:
                         # What it has shown is not in the log, and would come again under other numbers.
                         holder = f"the session's home, node {record.node[:8]}, holds what is not written yet"
                         raise HeldElsewhere(holder)
-                claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
+                context.journal.check_claim()
+                known = standalone.generation
+                claimed = await context.store.claim(record.id, node=context.node, held=record.fence, known=known)
                 if claimed is not None:
                     self._drawn_through, self._drawn = 0, frozenset()
                     standalone.claim(claimed)
@@ -371,8 +385,8 @@ class Home:
         if session.state is SessionState.ENDED:
             return
         session.exchange.runtime.on_home_lost()
-        if self.standalone.reader is not None:
-            session.context.hub.registry.on_attached(self.standalone.reader)
+        if self.standalone.readers.reader is not None:
+            session.context.hub.registry.on_attached(self.standalone.readers.reader)
         rest, self._outgoing = self._outgoing, []
         if seen := [event.seq for event in unwritten if event.seq <= shown]:
             self.send(gap_notification(stream.id, seen[0], seen[-1], reason="lost"))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from perdure._core.ids import StreamId
 from perdure._core.retention import Cutoffs, Limits, StreamUsage, answers_to_drop, events_to_trim
-from perdure.log.stream import Stream
-from perdure.log.stream_parts import StreamWriter
+from perdure.log.stream import Stream, StreamWriter
 from perdure.store.base import DropStream, KeptRecord, Step, Trim
 
 _ALL = (1 << 62) - 1
@@ -51,20 +50,22 @@ class KeptStreams:
         resumed = {stream.id for stream in open_streams if stream.id in self._streams}
         kept: list[StreamUsage] = []
         writers: dict[StreamId, StreamWriter] = {}
+        total, answer_bytes = self._answers, self._answer_bytes
         for stream in open_streams:
             if (writer := stream.writer) is not None and stream.id not in resumed:
                 writers[stream.id] = writer
-                kept.append(writer.usage(idle=stream.is_over and not stream.readers.present))
+                kept.append(usage := writer.usage(idle=stream.is_over and not stream.readers.present))
+                total += usage.answers
+                answer_bytes += usage.answer_bytes
         oldest = (stream for stream, _ in self._streams.values() if stream.stream not in resumed)
-        total = self._answers + sum(stream.answers for stream in kept)
         # The newest answer stays, whatever its size: its client may have lost the connection just now.
         newest = next(reversed(self._streams.values()))[0].answer_bytes if self._streams else 0
         dropped = answers_to_drop(oldest, total=total, size=self._answer_bytes - newest, limits=self._limits)
+        steps: list[Step] = []
         for stream_id in dropped:
-            self._forget(stream_id)
-        steps: list[Step] = [DropStream(stream=stream_id) for stream_id in dropped]
+            answer_bytes -= self._forget(stream_id)
+            steps.append(DropStream(stream=stream_id))
         over = [stream for stream in self._with_events.values() if stream.stream not in resumed]
-        answer_bytes = self._answer_bytes + sum(stream.answer_bytes for stream in kept)
         for stream_id in events_to_trim([*over, *kept], self._limits, answer_bytes=answer_bytes):
             if stream_id in writers:
                 steps.append(writers[stream_id].forget_events())
@@ -83,8 +84,11 @@ class KeptStreams:
             else:
                 break
 
-    def _forget(self, stream_id: StreamId) -> None:
+    def _forget(self, stream_id: StreamId) -> int:
+        """No longer count a stream; gives the bytes of its answers."""
         self._with_events.pop(stream_id, None)
-        if (found := self._streams.pop(stream_id, None)) is not None:
-            self._answers -= found[0].answers
-            self._answer_bytes -= found[0].answer_bytes
+        if (found := self._streams.pop(stream_id, None)) is None:
+            return 0
+        self._answers -= found[0].answers
+        self._answer_bytes -= found[0].answer_bytes
+        return found[0].answer_bytes

@@ -42,8 +42,8 @@ class Call:
 
     number: int
     request: Request
+    key: Key
     token: int | str | None
-    incarnation: int
     stream: Stream
     size: int = 0
     """Bytes of memory that it takes while the runtime has it, estimated."""
@@ -57,8 +57,8 @@ class Call:
     """When its client was told that it is an orphan, as an arrival number of the hub."""
 
     @property
-    def key(self) -> Key:
-        return self.incarnation, coerce_id(self.request.id)
+    def incarnation(self) -> int:
+        return self.key[0]
 
     def is_repeated(self, method: str, params: dict[str, Any]) -> bool:
         """Whether the client saw this notification already, before the call ran again. (Counts log messages down.)"""
@@ -130,21 +130,16 @@ class Calls:
         self.cancelled |= {key}
         return True
 
-    def open(self, requests: Iterable[Request], *, incarnation: int, stream: Stream) -> list[Call]:
+    def open(self, keys: Iterable[Key], requests: Iterable[Request], *, stream: Stream) -> list[Call]:
         """Enter reserved requests, or those of a node that died."""
         calls: list[Call] = []
-        for request in requests:
-            call = Call(
-                number=self.new_number(),
-                request=request,
-                token=progress_token(request),
-                incarnation=incarnation,
-                stream=stream,
-            )
-            if isinstance(size := self._by_id.get(call.key), int):
+        for key, request in zip(keys, requests, strict=True):
+            number = next(self._numbers)
+            call = Call(number=number, request=request, key=key, token=progress_token(request), stream=stream)
+            if isinstance(size := self._by_id.get(key), int):
                 call.size = size  # as reserved
-            self.by_number[call.number] = call
-            self._by_id[call.key] = call
+            self.by_number[number] = call
+            self._by_id[key] = call
             calls.append(call)
         return calls
 
@@ -169,7 +164,7 @@ class Calls:
         if call.state is not CallState.RUNNING:
             return False
         call.state = advance(CALL, call.state, step)
-        end = CallEnd(incarnation=call.incarnation, request_id=call.request.id, state=call.state)
+        end = CallEnd(incarnation=call.key[0], request_id=call.request.id, state=call.state)
         call.stream.append(payload, end=end, also=also)
         self.release(call.key)
         return True
@@ -218,35 +213,39 @@ class Intake:
         if not self._is_open:
             self._session.exchange.calls.release(*self._keys)
 
-    async def accept(self, bodies: Sequence[bytes], *steps: Step, most_calls: int | None = None) -> list[Call]:
+    async def accept(
+        self, bodies: Sequence[bytes], *steps: Step, most_calls: int | None = None, seen: int | None = None
+    ) -> list[Call]:
         """Write the rows and the stream, behind other steps; only then may the runtime see the requests. `most_calls`:
-        as many calls may run in all processes; what runs here was counted by the caller."""
+        as many calls may run in all processes; what runs here was counted by the caller. `seen`: raise `StaleRecord` if
+        the session's record has another revision by now."""
         session, context = self._session, self._session.context
-        stream = context.new_stream(session.id, Kind.CALL)
+        record, stream = session.record, context.new_stream(session.id, Kind.CALL)
         rows = tuple(
             CallRecord(
-                session=session.id,
+                session=record.id,
                 incarnation=self._incarnation,
                 request_id=request.id,
                 stream=stream.id,
                 method=request.method,
                 request=body,
-                principal=session.record.owner,
+                principal=record.owner,
             )
             for request, body in zip(self._requests, bodies, strict=True)
         )
         try:
-            await context.journal.write(*steps, OpenStream(record=stream, calls=rows, most_calls=most_calls))
+            opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen)
+            await context.journal.write(*steps, opened)
             if session.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:
             session.put(DropStream(stream=stream.id))  # it may have been written all the same
             raise
-        entered = session.call_streams.write(stream, owed=len(rows))
+        entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
         context.counters.call_streams += 1
         context.counters.calls_accepted += len(rows)
         self._is_open = True
-        return session.exchange.calls.open(self._requests, incarnation=self._incarnation, stream=entered)
+        return session.exchange.calls.open(self._keys, self._requests, stream=entered)
 
 
 def unknown_outcome(request_id: int | str, *, method: str, reason: str, params: dict[str, Any] | None) -> bytes:

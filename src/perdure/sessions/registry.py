@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from perdure._core.ids import Kind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import Request
-from perdure._core.states import CallState, LogState, SessionState, SessionStep
+from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode
-from perdure.sessions.session import Session
+from perdure.sessions.session import Session, Stamp
 from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, Step, stream_by_id
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
@@ -119,13 +119,22 @@ class SessionRegistry:
 
     # Finding and loading
 
-    async def find(self, text: str, owner: str) -> Session | None:
+    async def find(self, text: str, owner: str, *, checked_later: bool = False) -> Session | None:
         """The session of that id, if it belongs to that principal and has not ended. Raises `HeldElsewhere` where that
         is not certain: another node may serve it, and hold what tells of it. Only a caller that is about to be denied
-        waits for that answer, and a foreign session is answered as one that is not there."""
+        waits for that answer, and a foreign session is answered as one that is not there.
+
+        `checked_later`: the caller's commit is refused if the record has changed (`OpenStream.seen`), so that one in
+        memory will do.
+        """
         session_id = parse_session_id(text)
         if session_id is None:
             return None
+        session = self._by_id.get(session_id) if checked_later else None
+        if session is not None and session.record.owner == owner:
+            stamp = session.keeper.stamp
+            if stamp is None or stamp.doubts == self._context.journal.doubts:
+                return session
         session = await self._find(session_id, owner)
         if session is None:
             await self._context.nodes.refuse_while_held()
@@ -160,7 +169,7 @@ class SessionRegistry:
                 await asyncio.wait({resting[1]})  # or its home would be let go of under the caller
                 continue
             session = self._by_id.get(session_id)
-            if session is not None and session.keeper.stamp == self._context.store.stamp():
+            if session is not None and session.keeper.stamp == self._stamp():
                 return session
             if (task := self._loading.get(session_id)) is None:
                 task = self._loading[session_id] = asyncio.create_task(self._read(session_id))
@@ -170,9 +179,12 @@ class SessionRegistry:
             if session is None or self._by_id.get(session_id) is session:
                 return session
 
+    def _stamp(self) -> Stamp:
+        return Stamp(self._context.store.stamp(), self._context.journal.doubts)
+
     async def _read(self, session_id: SessionId) -> Session | None:
         store = self._context.store
-        stamp = store.stamp()
+        stamp = self._stamp()
         complete = self._context.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
         session = self._by_id.get(session_id)
         changes = 0 if session is None else session.keeper.changes
@@ -221,7 +233,7 @@ class SessionRegistry:
         log_event(logging.INFO, "session.ended", f"a session ended: {reason}", session=record.id[:8])
         return True
 
-    async def _build(self, record: SessionRecord, stamp: object) -> Session | None:
+    async def _build(self, record: SessionRecord, stamp: Stamp) -> Session | None:
         store = self._context.store
         standalone = await stream_by_id(store, record.standalone)
         if standalone is None:
@@ -311,7 +323,7 @@ class SessionRegistry:
             created=standalone.opened,
             active=standalone.opened,
         )
-        session = Session(context, record, standalone, self.streams, stamp=context.store.stamp())
+        session = Session(context, record, standalone, self.streams, stamp=self._stamp())
         self._by_id[session.id] = session
         try:
             with Intake(session, (request,)) as intake:
@@ -365,9 +377,9 @@ class SessionRegistry:
                 StreamInfo(
                     id=stream.id,
                     kind="standalone" if stream.kind is Kind.STANDALONE else "call",
-                    state=stream.state,
+                    state=_shown_state(stream),
                     last=stream.tail.last,
-                    connected_since=stream.reader.since if stream.reader else None,
+                    connected_since=stream.readers.reader.since if stream.readers.reader else None,
                 )
                 for stream in (session.standalone, *session.streams.values())
             ),
@@ -409,3 +421,10 @@ class SessionRegistry:
         for session in self._by_id.values():
             session.orphans.close()
         await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
+
+
+def _shown_state(stream: Stream) -> str:
+    """The state of a stream as it is shown: an open one is live while it is read."""
+    if stream.content is not ContentState.OPEN:
+        return str(stream.content.value)
+    return "live" if stream.readers.present else "detached"

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
@@ -37,9 +37,20 @@ from perdure.store.base import (
     Step,
     Stick,
     StreamRecord,
+    changed,
+    paged,
     stream_by_id,
+    with_sticky,
 )
 from perdure.telemetry.events import log_event
+
+
+class Stamp(NamedTuple):
+    """A moment at which a record is read: what was read then is so as long as none of this changes."""
+
+    store: object
+    doubts: int
+    """The journal's: a store that has lost something may count revisions twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +59,8 @@ class RecordKeeper:
 
     _context: ServerContext
     record: SessionRecord
-    stamp: object
-    """The store's stamp from before the record was last read; `None`: it has to be read again."""
+    stamp: Stamp | None
+    """From before the record was last read; `None`: it has to be read again."""
     active: float = field(init=False)
     """When the client, or a call, last used the session."""
     changes: int = 0
@@ -129,7 +140,9 @@ class Session:
         "context",
         "exchange",
         "home",
+        "id",
         "keeper",
+        "name",
         "orphans",
         "retained",
         "seen",
@@ -144,11 +157,14 @@ class Session:
         standalone: StreamRecord,
         call_streams: Streams,
         *,
-        stamp: object,
+        stamp: Stamp,
         waits: bool = False,
         kept: Sequence[KeptRecord] = (),
     ) -> None:
         self.context = context
+        self.id: SessionId = record.id
+        self.name = record.id[:8]
+        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
         self.keeper = RecordKeeper(context, record, stamp)
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
@@ -166,15 +182,6 @@ class Session:
     @property
     def record(self) -> SessionRecord:
         return self.keeper.record
-
-    @property
-    def id(self) -> SessionId:
-        return self.keeper.record.id
-
-    @property
-    def name(self) -> str:
-        """Enough of its id to tell it from others in a log. The whole of it is a secret."""
-        return self.keeper.record.id[:8]
 
     @property
     def state(self) -> SessionState:
@@ -249,7 +256,7 @@ class Session:
 
     # The record, and what follows from it
 
-    def refresh(self, stored: SessionRecord, stamp: object, *, reattached: bool = False) -> None:
+    def refresh(self, stored: SessionRecord, stamp: Stamp | None, *, reattached: bool = False) -> None:
         """Take over what other processes have changed; or that the client has reattached, here and now."""
         before = self.record
         self.keeper.stamp = stamp
@@ -265,7 +272,7 @@ class Session:
             for stream in (self.standalone, *self.streams.values()):
                 if stream.is_sealed:
                     continue  # what is over ends by itself, with its answer
-                if (reader := stream.reader) is not None:
+                if (reader := stream.readers.reader) is not None:
                     reader.end()
                     hub.detach(reader)  # at once, as if it had left in this moment
                 # A reader at another node may be of this incarnation already, unless the client came here.
@@ -324,8 +331,8 @@ class Session:
         for stream in (self.standalone, *self.streams.values()):
             if not stream.is_sealed:
                 stream.expire()
-            if stream.reader is not None and not (stream.writer is not None and stream.is_sealed):
-                stream.reader.end()
+            if stream.readers.reader is not None and not (stream.writer is not None and stream.is_sealed):
+                stream.readers.reader.end()
 
     # Streams that are over
 
@@ -344,10 +351,9 @@ class Session:
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         # What is held is in memory alone; it is looked at first, because from there it goes into the store.
-        finals, after = stream.tail.finals, 0
-        while events := await self.context.store.read(stream.id, after=after, limit=1_000):
-            finals += [event for event in events if event.final]
-            after = events[-1].seq
+        finals = stream.tail.finals
+        stored = paged(lambda after: self.context.store.read(stream.id, after=after, limit=1_000))
+        finals += [event async for event in stored if event.final]
         answered = {json.loads(event.payload).get("id") for event in finals}
         message = "The answer to this request is no longer retained"
         return [
@@ -415,10 +421,5 @@ async def look_how_far(session: Session) -> None:
 
 def _changed(record: SessionRecord, step: ChangeSession | Stick) -> SessionRecord:
     if isinstance(step, Stick):
-        return replace(record, sticky=sticky.after(record.sticky, step.request))
-    given = {
-        name: value
-        for name in ("state", "version", "result", "initialized")
-        if (value := getattr(step, name)) is not None
-    }
-    return replace(record, active=max(record.active, step.active or 0.0), **given)
+        return with_sticky(record, sticky.after(record.sticky, step.request))
+    return changed(record, step)

@@ -23,13 +23,13 @@ from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
 from perdure._core.delivery import Purpose
 from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
-from perdure.remote.call import DEPARTURE, Call, Sender
+from perdure.remote.call import DEPARTURE
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, error
 from perdure.remote.stream import Attempts, Limits, StrayAnswer
 from perdure.stdio import earlier_calls
-from perdure.stdio.host_side import Dialogue, HostSide
+from perdure.stdio.host_side import HostSide
 from perdure.stdio.logs import ConnectionLog
 from perdure.stdio.notes import NotedCall, Notes
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
@@ -73,7 +73,6 @@ class Bridge:
         self._output = output
         self._broker = broker
         self._notes = notes
-        self._dialogue = Dialogue()
         self._link = Link(
             endpoint,
             limits_of(patience),
@@ -83,22 +82,11 @@ class Bridge:
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
         )
-        self._sender = Sender(self._link)
-        self._host = HostSide(
-            self._link,
-            self._sender,
-            self._dialogue,
-            notes,
-            initialize=self._initialize,
-            finish=self._finish,
-            take=self.take,
-            write=output.write,
-        )
+        self._host = HostSide(self._link, notes, initialize=self._initialize, finish=self._finish, write=output.write)
         self._text = ""  #: the host's own `initialize`
         self._is_resumed = False
         self._earlier: dict[str, NotedCall] = {}
         """Calls of an earlier process, until the host has finished its handshake."""
-        self._earlier_running: set[Call] = set()
         self._reading = anyio.CancelScope()
 
     async def run(self, lines: AsyncIterator[Line], on_leaving: Callable[[], None]) -> None:
@@ -114,8 +102,6 @@ class Bridge:
                     pass
             # What comes from now on is for the next process, which must not find its streams taken from it.
             self._link.stop_listening()
-            for call in list(self._earlier_running):
-                call.scope.cancel()
             self._host.stop()
             on_leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
@@ -136,7 +122,7 @@ class Bridge:
         try:
             with anyio.move_on_after(limits.handshake_seconds) as scope:  # one limit for both: the host waits for both
                 known = current.session if current else await self._broker.session(limits.handshake)
-                answer, session = await link.handshakes.begin(text, link.new_id(), known=known or "")
+                answer, session = await link.begin(text, link.new_id(), known=known or "")
             if scope.cancelled_caught:
                 raise Unavailable(f"no answer within {limits.handshake_seconds:.0f} s")
             if answer.is_error:
@@ -144,11 +130,8 @@ class Bridge:
             made = Handshake(session=session, request=params, result=answer.result)
             self._is_resumed = known is not None and session == known
             if known is not None and not self._is_resumed:
-                log_event(
-                    logging.INFO,
-                    "stdio.session_other",
-                    "the earlier session does not fit the host's version or capabilities; a new one has begun",
-                )
+                sentence = "the earlier session does not fit the host's version or capabilities; a new one has begun"
+                log_event(logging.INFO, "stdio.session_other", sentence)
             link.use(made)
             if not self._is_resumed:
                 await self._get_token(session)
@@ -161,60 +144,25 @@ class Bridge:
             link.report(Notice.WAITING, str(unavailable))
             found = error(host_id, UNREACHABLE, f"The server did not answer within the limits: {unavailable}")
         except Refused as refused:
-            refusal = refused.refusal
-            link.report(Notice.REFUSED, refusal.sentence, reason=refusal.reason)
-            found = error(host_id, NO_SERVER, refusal.sentence, {"reason": refusal.reason})
+            link.report(Notice.REFUSED, str(refused), reason=refused.reason)
+            found = error(host_id, NO_SERVER, str(refused), {"reason": refused.reason})
         except Exception as failure:  # the host waits, whatever it is
             self.fail(failure)
             found = error(host_id, INTERNAL_ERROR, f"{type(failure).__name__}: {failure}")
         return found.text
 
-    async def _finish(self, text: str, departed: anyio.Event) -> None:
+    async def _finish(self, text: str) -> None:
         """The host's `initialized`. In a resumed session the server swallows it."""
-        try:
-            await self._sender.send(text.encode(), Purpose.NOTIFICATION)
-            handshake = self._link.handshake
-            if handshake is None or handshake.initialized:
-                return
-            handshake.initialized = True
-            await self._link.listen(position=self._notes.noted.position, is_new=not self._is_resumed)
-        finally:
-            departed.set()
+        await self._host.sender.send(text.encode(), Purpose.NOTIFICATION)
+        handshake = self._link.handshake
+        if handshake is None or handshake.initialized:
+            return
+        handshake.initialized = True
+        await self._link.listen(position=self._notes.noted.position, is_new=not self._is_resumed)
         if self._is_resumed:
             for wire_id, noted in self._earlier.items():
-                self._link.start(self._read_to_end, wire_id, noted)
+                self._link.start(self._host.read_to_end, wire_id, noted)
             self._earlier = {}
-
-    async def _read_to_end(self, wire_id: str, noted: NotedCall) -> None:
-        """Go on with a call of an earlier process, and report its end to the host."""
-        call = Call(
-            self._link,
-            None,
-            request_id=wire_id,
-            method=noted.method,
-            name=noted.name,
-            take=self.take,
-            move=lambda position, _: self._notes.move_call(noted, position),
-            position=noted.position,
-        )
-        self._earlier_running.add(call)
-        try:
-            with call.scope:
-                if noted.position is None:
-                    answer = call.unknown("the bridge ended before the server had answered")
-                else:
-                    answer = await call.answer()
-                log_event(
-                    logging.INFO,
-                    "stdio.ended_before",
-                    f"the call of {noted.name or noted.method} that an earlier process made has ended",
-                    tool=noted.name,
-                )
-                if earlier_calls.wants_info(self._notes.noted.sticky):
-                    await self._output.write(earlier_calls.report(noted, answer))
-                self._notes.end_call(wire_id)
-        finally:
-            self._earlier_running.discard(call)
 
     async def _get_token(self, session: str) -> None:
         """Get the first resume token of a new session; the host waits for one attempt at most."""
@@ -236,7 +184,7 @@ class Bridge:
         """Write what a stream brought to the host, before its position moves on."""
         if message.method == REVOKED:
             self._link.start(self._replace_token)
-        elif (text := self._dialogue.to_host(message)) is not None:
+        elif (text := self._host.to_host(message)) is not None:
             await self._output.write(text)
 
     async def complain(self, error: Exception) -> None:
@@ -262,7 +210,7 @@ class Bridge:
     async def adopt(self, handshake: Handshake) -> None:
         self._notes.begin(handshake.session)
         await self._get_token(handshake.session)
-        for ask in self._dialogue.close_asks():
+        for ask in self._host.close_asks():
             params = f'{{"requestId":{ask},"reason":"the session is gone"}}'
             await self._output.write(f'{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}')
 
@@ -274,10 +222,7 @@ class Bridge:
             log_event(logging.ERROR, "stdio.failed", f"something unforeseen: {type(error).__name__}: {error}")
 
     async def _replace_token(self) -> None:
-        log_event(
-            logging.WARNING,
-            "stdio.revoked",
-            "another process used a resume token of this session; a new one is asked for",
-        )
+        sentence = "another process used a resume token of this session; a new one is asked for"
+        log_event(logging.WARNING, "stdio.revoked", sentence)
         if self._link.handshake is not None:
             await self._get_token(self._link.handshake.session)

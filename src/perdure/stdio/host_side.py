@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from perdure._core import splice
 from perdure._core.codes import INVALID_REQUEST, PARSE_ERROR, TOO_MANY_AT_ONCE, UNSUPPORTED_VERSION
@@ -46,49 +47,11 @@ FLUSH_SECONDS = 0.5
 Job = Callable[[anyio.Event], Coroutine[Any, Any, None]]
 
 
-class Dialogue:
-    """Progress tokens of the host's calls, and the server's asks that wait for the host."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
-        self._asks: dict[str, None] = {}  #: the ids of open asks, as JSON
-
-    def to_host(self, message: Message) -> str | None:
-        """The server's message as the host gets it; None if it is not for this host."""
-        if message.is_request:
-            self._asks[_same_id(splice.cut(message.text, "id") or "null")] = None
-            if len(self._asks) > MAX_ASKS:
-                del self._asks[next(iter(self._asks))]
-        elif message.method == "notifications/progress":
-            # A host that sends `initialize` twice begins another incarnation. What its earlier calls say from then on
-            # carries the number of theirs in front of the token.
-            found = message.params.get("progressToken")
-            own = self.tokens.get(_OF_EARLIER.sub("", found)) if isinstance(found, str) else None
-            if own is None:
-                log_event(logging.DEBUG, "stdio.progress_dropped", "progress of a call that this process has not made")
-                return None
-            return splice.replaced(message.text, own, "params", "progressToken")
-        elif message.method == "notifications/cancelled":
-            # Only if this host was asked: it has never seen the asks of an earlier process.
-            ask = splice.cut(message.text, "params", "requestId") or "null"
-            return message.text if self.close_ask(ask) else None
-        return None if message.method is None else message.text
-
-    def close_ask(self, ask: str) -> bool:
-        """An ask is answered or withdrawn; whether it was open."""
-        return self._asks.pop(_same_id(ask), False) is None
-
-    def close_asks(self) -> list[str]:
-        """The session is another one: no tool waits for these answers any more."""
-        asks, self._asks = list(self._asks), {}
-        return asks
-
-
 class SendQueue:
-    """A queue of jobs. Each sets its event when the next may begin, and may go on after that."""
+    """A queue of jobs. Each sets its event when the next may begin, at its end at the latest."""
 
-    def __init__(self, start: Callable[[Job, anyio.Event], None]) -> None:
-        self._start = start
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._urgent: set[anyio.Event] = set()
         self._put, self._waiting = anyio.create_memory_object_stream[tuple[anyio.Event, Job]](MAX_WAITING)
 
@@ -96,8 +59,14 @@ class SendQueue:
         with self._put, self._waiting:
             async for departed, job in self._waiting:
                 if not departed.is_set():
-                    self._start(job, departed)
+                    self._link.start(self._do, job, departed)
                     await departed.wait()
+
+    async def _do(self, job: Job, departed: anyio.Event) -> None:
+        try:
+            await job(departed)
+        finally:
+            departed.set()
 
     async def add(self, job: Job, departed: anyio.Event | None = None, *, weight: int = 0) -> None:
         """Waits while too much waits already."""
@@ -110,17 +79,13 @@ class SendQueue:
         """Start a job that does not wait for those in front of it: they may be waiting for it."""
         departed = anyio.Event()
         self._urgent = {earlier for earlier in self._urgent if not earlier.is_set()} | {departed}
-        self._start(job, departed)
+        self._link.start(self._do, job, departed)
 
     async def flush(self) -> None:
         """Wait until everything has departed, or `FLUSH_SECONDS` are over."""
         last = anyio.Event()
-
-        async def mark(departed: anyio.Event) -> None:
-            departed.set()
-
         with anyio.move_on_after(FLUSH_SECONDS):
-            await self.add(mark, last)
+            await self.add(lambda _: anyio.lowlevel.checkpoint(), last)
             for departed in (last, *self._urgent):
                 await departed.wait()
 
@@ -135,33 +100,32 @@ class _HostRequest:
 
 
 class HostSide:
-    """`take` is given what the streams of calls bring, `write` what the host gets.
+    """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
 
-    `initialize` returns the answer to the host's `initialize`, and `finish` takes its `initialized`.
+    `write` is given what the host gets. `initialize` returns the answer to its `initialize`, and `finish` takes its
+    `initialized`.
     """
 
     def __init__(
         self,
         link: Link,
-        sender: Sender,
-        dialogue: Dialogue,
         notes: Notes,
         *,
         initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
-        finish: Callable[[str, anyio.Event], Coroutine[Any, Any, None]],
-        take: Callable[[Message], Awaitable[None]],
+        finish: Callable[[str], Coroutine[Any, Any, None]],
         write: Callable[[str], Awaitable[None]],
     ) -> None:
         self._link = link
-        self._sender = sender
-        self.queue = SendQueue(link.start)
+        self.sender = Sender(link)
+        self.queue = SendQueue(link)
         self._initialize = initialize
         self._finish = finish
-        self._dialogue = dialogue
         self._notes = notes
-        self._take = take
         self._write = write
         self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
+        self._earlier: set[Call] = set()  #: calls of an earlier process that run
+        self._tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
+        self._asks: dict[str, None] = {}  #: the ids of the server's asks that wait for the host, as JSON
         self._has_begun = False  #: the host has sent `initialize`, and it has not failed
 
     async def take(self, line: Line) -> None:
@@ -186,11 +150,11 @@ class HostSide:
             case Notification(method="notifications/cancelled"):
                 self._cancel(text)
             case Notification(method="notifications/initialized"):
-                await self.queue.add(lambda departed: self._finish(text, departed))
+                await self.queue.add(lambda _: self._finish(text))
             case Notification() if self._has_begun:
                 await self.queue.add(self._sending(text, Purpose.NOTIFICATION), weight=len(text))
             case Response():
-                if self._dialogue.close_ask(splice.cut(text, "id") or "null"):
+                if self._close_ask(splice.cut(text, "id") or "null"):
                     # It does not wait: the request in front of it may be waiting for the very call that asked.
                     self.queue.start_now(self._sending(text, Purpose.REPLY))
                 else:
@@ -198,9 +162,41 @@ class HostSide:
 
     def stop(self) -> None:
         """The host does not listen any more: follow nothing that has left."""
-        for request in list(self._requests.values()):
-            if request.call.departed.is_set():
-                request.call.scope.cancel()
+        own = [request.call for request in self._requests.values() if request.call.departed.is_set()]
+        for call in (*own, *self._earlier):
+            call.scope.cancel()
+
+    # What the server says
+
+    def to_host(self, message: Message) -> str | None:
+        """The server's message as the host gets it; None if it is not for this host."""
+        if message.is_request:
+            self._asks[_same_id(splice.cut(message.text, "id") or "null")] = None
+            if len(self._asks) > MAX_ASKS:
+                del self._asks[next(iter(self._asks))]
+        elif message.method == "notifications/progress":
+            # A host that sends `initialize` twice begins another incarnation. What its earlier calls say from then on
+            # carries the number of theirs in front of the token.
+            found = message.params.get("progressToken")
+            own = self._tokens.get(_OF_EARLIER.sub("", found)) if isinstance(found, str) else None
+            if own is None:
+                log_event(logging.DEBUG, "stdio.progress_dropped", "progress of a call that this process has not made")
+                return None
+            return splice.replaced(message.text, own, "params", "progressToken")
+        elif message.method == "notifications/cancelled":
+            # Only if this host was asked: it has never seen the asks of an earlier process.
+            ask = splice.cut(message.text, "params", "requestId") or "null"
+            return message.text if self._close_ask(ask) else None
+        return None if message.method is None else message.text
+
+    def _close_ask(self, ask: str) -> bool:
+        """An ask is answered or withdrawn; whether it was open."""
+        return self._asks.pop(_same_id(ask), False) is None
+
+    def close_asks(self) -> list[str]:
+        """The session is another one: no tool waits for these answers any more."""
+        asks, self._asks = list(self._asks), {}
+        return asks
 
     # Requests
 
@@ -209,14 +205,11 @@ class HostSide:
         if message.method == "initialize":
             self._has_begun = True
 
-            async def initialize(departed: anyio.Event) -> None:
+            async def initialize(_: anyio.Event) -> None:
                 """Nothing else leaves before the handshake is answered: there is no session to send it in."""
-                try:
-                    answer = await self._initialize(host_id, text, message.params or {})
-                    self._has_begun = self._link.handshake is not None
-                    await self._write(answer)
-                finally:
-                    departed.set()
+                answer = await self._initialize(host_id, text, message.params or {})
+                self._has_begun = self._link.handshake is not None
+                await self._write(answer)
 
             await self.queue.add(initialize)
         elif not self._has_begun:
@@ -237,26 +230,25 @@ class HostSide:
         # What is not a token stays as it is, for the server to refuse.
         if token is not None and type(params["_meta"]["progressToken"]) in (int, str):
             text = splice.replaced(text, encode(wire_id), "params", "_meta", "progressToken")
-            self._dialogue.tokens[wire_id] = token
+            self._tokens[wire_id] = token
         noted = NotedCall(id=host_id, method=message.method, name=str(params.get("name", ""))[:MAX_NAME])
-
-        def move(position: str | None, retry: int | None) -> None:
-            if not call.is_repeatable:
-                self._notes.move_call(noted, position)
-
-        call = Call(
-            self._link,
-            lambda request_id: splice.replaced(text, encode(request_id), "id").encode(),
-            request_id=wire_id,
-            method=noted.method,
-            name=noted.name,
-            take=self._take,
-            move=move,
-        )
+        call = self._call(wire_id, noted, lambda request_id: splice.replaced(text, encode(request_id), "id").encode())
         # The message itself is not kept: it may be large, and the call may take long.
         sticky = encode_sticky(message).decode() if message.method in STICKY else ""
         request = self._requests[host_id] = _HostRequest(call=call, noted=noted, sticky=sticky)
         return request
+
+    def _call(self, wire_id: str, noted: NotedCall, body: Callable[[str], bytes] | None) -> Call:
+        return Call(
+            self._link,
+            body,
+            request_id=wire_id,
+            method=noted.method,
+            name=noted.name,
+            take=self._link.program.take,
+            move=lambda position, _: self._notes.move_call(wire_id, position),
+            position=noted.position,
+        )
 
     async def _follow(self, request: _HostRequest) -> None:
         call = request.call
@@ -271,17 +263,30 @@ class HostSide:
                 self._notes.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
             await self._write(answer)
-        call.departed.set()
-        self._end(request)
+        self._notes.end_call(call.first_id)
 
     def _free(self, request: _HostRequest) -> None:
-        self._dialogue.tokens.pop(request.call.first_id, None)
+        self._tokens.pop(request.call.first_id, None)
         if self._requests.get(request.noted.id) is request:
             del self._requests[request.noted.id]
 
-    def _end(self, request: _HostRequest) -> None:
-        self._free(request)
-        self._notes.end_call(request.call.first_id)
+    async def read_to_end(self, wire_id: str, noted: NotedCall) -> None:
+        """Go on with a call of an earlier process, and report its end to the host."""
+        call = self._call(wire_id, noted, None)
+        self._earlier.add(call)
+        try:
+            with call.scope:
+                if noted.position is None:
+                    answer = call.unknown("the bridge ended before the server had answered")
+                else:
+                    answer = await call.answer()
+                sentence = f"the call of {noted.name or noted.method} that an earlier process made has ended"
+                log_event(logging.INFO, "stdio.ended_before", sentence, tool=noted.name)
+                if earlier_calls.wants_info(self._notes.noted.sticky):
+                    await self._write(earlier_calls.report(noted, answer))
+                self._notes.end_call(wire_id)
+        finally:
+            self._earlier.discard(call)
 
     # Notifications and replies
 
@@ -291,7 +296,8 @@ class HostSide:
         if request is None:
             return
         request.call.scope.cancel()
-        self._end(request)
+        self._free(request)
+        self._notes.end_call(request.call.first_id)
         if request.call.is_begun:
             named = splice.replaced(text, encode(request.call.id), "params", "requestId")
             self.queue.start_now(self._sending(named, Purpose.NOTIFICATION))
@@ -300,10 +306,10 @@ class HostSide:
 
     def _sending(self, text: str, purpose: Purpose) -> Job:
         """The job that sends a message. Its patience runs from now, however long it waits in the queue."""
-        attempts = self._sender.attempts()
+        attempts = self.sender.attempts()
 
         async def send(departed: anyio.Event) -> None:
-            await self._sender.send(text.encode(), purpose, departed=departed, attempts=attempts)
+            await self.sender.send(text.encode(), purpose, departed=departed, attempts=attempts)
 
         return send
 
@@ -321,7 +327,7 @@ class HostSide:
         found = found if isinstance(found, dict) else {}
         if "method" not in found and ("result" in found or "error" in found):
             ask = splice.cut(line.decode(), "id") or "null"
-            if self._dialogue.close_ask(ask):
+            if self._close_ask(ask):
                 sentence = f"The host's answer cannot be sent on: {invalid.reason.replace('the body', 'it')}"
                 self.queue.start_now(self._sending(error(ask, invalid.code, sentence).text, Purpose.REPLY))
         host_id = encode(invalid.id)

@@ -68,10 +68,8 @@ class Processes(ABC):
             return found.start != start
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            return False
+        except (OSError, OverflowError) as error:
+            return isinstance(error, ProcessLookupError)
         return False
 
 
@@ -134,10 +132,6 @@ def here(platform: str = sys.platform) -> Processes | None:
         return None
 
 
-class _Changing(Exception):
-    """A parent has no command line at this moment, so a launcher cannot be told from a host."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Identity:
     """One host process. No two processes have the same."""
@@ -159,34 +153,33 @@ def identify(processes: Processes | None = None, *, pid: int | None = None) -> I
     for _ in range(TRIES):
         if table is None:
             break
-        try:
-            first, second = (_parents(table, pid or os.getpid()) for _ in range(2))
-        except _Changing:
+        first = _parents(table, pid or os.getpid())
+        second = None if first is None else _parents(table, pid or os.getpid())
+        if second is None:
             time.sleep(PAUSE)
-            continue
-        first_ids, second_ids = ([(one.pid, one.parent, one.start) for one in chain] for chain in (first, second))
-        if first_ids == second_ids and first:
-            return Identity(pid=first[-1].pid, start=first[-1].start, boot=table.boot, space=table.space)
-        if first_ids == second_ids:
+        elif first == second and second:
+            host, _, start = second[-1]
+            return Identity(pid=host, start=start, boot=table.boot, space=table.space)
+        elif first == second:
             break
-    log_event(
-        logging.WARNING,
-        "token.no_parent",
-        "Could not verify parent process start time, session resume disabled for this instance",
-    )
+    sentence = "Could not verify parent process start time, session resume disabled for this instance"
+    log_event(logging.WARNING, "token.no_parent", sentence)
     return None
 
 
-def _parents(processes: Processes, pid: int) -> list[ProcessInfo]:
-    """From this process to the host; empty if there is no host."""
-    chain = [found] if (found := processes.look(pid)) else []
+def _parents(processes: Processes, pid: int) -> list[tuple[int, int, int]] | None:
+    """Pid, parent and start from this process to the host; empty if there is no host.
+
+    None if a parent has no command line at this moment, so that a launcher cannot be told from a host.
+    """
+    chain = [(found.pid, found.parent, found.start)] if (found := processes.look(pid)) else []
     while chain and len(chain) <= MAX_LAUNCHERS + 1:
-        parent = processes.look(chain[-1].parent) if chain[-1].parent > 1 else None
-        if parent is None:
+        above = chain[-1][1]
+        if (parent := processes.look(above) if above > 1 else None) is None:
             return []
         if not parent.words:
-            raise _Changing
-        chain.append(parent)
+            return None
+        chain.append((parent.pid, parent.parent, parent.start))
         kind = classify(name=parent.name, words=parent.words)
         if kind is not ProcessKind.LAUNCHER:
             return chain if kind is ProcessKind.HOST else []

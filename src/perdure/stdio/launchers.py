@@ -24,6 +24,7 @@ import enum
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import dropwhile
 from posixpath import basename
 
 Rule = Callable[[Sequence[str]], bool]
@@ -95,13 +96,6 @@ def _begins_with(*subcommands: str) -> Rule:
     return lambda words: bool(words) and words[0] in subcommands
 
 
-def _env(words: Sequence[str]) -> bool:
-    rest = _after_options(words, _ENV_VALUED)
-    while rest and _ASSIGNMENT.fullmatch(rest[0]):
-        rest = rest[1:]
-    return starts_bridge(rest)
-
-
 def _python(words: Sequence[str]) -> bool:
     """Python ends its options with the script or with `-m`, which may stand at the end of others (`-Im perdure`)."""
     rest = list(words)
@@ -145,12 +139,9 @@ def _shell(words: Sequence[str]) -> bool:
 def _line_starts_bridge(line: str) -> bool:
     """Whether the last command of a shell's line starts the bridge, and those before it only prepare that."""
     *before, last = _commands(line) or [[]]
-    for command in before:
-        if command[0] not in _PREPARATIONS and not all(_ASSIGNMENT.fullmatch(word) for word in command):
-            return False
-    while last and (last[0] in {"exec", "command"} or _ASSIGNMENT.fullmatch(last[0])):
-        last = last[1:]
-    return starts_bridge(last)
+    prepares = all(one[0] in _PREPARATIONS or all(map(_ASSIGNMENT.fullmatch, one)) for one in before)
+    begins = dropwhile(lambda word: word in {"exec", "command"} or _ASSIGNMENT.fullmatch(word), last)
+    return prepares and starts_bridge(list(begins))
 
 
 def _commands(line: str) -> list[list[str]]:
@@ -197,7 +188,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("uvx", "npx", "npx-cli"), bool),
     **dict.fromkeys(("npm", "npm-cli"), _begins_with("exec", "x")),
     "pipx": _begins_with("run"),
-    "env": _env,
+    "env": lambda words: starts_bridge(list(dropwhile(_ASSIGNMENT.fullmatch, _after_options(words, _ENV_VALUED)))),
     "python": _python,
     **dict.fromkeys(("node", "nodejs"), lambda words: _script(_after_options(words, _NODE_VALUED))),
     **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"), _shell),

@@ -81,9 +81,8 @@ class ConnectionLog:
                 log_event(logging.ERROR, "stdio.refused", why, reason=reason)
             case Notice.WAITING if self._last is None:
                 self._last = ""
-                log_event(
-                    logging.WARNING, "stdio.waiting", f"{self._where} cannot be reached, and is tried again: {why}"
-                )
+                sentence = f"{self._where} cannot be reached, and is tried again: {why}"
+                log_event(logging.WARNING, "stdio.waiting", sentence)
             case Notice.REACHED if self._last is not None:
                 self._last = None
                 log_event(logging.INFO, "stdio.reached", f"{self._where} answers again")
@@ -96,14 +95,8 @@ class ConnectionLog:
             case Notice.NOT_SENT:
                 log_event(logging.WARNING, "stdio.not_told", f"a message of the host could not be sent: {why}")
             case Notice.POSITION_LOST:
-                log_event(
-                    logging.WARNING,
-                    "stdio.position_lost",
-                    "the server refused the position; what was missed is not repeated",
-                )
+                sentence = "the server refused the position; what was missed is not repeated"
+                log_event(logging.WARNING, "stdio.position_lost", sentence)
             case Notice.LISTENING_LOST:
-                log_event(
-                    logging.WARNING,
-                    "stdio.standalone_lost",
-                    f"the standalone stream is given up, what belongs to no call is missed: {why}",
-                )
+                sentence = f"the standalone stream is given up, what belongs to no call is missed: {why}"
+                log_event(logging.WARNING, "stdio.standalone_lost", sentence)

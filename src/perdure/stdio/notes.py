@@ -16,7 +16,7 @@ from pathlib import Path
 from perdure._core.sticky import after as sticky_after
 from perdure._files import private
 from perdure.remote.endpoint import can_be_sent
-from perdure.remote.state_writer import StateWriter
+from perdure.remote.state_writer import StateWriter, read
 from perdure.telemetry.events import log_event
 
 #: Of the form. Notes of another form are not read: the next process then knows less, and nothing wrong.
@@ -55,18 +55,12 @@ def decode(data: bytes) -> Noted:
         found = json.loads(data)
         if found.pop("perdure") != VERSION:
             raise ValueError("the notes have another form")
-        calls = {str(key): NotedCall(**call) for key, call in found.pop("calls").items()}
-        noted = Noted(**found, calls=calls)
+        noted: Noted = read(Noted, {**found, "calls": found["calls"]}, "the notes")
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"not the notes of a bridge: {error}") from error
-    texts = [noted.session, "" if noted.position is None else noted.position]
-    if not isinstance(noted.sticky, list) or not all(isinstance(text, str) for text in [*texts, *noted.sticky]):
-        raise ValueError("the notes are of another kind")
-    for call in calls.values():
-        if not all(isinstance(value, str) for value in (call.id, call.method, call.name, call.position or "")):
-            raise ValueError("a call is of another kind")
+    for call in noted.calls.values():
         json.loads(call.id)
-    for position in (noted.position, *(call.position for call in calls.values())):
+    for position in (noted.position, *(call.position for call in noted.calls.values())):
         if position and not can_be_sent(position):
             raise ValueError("a position cannot be one that was noted")
     return noted
@@ -107,9 +101,8 @@ class Notes:
             found = None if path is None else private.read(path, limit=MAX_BYTES)
             noted = None if found is None else decode(found)
         except (private.Untrusted, ValueError) as error:
-            log_event(
-                logging.WARNING, "stdio.notes_unreadable", f"the notes of an earlier process are not used: {error}"
-            )
+            sentence = f"the notes of an earlier process are not used: {error}"
+            log_event(logging.WARNING, "stdio.notes_unreadable", sentence)
             return
         if noted is not None and noted.session == self.noted.session:
             self.noted = noted
@@ -124,7 +117,9 @@ class Notes:
         self.noted.calls[wire_id] = call
         self.changed()
 
-    def move_call(self, call: NotedCall, position: str | None) -> None:
+    def move_call(self, wire_id: str, position: str | None) -> None:
+        if (call := self.noted.calls.get(wire_id)) is None:
+            return  # it can be repeated, or its session is gone
         is_first, call.position = call.position is None, position
         if is_first:
             self.changed()  # without a position the next process could not go on at all

@@ -50,11 +50,6 @@ class Cutter:
         self._keep(rest)
         return lines
 
-    def end(self) -> list[Line]:
-        """What came behind the last line end: a host that closes the pipe right after a message meant it."""
-        line = self._end(b"")
-        return [line] if line else []
-
     def _end(self, part: bytes) -> Line | None:
         self._keep(part)
         is_too_long = self._size > self._limit
@@ -103,7 +98,8 @@ async def lines(
             while chunk := read_chunk():
                 if found := cutter.feed(chunk):
                     hand(found)
-            hand(cutter.end(), is_end=True)
+            # What came behind the last line end: a host that closes the pipe right after a message meant it.
+            hand(cutter.feed(b"\n"), is_end=True)
             hand(None, is_end=True)
         except (RuntimeError, asyncio.CancelledError, concurrent.futures.CancelledError):
             return  # the loop is closed: this process ends

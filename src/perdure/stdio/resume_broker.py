@@ -7,14 +7,12 @@ token on disk leads back to the session (T10). Nothing else of the bridge asks w
 
 import json
 import logging
-import time
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
 from perdure._core.delivery import Failure
-from perdure._core.reconnect import Course, Patience
+from perdure._core.reconnect import Patience
 from perdure._core.sse import EventTooLarge
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, RequestFailed, Unavailable
 from perdure.remote.stream import Attempts
@@ -61,8 +59,7 @@ class ResumeBroker:
             token = self._slot.token() if not self._is_asked and self._slot.holder else None
             if token is not None:
                 try:
-                    answer = await self._until_answered("resume", {"token": token}, patience)
-                    session, renewed = _text(answer, "session"), _text(answer, "token")
+                    session, renewed = await self._ask("resume", {"token": token}, patience, "session", "token")
                 except _NoBroker:
                     # No broker has rejected the token: it goes when another session begins, and not while a gateway
                     # says 404.
@@ -88,8 +85,8 @@ class ResumeBroker:
                 self._slot.forget()  # what is on disk must not lead back to the earlier session
             self._is_asked, self._session = True, session
             try:
-                answer = await self._until_answered("open", {}, ONCE, session=session)
-                await self._keep(_text(answer, "token"))
+                [token] = await self._ask("open", {}, ONCE, "token", session=session)
+                await self._keep(token)
             except Unavailable as failure:
                 log_event(logging.WARNING, "stdio.not_resumable", f"the session cannot be resumed for now: {failure}")
                 return False
@@ -105,7 +102,7 @@ class ResumeBroker:
         if not self._slot.keep(token):
             return
         try:
-            await self._until_answered("confirm", {"token": token}, ONCE)
+            await self._ask("confirm", {"token": token}, ONCE)
         except (_NoBroker, _Rejected, Unavailable, Refused) as failure:
             # The token on disk is good, confirmed or not.
             log_event(logging.DEBUG, "stdio.not_confirmed", f"the new resume token was not confirmed: {failure}")
@@ -113,15 +110,15 @@ class ResumeBroker:
     def _without_broker(self) -> None:
         if not self._is_told:
             self._is_told = True
-            log_event(
-                logging.INFO, "stdio.no_broker", "the server has no resume broker: the session ends with this process"
-            )
+            sentence = "the server has no resume broker: the session ends with this process"
+            log_event(logging.INFO, "stdio.no_broker", sentence)
 
-    async def _until_answered(
-        self, action: str, body: dict[str, str], patience: Patience, *, session: str = ""
-    ) -> dict[str, Any]:
+    async def _ask(
+        self, action: str, body: dict[str, str], patience: Patience, *wanted: str, session: str = ""
+    ) -> list[str]:
+        """The texts of these names in the broker's answer. Raises what is above, `Unavailable` and `Refused`."""
         # A server may ask for any time; the host has its answer after as long as it was promised.
-        attempts = Attempts(patience, course=Course(since=time.monotonic()), most_asked=patience.max_time)
+        attempts = Attempts(patience, counts_from_request=True)
         broker = self._endpoint.at(beside(self._endpoint.url, action))
         said = json.dumps({**body, "holder": self._slot.holder}).encode()
         named = Handshake(session=session, request={}, result={})
@@ -139,7 +136,7 @@ class ResumeBroker:
                 attempts.failed(f"the broker has not answered within {TIMEOUT:.0f} s")
             except RequestFailed as failed:
                 if failed.failure in (Failure.UNTRUSTED, Failure.NO_CREDENTIALS):
-                    raise Refused(failed.refusal) from failed
+                    raise failed.refusal from failed
                 attempts.failed(str(failed))
             if not await attempts.wait():
                 raise Unavailable(attempts.trouble)
@@ -150,10 +147,13 @@ class ResumeBroker:
         if response.status == 403 and isinstance(found, dict) and found.get("error") == "rejected":
             raise _Rejected
         if response.status in (401, 403):
-            raise Refused(self._endpoint.refusal(response))
+            raise self._endpoint.refusal(response)
         if response.status not in (200, 204) or not isinstance(found, dict | None):
             raise _NoBroker
-        return found or {}
+        texts = [text for name in wanted if isinstance(text := (found or {}).get(name), str) and text]
+        if len(texts) < len(wanted):
+            raise _NoBroker
+        return texts
 
 
 def beside(url: str, action: str) -> str:
@@ -161,10 +161,3 @@ def beside(url: str, action: str) -> str:
     parts = urlsplit(url)
     folder = parts.path.rstrip("/").rpartition("/")[0]
     return urlunsplit((parts.scheme, parts.netloc, f"{folder}/resume/{action}", parts.query, ""))
-
-
-def _text(answer: dict[str, Any], name: str) -> str:
-    found = answer.get(name)
-    if not isinstance(found, str) or not found:
-        raise _NoBroker
-    return found

@@ -7,9 +7,8 @@ from perdure.errors import BadSetting
 from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
 from perdure.store.postgres.address import without_password
-from perdure.store.sqlite.existing import ExistingSqlite, SqliteView
 from perdure.store.sqlite.file import Sync
-from perdure.store.sqlite.store import SqliteStore
+from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
 from perdure.store.sqlite.upkeep import SqliteCopyTarget, SqliteUpkeep
 from perdure.store.upkeep import CopyTarget, Upkeep
 

@@ -9,24 +9,34 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
 1. **Atomic.** `commit` applies all its steps or none. What one `Append` carries (events, ends of calls, the seal) is
    seen together or not at all.
 2. **Fenced.** An `Append`, a `PutCall` and a `Release` show a fence. Such a step is refused (`StaleFence` at its place
-   in the result), and the others are not touched, if another writer has claimed the stream since, if the stream is gone
-   or sealed, or if its events do not follow the last one there: in each case this writer's picture of the stream is not
-   the store's.
+   in the result), and the others are not touched, if another writer has claimed the stream since, or if it is sealed or
+   let go of: then this writer may write nothing more. An `Append` is refused as `Behind` if the stream is still this
+   writer's and its events would leave a hole, or if there is no such stream: then the store has lost what it had
+   (below).
 3. **Durable.** What `commit` returned without error survives the death of this process; the backend's own page says
    what else it survives.
 4. **Ordered.** `read` gives each retained event after a sequence number once, in order. Numbers of one stream rise by
-   one. What is missing between two of them was trimmed: the reader sees the gap in the numbers.
+   one. What is missing between two of them was trimmed or lost: the reader sees the gap in the numbers. No number ever
+   names another event than before.
 5. **Repeatable.** Committing again what was committed last, in the same order, changes nothing: events are known by
-   their numbers, an ended call keeps its first end.
+   their numbers, an ended call keeps its first end. (A revision may rise by it.)
 6. **Generations.** `claim` durably raises a stream's generation before its new writer appends, and records where the
    previous generation ended, so that an old position never names a new event. Of several claims at once, one succeeds.
+   A generation that the claimer knows of does not come again, although the store may have lost it.
+   No fence is given twice, by `join` or by `claim`, not even by a store that has lost what it gave out last (a replica
+   that lagged): a counter does not do, 40 random bits do (`_core.ids.new_fence`). Fences are compared for equality and
+   fit 63 bits; nothing orders them, because the generation tells which claim is later.
 7. **Answers last.** `Trim` never removes a final answer; only `DropStream`, `EndSession` and `sweep` do.
 8. **Only a hint.** A wake-up may be lost, late or needless; `read` tells the truth.
 9. **Failure is named.** A backend's own exceptions leave as `StoreError`, with their cause kept.
 10. **Once each.** Mail stays until a `MailReceived` step takes it away, in one commit with what came of it; mail of a
-    dead node goes to the node that buries it. So whatever a message causes in the store happens once.
+    dead node goes to the node that buries it. So whatever a message causes in the store happens once. A node's messages
+    become visible in the order of their keys, however many nodes post to it at once: behind a message that was read no
+    other one appears in front of it, which `MailReceived` would take away unread. No key comes again, not even after
+    the store has lost some: it is at least the time in microseconds (`next_key`).
 11. **Dead is dead.** `Liveness.dead` names only nodes that write nothing more under any claim that they held, or whose
-    claims the fences take away before another node acts on them.
+    claims the fences take away before another node acts on them. A node that has beaten since it was found dead is not
+    buried. A node whose claim ran out goes on with its next beat, unless it is buried; if it is, it knows by then.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
     (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not opened
     (`SessionEnded`).
@@ -50,18 +60,40 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     generation in which they read it: an event that took the number of a lost one counts as unread.
 20. **Within its time.** A call answers, or raises `StoreUnavailable`, before the store has been stuck in it for
     `store_timeout`. Time in which the store works on other calls, or in which this process is late, does not count.
+21. **As it was seen.** An `OpenStream` that carries a revision is refused (`StaleRecord`) if the session's record has
+    another one. Whatever changes a record raises its revision; a change of `active` alone does not.
+
+**A store that has lost its tail.** A server that crashed without waiting for its disk, a replica that lagged when it
+was promoted, or a file that was put back from a copy comes back with an earlier state of everything, whatever promise 3
+says. What was written last is gone, and no call may wait for it: the writer of a stream learns from `Behind` how far
+the store is, and repeats the append with `lost`. The store then takes it with the hole, so that numbers go on and
+readers are told of the gap. Where the whole stream is gone its writer opens it again first, with its calls. So a store
+need not know of its loss. It only must not give out again what it gave out in the part that it has lost: fences (6),
+and the keys of mail and of forwarded messages (10).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
-from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure._core.states import CallState, ClaimState, SessionState
+from perdure.errors import (
+    Behind,
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
+
+T = TypeVar("T", bound=tuple[Any, ...])
 
 RECORD_VERSION = 2
 """Written into every record; a release that meets a higher one refuses it by name."""
@@ -106,6 +138,8 @@ class SessionRecord:
     """Why, once it has: the value of a `SessionStep`."""
     address: str = ""
     """The address it was opened from, if it has no owner: this tells callers without a name apart."""
+    revision: int = field(default=0, compare=False)
+    """Rises with each change but that of `active` (21)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,14 +256,23 @@ class Forwarded(NamedTuple):
     """A message that waits for the writer of its stream."""
 
     key: int
-    """Rises with each message of a stream's, and never comes again."""
+    """Rises with each message of a stream's, and never comes again (10)."""
     payload: bytes
 
 
 class Mail(NamedTuple):
     key: int
-    """Rises with each message of a node's."""
+    """Rises with each message of a node's, and never comes again (10)."""
     message: bytes
+
+
+def next_key(last: int, *, now: float) -> int:
+    """The key of a message behind another one, at a time in seconds since 1970.
+
+    It rises whatever the clock does. The clock is there for a store that has lost the last keys: what it counts again
+    lies behind them, because time has passed.
+    """
+    return max(last + 1, int(now * 1_000_000))
 
 
 # --- Steps ----------------------------------------------------------------------------------------------------------
@@ -307,6 +350,8 @@ class OpenStream(Step):
     calls: tuple[CallRecord, ...] = ()
     most_calls: int | None = None
     """How many calls of the session may be open at once, these among them; refused beyond (14)."""
+    seen: int | None = None
+    """The revision of the session's record that the caller knows; refused if it has another one by now (21)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,7 +365,8 @@ class CallEnd:
 class Append(Step):
     """Add events to a stream; with the last answer also the ends of its calls and the seal, in the same step.
 
-    Of events that are known by their number already only the rest is added (5).
+    Of events that are known by their number already only the rest is added (5). It may be refused as `StaleFence` or as
+    `Behind` (2).
     """
 
     stream: StreamId
@@ -330,6 +376,9 @@ class Append(Step):
     seal: bool = False
     taken: int = 0
     """The forwarded messages up to and including this key are among the events, and wait no longer (16)."""
+    lost: bool = False
+    """The store has lost what came before, and takes the events with the hole in front of them. It is what the writer
+    answers to `Behind`, and refused as any other append if the stream is not there or not this writer's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -337,8 +386,9 @@ class Forward(Step):
     """Messages for a stream from a node that does not write it, in their order (16).
 
     Of messages that are known by their number already only the rest is added (5). Refused if the stream is gone
-    (`SessionEnded`), if no node that has joined writes it (`NodeGone`: the sender may claim it), or if too much waits
-    for it or the message in front of these is not there (`MailFull`).
+    (`SessionEnded`), if no node that has joined writes it (`NodeGone`: the sender may claim it), if the message in
+    front of these is not there (`Behind`: it was refused, or the store has lost it), or if too much waits for it
+    (`MailFull`).
     """
 
     stream: StreamId
@@ -451,7 +501,9 @@ class MailReceived(Step):
     through: int
 
 
-StepRefusal = StaleFence | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
+StepRefusal = (
+    StaleFence | StaleRecord | Behind | IdTaken | NodeGone | MailFull | SessionEnded | TooManySessions | TooManyCalls
+)
 Refusals = Sequence[StepRefusal | None]
 """For each step of a commit: `None`, or why it was refused."""
 
@@ -495,8 +547,9 @@ class EventStore(Protocol):
     async def kept(self, session: SessionId) -> Sequence[KeptRecord]:
         """What is retained of a session's sealed streams, the oldest first."""
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        """Become the stream's writer: a new fence and a new generation (6).
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        """Become the stream's writer: a new fence and a new generation (6), the next one and above `known`: a node may
+        have seen one that the store has lost.
 
         `None` if there is no such stream, it is sealed, or its fence is no longer the one that the caller has seen.
         """
@@ -574,22 +627,31 @@ class Wakeups(Protocol):
     def stamp(self) -> object:
         """Equal values mean that no other process has written anything between the two moments.
 
-        So what was read then is still so. A store that cannot tell without waiting gives a new value each time.
+        So what was read then is still so. A store that cannot tell without waiting gives a new value each time: then
+        what only looks at a session reads its record again, and a new call shows the revision that it has seen (21).
         """
 
 
 class Liveness(Protocol):
-    """One node's view of which nodes are alive, itself included."""
+    """One node's view of which nodes are alive, itself included.
+
+    `_core.leases` decides what follows from beats and locks; a store has to bring the facts. A store that finds dead
+    processes by locks sooner than by their leases commits nothing for a node that it does not know, because the lock of
+    a process that lives may be lost: `own_claim` is BURIED then, and the commit raises `StoreUnavailable`.
+    """
 
     @property
-    def holds(self) -> bool:
-        """This node's own claims hold. Once they do not, they never do again: it writes and sends nothing more."""
+    def own_claim(self) -> ClaimState:
+        """What this node's own claim is at this moment (`_core.states.CLAIM`), without asking the store. FROZEN: it
+        writes and shows nothing. BURIED: it never will again. Asked for with each commit and each event."""
 
     async def beat(self, facts: bytes) -> None:
-        """Show that this node is alive, and what it has to tell of itself."""
+        """Show that this node is alive, and what it has to tell of itself. Its claim is HOLDING behind that if the
+        store knows the node, whatever it was before, and BURIED if it does not (11). A store in which the claim of a
+        process that lives never runs out need not write what it was told before."""
 
     async def dead(self) -> Sequence[NodeId]:
-        """Nodes that are dead for certain and not buried yet (11)."""
+        """Nodes that are dead and not buried yet (11)."""
 
     def hold(self, holding: bool) -> None:
         """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.
@@ -621,10 +683,12 @@ class NodeStore(Protocol):
 
     async def nodes(self) -> Sequence[NodeRecord]: ...
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
-        """Forget a dead node: its mail goes to the heir, its readers go. Gives the streams that they read.
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        """Forget a dead node: its mail goes to the heir, its readers go. Gives the streams that they read; none for a
+        node that is not there any more.
 
-        Whatever it wrote (`written_by`) has been claimed, or let go of, before.
+        Whatever it wrote (`written_by`) has been claimed, or let go of, before. `beat` is the node's, read before it
+        was found dead: `None` is given, and nothing was done, if it has another one by now (11).
         """
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
@@ -667,6 +731,28 @@ class Store(EventStore, SessionStore, ChainStore, CallStore, AskStore, ReaderSto
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *_: object) -> None: ...
+
+
+def changed(record: SessionRecord, step: ChangeSession) -> SessionRecord:
+    """Give a record as a step changes it."""
+    fields = {name: getattr(step, name) for name in ("state", "version", "result", "initialized")}
+    given = {name: value for name, value in fields.items() if value not in (None, getattr(record, name))}
+    active = max(record.active, step.active or 0.0)
+    return replace(record, active=active, revision=record.revision + bool(given), **given)
+
+
+def with_sticky(record: SessionRecord, requests: tuple[bytes, ...]) -> SessionRecord:
+    """Give a record with other sticky requests."""
+    return replace(record, sticky=requests, revision=record.revision + (requests != record.sticky))
+
+
+async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[T]:
+    """Give all that a store gives page by page; `read` gives the page behind a number, which each item has first."""
+    after = 0
+    while page := await read(after):
+        for item in page:
+            yield item
+        after = page[-1][0]
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

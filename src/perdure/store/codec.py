@@ -49,18 +49,18 @@ class Payloads:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
-        self._is_plain = codec is PLAIN
+        self.is_plain = codec is PLAIN
         self.overhead = codec.overhead
 
     def encode_steps(self, steps: Sequence[base.Step]) -> Sequence[base.Step]:
-        return steps if self._is_plain else [_changed(step, self._encode) for step in steps]
+        return steps if self.is_plain else [_changed(step, self._encode) for step in steps]
 
     def decode(self, record: R) -> R:
         """Give a record of any kind, or `None`, as it came into the store."""
-        return record if self._is_plain else _changed(record, self._decode)
+        return record if self.is_plain else _changed(record, self._decode)
 
     def decode_all(self, records: Sequence[R]) -> Sequence[R]:
-        return records if self._is_plain else [_changed(record, self._decode) for record in records]
+        return records if self.is_plain else [_changed(record, self._decode) for record in records]
 
     def size(self, stored: bytes) -> int:
         """Give the size of a payload, as limits count it: before it was encoded."""
@@ -68,7 +68,7 @@ class Payloads:
 
     def stick(self, kept: tuple[bytes, ...], request: bytes) -> tuple[bytes, ...]:
         """Give the sticky requests behind another one (`_core.sticky`), all of them as they are stored."""
-        if self._is_plain:
+        if self.is_plain:
             return sticky.after(kept, request)
         plain = sticky.after(tuple(map(self._decode, kept)), self._decode(request))
         return tuple(map(self._encode, plain))

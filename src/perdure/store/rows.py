@@ -38,10 +38,10 @@ def session_values(record: base.SessionRecord) -> dict[str, object]:
     return named_values(record) | {"owner": loose(record.owner), "sticky": sticky_text(record.sticky)}
 
 
-def stream_row(record: base.StreamRecord, *, listed: bool) -> Row:
-    """With the session once more, at the end: it is looked up, too."""
+def stream_row(record: base.StreamRecord, *, listed: bool, seen: int | None) -> Row:
+    """With the session once more, at the end, and its revision: it is looked up, too."""
     row = (record.id, base.RECORD_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
-    return (*row, record.generation, record.last, record.sealed, listed, record.session)
+    return (*row, record.generation, record.last, record.sealed, listed, record.session, seen)
 
 
 def call_row(key: int, place: int, record: base.CallRecord) -> Row:

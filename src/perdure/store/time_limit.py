@@ -114,7 +114,7 @@ class _Limited:
 
     keeps_time = True
     # Asked for with each call or commit: found without `__getattr__`, and they may change.
-    holds, shared = property(attrgetter("_inner.holds")), property(attrgetter("_inner.shared"))
+    own_claim, shared = property(attrgetter("_inner.own_claim")), property(attrgetter("_inner.shared"))
 
     def __init__(self, inner: Store | Liveness, limit: TimeLimit | None) -> None:
         self._inner = inner

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from perdure._core.ids import Fence, NodeId, StreamId
+from perdure._core.ids import NO_FENCE, NodeId, StreamId
 from perdure.store.base import Append, Event, Generation, Store
 from perdure.store.codec import Payloads
 
@@ -76,7 +76,7 @@ class CopyTarget(Store, Protocol):
 def encoded(payloads: Payloads, restored: Restored) -> Restored:
     """Give what is put into a stream as it is stored."""
     events = (*restored.events, *(Event(0, 0.0, payload) for payload in restored.forwarded))
-    [step] = payloads.encode_steps([Append(stream=restored.stream, fence=Fence(0), events=events)])
+    [step] = payloads.encode_steps([Append(stream=restored.stream, fence=NO_FENCE, events=events)])
     assert isinstance(step, Append)
     count = len(restored.events)
     forwarded = [event.payload for event in step.events[count:]]

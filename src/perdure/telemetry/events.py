@@ -61,8 +61,6 @@ MAX_LINES = 400
 """Lines of a record: Python folds repeated lines of a deep traceback to far fewer, but an exception's text may have any
 number."""
 
-_INDENT = "    "
-
 
 class LogLines(logging.Formatter):
     """Every record begins at the left edge, and what follows its first line (a traceback) is indented.
@@ -76,4 +74,4 @@ class LogLines(logging.Formatter):
         first, *rest = super().format(record).split("\n")
         if len(rest) > MAX_LINES:
             rest = [*rest[:MAX_LINES], f"… {len(rest) - MAX_LINES} more lines"]
-        return "\n".join([printable(first, MAX_LINE), *(printable(_INDENT + line, MAX_LINE) for line in rest)])
+        return "\n".join([printable(first, MAX_LINE), *(printable(f"    {line}", MAX_LINE) for line in rest)])

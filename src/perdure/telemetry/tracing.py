@@ -34,18 +34,9 @@ Headers = Sequence[tuple[bytes, bytes]]
 """As ASGI gives them: names in lower case."""
 
 REQUESTS: Final = {"POST": "perdure.post", "GET": "perdure.get", "DELETE": "perdure.delete"}
-REPLAY: Final = "perdure.replay"
-LOAD: Final = "perdure.load"
-SETTLE: Final = "perdure.settle"
-
 SESSION: Final = "perdure.session"
 STREAM: Final = "perdure.stream"
-LAST_EVENT_ID: Final = "perdure.last_event_id"
-REPLAYS: Final = "perdure.replay"
-MISSED: Final = "perdure.missed_events"
-OUTCOME: Final = "perdure.outcome"
 ERROR: Final = "error.type"
-STATUS: Final = "http.response.status_code"
 
 _MOST_CHARS = 128
 """Of a header that a client made up; positions of ours are shorter."""
@@ -56,14 +47,10 @@ _tracer = get_tracer("perdure")
 class TracedReader(Protocol):
     """What the span of a request needs of its reader."""
 
-    @property
-    def stream(self) -> Any: ...
-    @property
-    def cursor(self) -> int: ...
-    @property
-    def live_from(self) -> int: ...
-    @property
-    def failure(self) -> BaseException | None: ...
+    stream: Any
+    cursor: int
+    live_from: int
+    failure: Exception | None
 
 
 class Request:
@@ -71,9 +58,9 @@ class Request:
 
     __slots__ = ("_reader", "_replay", "_span", "_token")
 
-    def __init__(self, span: Span, context: Context) -> None:
+    def __init__(self, span: Span, context: Context | None) -> None:
         self._span = span
-        self._token: Token[Context] = contexts.attach(within(span, context))
+        self._token: Token[Context] | None = None if context is None else contexts.attach(within(span, context))
         self._reader: TracedReader | None = None
         self._replay: Replay | None = None
 
@@ -81,6 +68,8 @@ class Request:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if self._token is None:
+            return
         if self._replay is not None:
             self._replay.give_up()
         if self._reader is not None:
@@ -94,7 +83,7 @@ class Request:
 
     def refused(self, name: str, status: int, sentence: str) -> None:
         """The endpoint refused. `nothing_more` is not an error: the stream was read to its end."""
-        self._span.set_attributes({ERROR: name, STATUS: status})
+        self._span.set_attributes({ERROR: name, "http.response.status_code": status})
         if name != "nothing_more":
             self._span.set_status(Status(StatusCode.ERROR, sentence))
 
@@ -110,7 +99,7 @@ class Request:
             self._reader, self._replay = reader, replay
             self._span.set_attributes(_reading(session, stream, missed))
             if resumes and (named := next((value for name, value in headers if name == b"last-event-id"), b"")):
-                self._span.set_attribute(LAST_EVENT_ID, printable(named[:_MOST_CHARS].decode("latin-1")))
+                self._span.set_attribute("perdure.last_event_id", printable(named[:_MOST_CHARS].decode("latin-1")))
         return replay
 
 
@@ -122,7 +111,7 @@ class Replay:
     def __init__(self, *, session: str, stream: str, missed: int, timed: Histogram) -> None:
         self._timed = timed
         self._began = time.perf_counter()
-        self._span = _tracer.start_span(REPLAY, attributes=_reading(session, stream, missed))
+        self._span = _tracer.start_span("perdure.replay", attributes=_reading(session, stream, missed))
 
     def at(self, cursor: int, *, end: int) -> Replay | None:
         """The reader has got that far. Returns this replay, or `None` once it is complete."""
@@ -139,19 +128,6 @@ class Replay:
             self._span.end()
 
 
-class _Untraced(Request):
-    """Stands for every request while no tracer records and no trace passes through, so that a stream at rest keeps
-    nothing for it."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self._span = INVALID_SPAN
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 class _AsgiHeaders(Getter[dict[bytes, bytes]]):
     def get(self, carrier: dict[bytes, bytes], key: str) -> list[str] | None:
         value = carrier.get(key.lower().encode())
@@ -162,7 +138,9 @@ class _AsgiHeaders(Getter[dict[bytes, bytes]]):
 
 
 _HEADERS = _AsgiHeaders()
-_UNTRACED = _Untraced()
+_UNTRACED = Request(INVALID_SPAN, None)
+"""Stands for every request while no tracer records and no trace passes through, so that a stream at rest keeps nothing
+for it."""
 
 
 def request(method: str, headers: Headers) -> Request:
@@ -194,13 +172,15 @@ def tell(**attributes: str) -> None:
 
 def load(session: str) -> AbstractContextManager[Span]:
     """The span of loading a session from its record."""
-    return _tracer.start_as_current_span(LOAD, attributes={SESSION: session})
+    return _tracer.start_as_current_span("perdure.load", attributes={SESSION: session})
 
 
 def settle(session: str, stream: str, *, outcome: str) -> AbstractContextManager[Span]:
     """The span of settling a call. Outcomes: `rerun`, `unknown`, `cancelled`."""
-    return _tracer.start_as_current_span(SETTLE, attributes={SESSION: session, STREAM: stream, OUTCOME: outcome})
+    attributes = {SESSION: session, STREAM: stream, "perdure.outcome": outcome}
+    return _tracer.start_as_current_span("perdure.settle", attributes=attributes)
 
 
 def _reading(session: str, stream: str, missed: int) -> dict[str, str | int]:
-    return {SESSION: session, STREAM: stream, REPLAYS: "active" if missed else "none", MISSED: missed}
+    replay = "active" if missed else "none"
+    return {SESSION: session, STREAM: stream, "perdure.replay": replay, "perdure.missed_events": missed}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure._core.ids import Fence, Kind, NodeId, StreamId
-from perdure.errors import StaleFence
+from perdure.errors import Behind, StaleFence
 from perdure.store import base
 from perdure.testing import _values as values
 from perdure.testing._values import NODE, SESSION, STREAM, a_call, a_session, a_stream
@@ -121,6 +121,12 @@ def same(what: str, seen: object, wanted: object) -> None:
 
 def accepted(refusals: base.Refusals) -> None:
     same("refusals", list(refusals), [None] * len(refusals))
+
+
+def behind(refusals: base.Refusals, last: int) -> None:
+    """The only step, because the store has nothing behind that number."""
+    refused(refusals, 0, why=Behind)
+    same("the last that the store has", [refusal.last for refusal in refusals if isinstance(refusal, Behind)], [last])
 
 
 def refused(refusals: base.Refusals, *places: int, why: type[base.StepRefusal] = StaleFence) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from perdure.testing import _keeping_checks, _node_checks, _session_checks, _stream_checks
+from perdure.testing import _session_checks, _stream_checks
 from perdure.testing._case import Case
 from perdure.testing._values import NODE, Make
 
@@ -22,7 +22,7 @@ PATIENCE = 10.0
 
 CHECKS: tuple[tuple[type[Case], str], ...] = tuple(
     (kind, name)
-    for module in (_stream_checks, _keeping_checks, _node_checks, _session_checks)
+    for module in (_stream_checks, _session_checks)
     for kind in vars(module).values()
     if inspect.isclass(kind) and issubclass(kind, Case) and kind.__module__ == module.__name__
     for name, check in vars(kind).items()

@@ -1,24 +1,52 @@
-"""The rules of the state machine: what may happen to a store, one small thing each.
+"""The rules of the state machine: what may happen to a store and to its model, `MemoryStore`, one small thing each.
+
+The two are driven together and compared. Fences and keys of mail are each store's own, so what shows one is spelled
+twice, for the one and for the other.
 
 Times never go back, as in a server; stores may keep an event whose time lies behind its neighbours' a little longer.
 """
 
+import asyncio
 import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
 from perdure.store import base
-from perdure.testing._twins import REQUESTS, SESSIONS, STREAMS, Twins
-from perdure.testing._values import Make, a_chain, a_reader, a_session, a_sticky, an_append, an_ask, an_end, some_events
+from perdure.store.memory import MemoryStore
+from perdure.testing import _values as values
+from perdure.testing._values import (
+    NODE,
+    Make,
+    a_call,
+    a_chain,
+    a_reader,
+    a_session,
+    a_sticky,
+    a_stream,
+    an_append,
+    an_ask,
+    an_end,
+    some_events,
+)
+
+T = TypeVar("T")
 
 START = 100.0
+
+SESSIONS = (SessionId("s1"), SessionId("s2"))
+STREAMS = tuple(map(StreamId, "abc"))
+REQUESTS: tuple[int | str, ...] = (1, "1", 2)
+"""Few names, so that histories meet each other."""
+
+_names = itertools.count()
 
 sessions, streams = st.sampled_from(SESSIONS), st.sampled_from(STREAMS)
 requests, asks, readers = st.sampled_from(REQUESTS), st.sampled_from(["x", "y"]), st.sampled_from(["old", "new"])
@@ -34,7 +62,7 @@ sticky_requests = st.sampled_from(
 )
 
 
-class _Histories(RuleBasedStateMachine):
+class _Twins(RuleBasedStateMachine):
     """A store and its model, compared after each rule."""
 
     make: ClassVar[Make]
@@ -42,73 +70,192 @@ class _Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.twins = Twins(type(self).make, durable=self.durable)
         self.now = START
-        self._names = itertools.count()
+        self._name = f"machine-{next(_names)}"
+        self._runner = asyncio.Runner()
+        self.history: list[tuple[base.Step, base.Step]] = []
+        """Steps that may be put again."""
+        self.model = MemoryStore()
+        self.store: base.Store = type(self).make(self._name)
+        self.run(self.store.open())
+        self.fences: list[tuple[Fence, Fence]] = []
+        """In the model and in the store; a writer is a place in this list."""
+        self.writer: dict[str, int] = {}
+        self.nodes: list[tuple[NodeId, int]] = []
+        """The nodes that have joined, with the fence that they got."""
+        self.join(NODE)
+        self.join(NodeId("other"))
 
     def teardown(self) -> None:
-        self.twins.close()
+        self.run(self.store.aclose())
+        self._runner.close()
+
+    @rule()
+    def reopen(self) -> None:
+        if self.durable:
+            self.run(self.store.aclose())
+            self.store = type(self).make(self._name)
+            self.run(self.store.open())
 
     @invariant()
     def the_store_shows_what_the_model_shows(self) -> None:
-        self.twins.compare()
+        wanted, seen = self.both(self._picture)
+        assert seen == wanted, f"the store shows {seen}, where the model shows {wanted}"
+
+    async def _picture(self, store: base.Store) -> dict[str, Any]:
+        seen = await values.picture(store, sessions=SESSIONS)
+        asked: dict[str, Awaitable[Any]] = {"going on": values.count_open(store), "dormant": store.longest_dormant()}
+        for session in SESSIONS:
+            for key in (f"{session}: unread", f"{session}: streams"):
+                seen[key] = [replace(stream, fence=Fence(0)) for stream in seen[key]]
+            for id_ in REQUESTS:
+                asked[f"{session}: {id_!r}"] = store.open_call(session, incarnation=1, request_id=id_)
+            for stream in seen[key]:
+                asked[f"{stream.id}: forwarded"] = store.forwarded(stream.id)
+        for node, _ in self.nodes:
+            asked[f"{node}: mail"] = values.messages(store, node)
+            asked[f"{node}: forwarded to"] = store.forwarded_to(node)
+            asked[f"{node}: streams"] = store.written_by(node)
+        asked["nodes"] = store.nodes()
+        for name, answer in (await values.together(store, asked)).items():
+            match answer:  # fences, keys and beats are each store's own
+                case [base.Forwarded(), *_]:
+                    seen[name] = [message.payload for message in answer]
+                case [base.StreamRecord(), *_]:
+                    seen[name] = [stream.id for stream in answer]
+                case [base.NodeRecord(), *_]:
+                    seen[name] = sorted(node.id for node in answer)
+                case base.SessionRecord():
+                    seen[name] = answer.active
+                case _:
+                    seen[name] = answer
+        return seen
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def both(self, ask: Callable[[base.Store], Coroutine[Any, Any, T]]) -> tuple[T, T]:
+        return self.run(ask(self.model)), self.run(ask(self.store))
+
+    def agree(
+        self, ask: Callable[[base.Store], Coroutine[Any, Any, T]], key: Callable[[T], object] | None = None
+    ) -> tuple[T, T]:
+        """Ask both for the same; `key` gives what must be equal in the two answers, which is all of them otherwise."""
+        ours, theirs = self.both(ask)
+        assert (key(ours) == key(theirs)) if key else (ours == theirs), f"{theirs}, where the model has {ours}"
+        return ours, theirs
+
+    def put(self, step: base.Step) -> None:
+        self.put_pairs([(step, step)])
+
+    def put_pairs(self, steps: Sequence[tuple[base.Step, base.Step]], *, patient: bool = False) -> bool:
+        """Commit each store's own spelling of the same steps; whether none was refused."""
+        wanted = [type(refusal) for refusal in self.model.commit_now([step for step, _ in steps])]
+        theirs = [step for _, step in steps]
+        seen = self.run(self.store.commit(theirs) if patient else values.put(self.store, *theirs))
+        assert [type(refusal) for refusal in seen] == wanted, f"refused: {seen}, of {theirs}, where {wanted} was due"
+        self.history += steps
+        return set(wanted) <= {type(None)}
+
+    def write(
+        self, step: base.Append | base.PutCall | base.Release, writer: int | None = None, *, patient: bool = False
+    ) -> None:
+        """What shows a fence, with that of a writer, the right one if none is given.
+
+        A stream that was let go of has none, and is left alone.
+        """
+        record = self.stream(step.stream)
+        if record is None or record.node:
+            ours, theirs = self.fences_of(step.stream, writer)
+            self.put_pairs([(replace(step, fence=ours), replace(step, fence=theirs))], patient=patient)
+        if isinstance(step, base.Release):
+            self.history.clear()
+
+    def fences_of(self, stream: str, writer: int | None) -> tuple[Fence, Fence]:
+        place = self.writer.get(stream, 0) if writer is None else writer
+        return self.fences[place % len(self.fences)]
+
+    def stream(self, stream: str) -> base.StreamRecord | None:
+        return self.run(base.stream_by_id(self.model, StreamId(stream)))
+
+    def join(self, node: NodeId) -> None:
+        self.nodes.append((node, len(self.fences)))
+        self.fences.append(self.both(lambda store: store.join(node)))
+
+    def claim_as(self, node: NodeId, stream: StreamId, writer: int | None) -> None:
+        """Claim as a node that has seen the fence of a writer, of the right one if none is given."""
+        fences = dict(zip((self.model, self.store), self.fences_of(stream, writer), strict=True))
+        ours, theirs = self.agree(lambda store: store.claim(stream, node=node, held=fences[store]), lambda r: r is None)
+        if ours is not None and theirs is not None:
+            self.writer[stream] = len(self.fences)
+            self.fences.append((ours.fence, theirs.fence))
+        self.history.clear()
 
 
 def _puts(step: type[base.Step], **fields: Any) -> Any:
     """A rule that puts a step of this kind."""
 
-    def put(self: _Histories, **drawn: Any) -> None:
-        self.twins.put(step(**drawn))
+    def put(self: _Twins, **drawn: Any) -> None:
+        self.put(step(**drawn))
 
     put.__name__ = step.__name__  # histories are shown by the names of their rules
     made: Any = rule(**fields)
     return made(put)
 
 
-class _SessionRules(_Histories):
+class _SessionRules(_Twins):
     stick = _puts(base.Stick, session=sessions, request=sticky_requests)
 
     @rule(session=sessions, state=going_on)
     def put_session(self, session: SessionId, state: SessionState) -> None:
-        self.twins.put(base.PutSession(record=a_session(session, active=self.now, state=state)))
+        self.put(base.PutSession(record=a_session(session, active=self.now, state=state)))
 
     @rule(session=sessions, back=few, state=st.none() | going_on, initialized=st.none() | flags)
     def change_session(self, session: SessionId, back: int, **changed: Any) -> None:
-        self.twins.put(base.ChangeSession(session=session, active=self.now - back, **changed))
+        self.put(base.ChangeSession(session=session, active=self.now - back, **changed))
 
     @rule(session=sessions, reason=st.sampled_from(["deleted", "expired"]))
     def end_session(self, session: SessionId, reason: str) -> None:
-        self.twins.put(base.EndSession(session=session, time=self.now, reason=reason))
+        self.put(base.EndSession(session=session, time=self.now, reason=reason))
 
     @rule(session=sessions)
     def reattach(self, session: SessionId) -> None:
-        self.twins.agree(lambda store: store.reattach(session))
+        self.agree(lambda store: store.reattach(session))
 
     @rule(session=sessions, name=asks)
     def put_chain(self, session: SessionId, name: str) -> None:
-        self.twins.agree(lambda store: store.put_chain(a_chain(f"{name} of {session}", session=session)))
+        self.agree(lambda store: store.put_chain(a_chain(f"{name} of {session}", session=session)))
 
     @rule(session=sessions, stale=flags, current=few, next_=few, end=flags)
     def change_chain(self, session: SessionId, stale: bool, current: int, next_: int, end: bool) -> None:
-        seen = self.twins.run(self.twins.model.chain_of(session)) or a_chain(session=session)
+        seen = self.run(self.model.chain_of(session)) or a_chain(session=session)
         seen = replace(seen, current=str(current)) if stale else seen
         after = None if end else replace(seen, current=str(current), next=str(next_))
-        self.twins.agree(lambda store: store.change_chain(seen, after))
+        self.agree(lambda store: store.change_chain(seen, after))
 
 
-class _StreamRules(_Histories):
+class _StreamRules(_Twins):
     drop_stream = _puts(base.DropStream, stream=streams)
 
     @rule(stream=streams, session=sessions, calls=st.lists(requests, unique_by=coerce_id, max_size=3), node=places)
-    def open_stream(self, stream: StreamId, session: SessionId, calls: list[int | str], node: int) -> None:
-        self.twins.open_stream(stream, session, calls, self.now, node)
+    def open_stream(self, stream: StreamId, session: SessionId, calls: Sequence[int | str], node: int) -> None:
+        """In a session that is there."""
+        rows = tuple(a_call(id_, stream=stream, session=session) for id_ in calls)
+        name, writer = self.nodes[node]
+        kind = Kind.CALL if calls else Kind.STANDALONE
+        record = a_stream(Fence(0), stream, session=session, kind=kind, opened=self.now, node=name)
+        ours, theirs = (base.OpenStream(record=replace(record, fence=f), calls=rows) for f in self.fences[writer])
+        known = self.stream(stream)
+        self.put(base.PutSession(record=a_session(session, active=self.now)))
+        if self.put_pairs([(ours, theirs)]) and known is None:
+            self.writer[stream] = writer
 
     @rule(stream=streams, count=few, answers=st.sets(few), end=requests, patient=flags)
     def append(self, stream: StreamId, count: int, answers: set[int], end: int | str, patient: bool) -> None:
         """What comes next, by the right writer, on a stream that is opened if need be; the last answer seals."""
-        record = self.twins.stream(stream)
+        record = self.stream(stream)
         if record is None:
-            self.twins.open_stream(stream, SESSIONS[0], REQUESTS[1:], self.now)
+            self.open_stream(stream=stream, session=SESSIONS[0], calls=REQUESTS[1:], node=0)
         last = record.last if record else 0
         self.now += 1
         events = [
@@ -117,36 +264,39 @@ class _StreamRules(_Histories):
         ]
         ends = (an_end(end),) if answers else ()
         seal = bool(count) and count in answers
-        self.twins.write(an_append(Fence(0), events, stream=stream, ends=ends, seal=seal), patient=patient)
+        self.write(an_append(Fence(0), events, stream=stream, ends=ends, seal=seal), patient=patient)
 
-    @rule(stream=streams, first=st.integers(1, 12), count=few, writer=few, seal=flags)
-    def append_anything(self, stream: StreamId, first: int, count: int, writer: int, seal: bool) -> None:
-        """Known events, holes, stale fences."""
+    @rule(stream=streams, first=st.integers(1, 12), count=few, writer=stale, seal=flags, lost=flags)
+    def append_anything(self, stream: StreamId, first: int, count: int, writer: int | None, **fields: bool) -> None:
+        """Known events, holes that are taken and such that are not, stale fences."""
         self.now += 1
         events = some_events(first, first + count - 1, time=self.now)
         ends = (an_end(2, CallState.CANCELLED),)
-        self.twins.write(an_append(Fence(0), events, stream=stream, ends=ends, seal=seal), writer)
+        self.write(an_append(Fence(0), events, stream=stream, ends=ends, **fields), writer)
 
     @rule(writer=stale, stream=streams, request_id=requests, state=running, attempt=st.integers(1, 2))
     def put_call(self, writer: int | None, **fields: Any) -> None:
-        self.twins.write(base.PutCall(fence=Fence(0), incarnation=1, progress=self.now, **fields), writer)
+        self.write(base.PutCall(fence=Fence(0), incarnation=1, progress=self.now, **fields), writer)
 
     @rule(stream=streams, writer=stale)
     def release(self, stream: StreamId, writer: int | None) -> None:
-        self.twins.write(base.Release(stream=stream, fence=Fence(0)), writer)
+        self.write(base.Release(stream=stream, fence=Fence(0)), writer)
 
     @rule(stream=streams, node=places, writer=stale)
     def claim(self, stream: StreamId, node: int, writer: int | None) -> None:
-        self.twins.claim(stream, node=self.twins.nodes[node][0], held=writer)
+        self.claim_as(self.nodes[node][0], stream, writer)
 
     @rule(count=st.integers(1, 6))
     def put_again(self, count: int) -> None:
-        self.twins.put_again(count)
+        """Promise 5, also after a reopening."""
+        if steps := self.history[-count:]:
+            self.put_pairs(steps)
+            del self.history[-len(steps) :]
 
     @rule(stream=streams, kept=few)
     def trim(self, stream: StreamId, kept: int) -> None:
-        record = self.twins.stream(stream)
-        self.twins.put(base.Trim(stream=stream, through=max(0, record.last - kept) if record else kept))
+        record = self.stream(stream)
+        self.put(base.Trim(stream=stream, through=max(0, record.last - kept) if record else kept))
 
     @rule(events=st.floats(0, 1), answers=st.floats(0, 1))
     def sweep(self, events: float, answers: float) -> None:
@@ -154,10 +304,12 @@ class _StreamRules(_Histories):
         begin = START - 0.5
         cutoff = begin + (self.now + 1 - begin) * events
         self.now += 1
-        self.twins.sweep(Cutoffs(events=cutoff, answers=begin + (cutoff - begin) * answers))
+        cutoffs = Cutoffs(events=cutoff, answers=begin + (cutoff - begin) * answers)
+        self.agree(lambda store: store.sweep(cutoffs), bool)
+        self.history.clear()
 
 
-class _ReaderRules(_Histories):
+class _ReaderRules(_Twins):
     """Rules of asks and readers."""
 
     close_ask = _puts(base.CloseAsk, session=sessions, id=asks)
@@ -167,42 +319,60 @@ class _ReaderRules(_Histories):
 
     @rule(stream=streams, ask=asks)
     def open_ask(self, stream: StreamId, ask: str) -> None:
-        if (record := self.twins.stream(stream)) is not None:
-            self.twins.put(base.OpenAsk(record=an_ask(ask, stream=stream, session=record.session)))
+        if (record := self.stream(stream)) is not None:
+            self.put(base.OpenAsk(record=an_ask(ask, stream=stream, session=record.session)))
 
     @rule(stream=streams, reader=readers, seq=few, node=places)
     def put_reader(self, stream: StreamId, reader: str, seq: int, node: int) -> None:
-        self.twins.put(base.PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.twins.nodes[node][0])))
+        self.put(base.PutReader(record=a_reader(reader, stream=stream, seq=seq, node=self.nodes[node][0])))
 
 
 class StoreMachine(_SessionRules, _StreamRules, _ReaderRules):
     """All rules: those above, and those of nodes and their mail."""
 
-    @rule(node=places, message=short)
-    def post(self, node: int, message: bytes) -> None:
-        self.twins.post(self.twins.nodes[node][0], message)
-
-    @rule(message=short)
-    def post_to_an_unknown_node(self, message: bytes) -> None:
-        self.twins.post(NodeId("unknown"), message)
+    @rule(node=st.none() | places, message=short)
+    def post(self, node: int | None, message: bytes) -> None:
+        """To a node, or to one that is not known."""
+        self.put(base.SendMail(node=NodeId("unknown") if node is None else self.nodes[node][0], message=message))
+        self.history.clear()  # a message that is posted twice is two
 
     @rule(stream=streams, node=places, first=st.integers(1, 4), payloads=st.lists(short, max_size=3).map(tuple))
     def forward(self, node: int, **fields: Any) -> None:
-        self.twins.put(base.Forward(node=self.twins.nodes[node][0], sender="s", **fields))
+        self.put(base.Forward(node=self.nodes[node][0], sender="s", **fields))
 
     @rule(stream=streams, count=some)
     def take_forwarded(self, stream: StreamId, count: int) -> None:
+        """As its writer does: the messages become events."""
         self.now += 1
-        self.twins.take_forwarded(stream, count, self.now)
+        ours, theirs = self.both(lambda store: store.forwarded(stream))
+        record = self.stream(stream)
+        if record is None or not record.node or record.sealed or not ours or len(ours) != len(theirs):
+            return
+        place = min(count, len(ours))
+        events = tuple(base.Event(record.last + n, self.now, ours[n - 1].payload) for n in range(1, place + 1))
+        fences = self.fences[self.writer[stream]]
+        one, other = (
+            base.Append(stream=record.id, fence=fence, events=events, taken=waiting[place - 1].key)
+            for fence, waiting in zip(fences, (ours, theirs), strict=True)
+        )
+        self.put_pairs([(one, other)])
 
     @rule(node=places, count=some)
     def receive(self, node: int, count: int) -> None:
-        self.twins.receive(self.twins.nodes[node][0], count)
+        name, _ = self.nodes[node]
+        ours, theirs = self.both(lambda store: store.mail(name))
+        if ours and len(ours) == len(theirs):
+            place = min(count, len(ours)) - 1
+            one, other = (base.MailReceived(node=name, through=mail[place].key) for mail in (ours, theirs))
+            self.put_pairs([(one, other)])
 
     @rule()
     def bury_the_other(self) -> None:
-        self.twins.bury_the_other(f"other-{next(self._names)}")
-
-    @rule()
-    def reopen(self) -> None:
-        self.twins.reopen()
+        """One node leaves; the other settles what it left, and a third comes."""
+        node, _ = self.nodes.pop()
+        self.both(lambda store: store.leave(node))
+        for record in self.run(self.model.written_by(node)):
+            self.claim_as(NODE, record.id, None)
+        self.agree(lambda store: store.bury(node, heir=NODE), lambda read: {stream.id for stream in read or ()})
+        self.join(NodeId(f"other-{len(self.fences)}"))
+        self.history.clear()

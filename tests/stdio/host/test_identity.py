@@ -16,7 +16,7 @@ import pytest
 
 from perdure.stdio import identity as parent
 from perdure.stdio.identity import MAX_COMMAND, Identity, Processes, ProcessInfo, ProcFs, Psutil, here, identify
-from perdure.stdio.slot_choice import SlotName
+from perdure.stdio.slot import SlotName
 from tests.support.process_trees import Workshop, make_workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio.slot import default_directory, open_slot
-from perdure.stdio.slot_choice import decode_label, this_machine
+from perdure.stdio.slot import SlotName, default_directory, open_slot, read_label, this_machine
 from tests.support.hosts import kept, opened, said, target, token
 
 NOT_FOUND = "Token file not found (first run or clean slate)"
@@ -95,9 +94,12 @@ def test_a_slot_that_was_released_touches_nothing_more(folder: Path, caplog: pyt
 # Small things
 
 
-@pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b"1", b'{"machine": "m"}', b"[" * 5_000])
-def test_what_is_no_label(data: bytes | None) -> None:
-    assert decode_label(data) is None
+@pytest.mark.parametrize("data", [None, b"", b"[]", b"{}", b"1", b'{"machine": "m"}', b"[" * 1_000, b"[" * 5_000])
+def test_what_is_no_label(folder: Path, data: bytes | None) -> None:
+    place, name = Folder(folder), SlotName(pid=7, start=70)
+    if data is not None:
+        place.write("target-7-70", data)
+    assert read_label(place, name) is None
 
 
 def test_a_machine_is_known_without_a_machine_id(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ rejected; a bridge finds the token that rests there for it if it is the only one
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,14 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from perdure.stdio.identity import Identity
 from perdure.stdio.slot import Slot
+from tests.support import memory
 from tests.support.hosts import Living, killed, opened, target, token
 
 Owner = tuple[Identity, str]
 TARGETS = st.sampled_from(["one", "one", "two"])
 SPACES = st.sampled_from(["machine", "machine", "container"])
 ENDS = st.sampled_from(["runs", "is rejected", "dies first", "dies writing"])
-#: Syncing to a disk some thousand times is slow, and proves nothing here.
-MEMORY = "/dev/shm"
 #: Mostly the same: several bridges of one host and target are what makes it hard.
 FEW = st.sampled_from([2, 2, 2, 3])
 
@@ -56,7 +54,7 @@ class World:
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.place = tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None)
+        self.place = tempfile.TemporaryDirectory(dir=memory.SMALL)
         self.folder = Path(self.place.name) / "tokens"
         self.world = World()
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from perdure.stdio.identity import Identity, ProcFs
-from perdure.stdio.slot_choice import FORGOTTEN, parse_name
+from perdure.stdio.slot import FORGOTTEN, parse_name
 from tests.support.hosts import Living, host, opened, target, token
 
 

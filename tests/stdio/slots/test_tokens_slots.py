@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure._files.private import Folder
-from perdure.stdio import slot_choice
-from perdure.stdio.slot import KeptSlot, open_slot
-from perdure.stdio.slot_choice import Label, SlotChooser, SlotName, Target, this_machine
+from perdure.stdio.slot import Label, SlotChooser, SlotName, Target, open_slot, this_machine
 from tests.support.hosts import Living, host, kept, killed, opened, said, target, token
 
 
@@ -197,7 +195,7 @@ def test_a_borrowed_slot_without_room_for_another_turns_resume_off(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 6: and the slot is as it was."""
-    monkeypatch.setattr(slot_choice, "MAX_SLOTS", 1)
+    monkeypatch.setattr("perdure.stdio.slot.MAX_SLOTS", 1)
     alice, bob = (replace(target(), credential="TOKEN", secret=secret) for secret in ("alice's", "bob's"))
     first = opened(folder, what=alice)
     assert first.keep(token(1))
@@ -280,7 +278,7 @@ def test_a_host_has_a_bounded_number_of_slots(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promise 6: the target that was not used for longest goes; where all are in use, resume is off."""
-    monkeypatch.setattr(slot_choice, "MAX_SLOTS", 3)
+    monkeypatch.setattr("perdure.stdio.slot.MAX_SLOTS", 3)
     for number in range(3):
         slot = opened(folder, what=target(str(number)))
         assert slot.keep(token(number))
@@ -293,7 +291,7 @@ def test_a_host_has_a_bounded_number_of_slots(
     assert opened(folder, what=target("2")).token() == token(2)
     assert opened(folder, what=target("1")).token() == token(1)
     said(caplog)
-    assert not isinstance(opened(folder, what=target("0")), KeptSlot)
+    assert not opened(folder, what=target("0")).holder
     assert said(caplog)[-1].endswith("slots of this host are in use")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.stdio.slot import KeptSlot, Slot, open_slot
+from perdure.stdio.slot import Slot, open_slot
 from tests.support.hosts import host, kept, opened, said, target, token
 
 CORRUPTED = "Token file corrupted, treating as stale"
@@ -177,7 +177,7 @@ def test_a_folder_that_is_not_trusted(how: str, folder: Path, caplog: pytest.Log
     make, reason = BAD_FOLDERS[how]
     make(folder)
     slot = opened(folder)
-    assert not isinstance(slot, KeptSlot)
+    assert not slot.holder
     (sentence,) = said(caplog)
     assert sentence.startswith("Session resume disabled for this instance: ")
     assert reason in sentence
@@ -194,12 +194,12 @@ def test_a_folder_that_cannot_be_written(others_folder: Path, caplog: pytest.Log
     assert said(caplog)[-1].startswith("Failed to write token file: [Errno 13] Permission denied")
     slot.release()
     assert path.read_text() == token(1)
-    assert not isinstance(opened(folder, what=target("another")), KeptSlot)
+    assert not opened(folder, what=target("another")).holder
     assert "Permission denied" in said(caplog)[-1]
     assert opened(folder).token() == token(1)
     folder.chmod(0o700)
     folder.parent.chmod(0o500)
-    assert not isinstance(opened(folder.with_name("new")), KeptSlot)
+    assert not opened(folder.with_name("new")).holder
     assert "Permission denied" in said(caplog)[-1]
     folder.parent.chmod(0o700)
 
@@ -261,11 +261,11 @@ def test_no_more_open_files(folder: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    assert not isinstance(asyncio.run(without_files()), KeptSlot)
+    assert not asyncio.run(without_files()).holder
 
 
 def test_no_folder_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    assert not isinstance(opened(None), KeptSlot)
+    assert not opened(None).holder
     assert said(caplog) == ["Session resume disabled for this instance: no directory for its tokens is known"]
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.leases import FREE_SECONDS
 from perdure._core.retention import Cutoffs
+from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
 from perdure.store.base import ChangeSession, OpenStream, PutSession, SendMail
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connections, Connector
-from perdure.store.postgres.nodes import LOCK_SECONDS
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.sweep import SLOTS, sweep
 from perdure.store.time_limit import TimeLimit
@@ -34,6 +36,7 @@ from perdure.testing._values import (
     numbers,
     some_events,
 )
+from tests.support.cutting_proxy import cutting_proxy
 from tests.support.postgres import Server, server_url, store_url
 from tests.support.site import until
 
@@ -70,11 +73,11 @@ async def test_a_process_whose_lock_is_free_is_dead_two_seconds_later_and_long_b
         async with PostgresStore(url, timeout=20.0) as there:
             fence = await there.join(OTHER)
             await there.commit([PutSession(record=a_session()), OpenStream(record=a_stream(fence, node=OTHER))])
-            now += 10 * LOCK_SECONDS
+            now += 10 * FREE_SECONDS
             await mine.beat(b"{}")
             assert list(await mine.dead()) == []
         assert list(await mine.dead()) == []  # it may only have lost its connection
-        now += LOCK_SECONDS - 0.01
+        now += FREE_SECONDS - 0.01
         assert list(await mine.dead()) == []
         now += 0.02
         assert list(await mine.dead()) == [OTHER]
@@ -97,10 +100,93 @@ async def test_a_process_that_lost_its_ear_takes_its_lock_again_and_hears_again(
         assert await other.fetchval(cut, lock & 0xFFFFFFFF)
         assert await told.get() == ()  # it has missed what was said meanwhile
         for _ in range(2):
-            now += LOCK_SECONDS
+            now += FREE_SECONDS
             assert list(await mine.dead()) == []
         here.hint(OTHER, [StreamId("grown")])
         assert await told.get() == ("grown",)
+
+
+async def test_a_process_that_cannot_have_its_lock_back_beats_by_its_other_connections() -> None:
+    """Promise 11: its lock is free for long, and other nodes see that it lives."""
+    url, now = store_url(), 0.0
+    address = parse_address(url)
+    port = address.dsn.partition("@")[2].partition("/")[0].partition(":")[2]
+    async with cutting_proxy(int(port)) as way, PostgresStore(url, timeout=20.0) as here:
+        direct = address.dsn.replace(f":{port}", f":{way.port}")
+        async with PostgresStore(f"{url}&listen={direct}", timeout=1.0) as there:
+            await here.join(NODE)
+            await there.join(OTHER)
+            mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: now)
+            way.refuse()
+            way.cut()
+
+            async def beat_of_the_other() -> int:
+                return {node.id: node.beat for node in await here.nodes()}[OTHER]
+
+            for _ in range(3):
+                assert list(await mine.dead()) == []
+                before = await beat_of_the_other()
+                await until(partial(has_risen, beat_of_the_other, before))
+                now += FREE_SECONDS
+                assert list(await mine.dead()) == []
+
+
+async def has_risen(number: Callable[[], Awaitable[int]], before: int) -> bool:
+    return await number() > before
+
+
+# --- Nodes that were buried -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["commit", "claim", "beat"])
+async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why(at: str) -> None:
+    """Promise 11: it lives, and its lease lasts; but no node would settle what it accepts now."""
+    url = store_url()
+    async with PostgresStore(url, timeout=20.0) as here, PostgresStore(url, timeout=20.0) as there:
+        fence = await opened(here)
+        mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: 0.0)
+        await there.join(OTHER)
+        assert await there.bury(NODE, heir=OTHER) == []
+        claims = [mine.own_claim]
+        late = [OpenStream(record=a_stream(fence, "late"))]
+        attempts: dict[str, Callable[[], Awaitable[object]]] = {
+            "commit": lambda: here.commit(late),
+            "claim": lambda: here.claim(STREAM, node=NODE, held=fence),
+        }
+        if at == "beat":
+            await mine.beat(b"{}")
+        else:
+            with pytest.raises(StoreUnavailable, match="have buried this one"):
+                await attempts[at]()
+        claims.append(mine.own_claim)
+        assert claims == [ClaimState.HOLDING, ClaimState.BURIED]
+        for attempt in attempts.values():
+            with pytest.raises(StoreUnavailable, match="have buried this one"):
+                await attempt()
+        assert [stream.id for stream in await there.streams(SESSION)] == [STREAM]
+        assert list(await there.commit([PutSession(record=a_session("goes on"))])) == [None]
+
+
+async def test_a_burial_waits_for_the_commit_that_is_on_its_way(other: asyncpg.Connection[asyncpg.Record]) -> None:
+    """So what it accepts is there when the one that buries looks for it again, or is refused."""
+    url = store_url()
+    schema = parse_address(url).schema
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%' || $1 || '.' || $2"
+    async with PostgresStore(url, timeout=20.0) as here, PostgresStore(url, timeout=20.0) as there:
+        fence = await opened(here)
+        await there.join(OTHER)
+        looker = await asyncpg.connect(server_url().partition("?")[0])
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {schema}.stream IN EXCLUSIVE MODE")
+            accepting = asyncio.create_task(here.commit([OpenStream(record=a_stream(fence, "late"))]))
+            await until(lambda: looker.fetchval(waits, schema, "commit_1%"))
+            burying = asyncio.create_task(there.bury(NODE, heir=OTHER))
+            await until(lambda: looker.fetchval(waits, schema, "bury_1%"))
+            assert not burying.done()
+        assert list(await accepting) == [None]
+        assert await burying == []
+        assert [stream.id for stream in await there.written_by(NODE)] == [STREAM, "late"]
+        await looker.close()
 
 
 # --- Where nothing is heard -----------------------------------------------------------------------------------------

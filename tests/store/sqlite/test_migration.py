@@ -136,7 +136,7 @@ async def test_everything_is_still_there(path: Path) -> None:
 
 async def test_what_ran_belongs_to_a_dead_node_and_can_be_settled(path: Path) -> None:
     async with SqliteStore(str(path)) as store:
-        assert await store.join(ME) == 8, "fences go on where they were"
+        assert await store.join(ME) >= 1 << 40, "no fence that was counted is given again"
         alive = store.liveness(ME, lease=15.0, monotonic=time.monotonic)
         assert list(await alive.dead()) == [DEAD]
         (stream,) = await store.written_by(DEAD)
@@ -146,7 +146,7 @@ async def test_what_ran_belongs_to_a_dead_node_and_can_be_settled(path: Path) ->
         answers = (Event(3, 9.0, b"lost", True), Event(4, 9.0, b"lost", True))
         settle = Append(stream=stream.id, fence=claimed.fence, events=answers, ends=ends, seal=True)
         assert list(await store.commit([settle])) == [None]
-        assert list(await store.bury(DEAD, heir=ME)) == [], "readers went with their process"
+        assert await store.bury(DEAD, heir=ME) == [], "readers went with their process"
         assert list(await alive.dead()) == []
 
 

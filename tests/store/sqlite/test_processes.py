@@ -119,7 +119,7 @@ async def test_what_another_process_dropped_is_not_written_by_its_old_key(store:
             DropStream(stream=StreamId(STREAM)),
         )
         refusals = await put(store, an_append(fence, some_events(2, 2)))
-        assert [type(refusal).__name__ for refusal in refusals] == ["StaleFence"]
+        assert [type(refusal).__name__ for refusal in refusals] == ["Behind"]
     assert await numbers(store, "new") == [1, 2, 3]
     with closing(sqlite3.connect(path)) as connection:
         for table in ("event", "call", "ask", "reader"):
@@ -137,7 +137,7 @@ async def test_a_key_that_comes_back_to_the_same_process_is_not_taken_for_the_ol
         other.does("drop", STREAM)
         await put(store, OpenStream(record=a_stream(fence, "new")), an_append(fence, some_events(1, 1), stream="new"))
         refusals = await put(store, an_append(fence, some_events(2, 2)))
-        assert [type(refusal).__name__ for refusal in refusals] == ["StaleFence"]
+        assert [type(refusal).__name__ for refusal in refusals] == ["Behind"]
     assert await numbers(store, "new") == [1]
 
 

@@ -120,6 +120,6 @@ async def test_after_a_failure_the_next_commit_goes_through(tmp_path: Path) -> N
         with pytest.raises(StoreError):
             store.commit_now([OpenStream(record=a_stream(fence)), an_append(fence, [Event(1, float("nan"), b"")])])
         refusals = await put(store, an_append(fence, some_events(1, 1)))
-        assert [type(refusal).__name__ for refusal in refusals] == ["StaleFence"]
+        assert [type(refusal).__name__ for refusal in refusals] == ["Behind"]
         refusals = await put(store, OpenStream(record=a_stream(fence)), an_append(fence, some_events(1, 1)))
         assert list(refusals) == [None, None]

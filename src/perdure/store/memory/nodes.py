@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from perdure._core.ids import Fence, Generation, NodeId, StreamId
+from perdure._core.ids import Fence, Generation, NodeId, StreamId, new_fence
 from perdure._core.leases import Leases
+from perdure._core.states import ClaimState
 from perdure.store import base
 from perdure.store.codec import Codec, Payloads
 
@@ -44,20 +46,18 @@ class MemoryNodes:
         self._streams: dict[StreamId, StreamRow] = {}
         self._nodes: dict[NodeId, NodeRow] = {}
         self._subscriptions: dict[object, tuple[NodeId, base.HintListener, asyncio.AbstractEventLoop]] = {}
-        self._fence = 0
-        self._mail_key = 0
+        self._key = 0
         self._writes = 0
 
-    def _next_fence(self) -> Fence:
-        self._fence += 1
-        return Fence(self._fence)
+    def _new_fence(self, generation: int = 1) -> Fence:
+        return new_fence(generation, secrets.token_bytes)
 
     # Nodes
 
     async def join(self, node: NodeId) -> Fence:
         self._writes += 1
         self._nodes[node] = NodeRow(base.NodeRecord(id=node, record=base.RECORD_VERSION, beat=0, facts=b"{}"))
-        return self._next_fence()
+        return self._new_fence()
 
     async def leave(self, node: NodeId) -> None:
         if (row := self._nodes.get(node)) is not None:
@@ -73,7 +73,10 @@ class MemoryNodes:
     async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
         return [row.record for row in self._streams.values() if row.record.node == node and not row.record.sealed]
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[base.StreamRecord]:
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[base.StreamRecord] | None:
+        row = self._nodes.get(node)
+        if row is not None and beat not in (None, row.record.beat):
+            return None
         self._writes += 1
         if (row := self._nodes.pop(node, None)) is not None:
             # Under new keys: a `MailReceived` of the heir may be on its way, and must not take what it has not seen.
@@ -97,9 +100,12 @@ class MemoryNodes:
 
     def _put_mail(self, node: NodeId, message: bytes) -> None:
         if (row := self._nodes.get(node)) is not None:
-            self._mail_key += 1
-            row.mail.append(base.Mail(self._mail_key, message))
+            row.mail.append(base.Mail(self._next_key(), message))
             self.hint(node, ())
+
+    def _next_key(self) -> int:
+        self._key = base.next_key(self._key, now=time.time())
+        return self._key
 
     # Forwarded messages
 
@@ -167,21 +173,22 @@ class MemoryLiveness:
         self._node = node
         self._monotonic = monotonic
         self._leases = Leases(node, lease=lease, now=monotonic())
-        if self.holds:
+        if self.own_claim is not ClaimState.BURIED:
             store._beat(node, b"{}")
 
     @property
-    def holds(self) -> bool:
+    def own_claim(self) -> ClaimState:
+        """A store in this very process knows at any moment whether the node is there."""
         now, row = self._monotonic(), self._store._nodes.get(self._node)
         if row is None or row.left:
-            self._leases.lapse()
+            self._leases.bury()
         elif len(self._store._nodes) == 1:  # it is alone
             self._leases.alone(now=now)
-        return self._leases.holds(now=now)
+        return self._leases.claim(now=now)
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()
-        if self.holds:  # else other nodes would take this one for alive, and wait in vain
+        if self.own_claim is not ClaimState.BURIED:
             self._store._beat(self._node, facts)
             self._leases.beaten(sent=sent, now=self._monotonic())
 

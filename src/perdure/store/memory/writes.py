@@ -11,7 +11,17 @@ from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure.errors import (
+    Behind,
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
 from perdure.store import base
 from perdure.store.codec import PLAIN, Codec
 from perdure.store.memory.nodes import MemoryNodes, StreamRow
@@ -58,10 +68,10 @@ class MemoryWrites(MemoryNodes):
             case base.PutSession():
                 return self._put_session(step)
             case base.ChangeSession() if session := self._going_on(step.session):
-                self._sessions[session.id] = _changed(session, step)
+                self._sessions[session.id] = base.changed(session, step)
             case base.Stick() if session := self._going_on(step.session):
                 sticky = self._payloads.stick(session.sticky, step.request)
-                self._sessions[session.id] = replace(session, sticky=sticky)
+                self._sessions[session.id] = base.with_sticky(session, sticky)
             case base.EndSession():
                 self._end(step)
             case base.Trim() if found := self._streams.get(step.stream):
@@ -110,6 +120,7 @@ class MemoryWrites(MemoryNodes):
             ended = replace(
                 record,
                 state=SessionState.ENDED,
+                revision=record.revision + 1,
                 client_params=kept,
                 result=b"",
                 sticky=(),
@@ -142,12 +153,15 @@ class MemoryWrites(MemoryNodes):
 
     # Steps of streams
 
-    def _open(self, step: base.OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+    def _open(self, step: base.OpenStream) -> base.StepRefusal | None:
         record = step.record
         if record.id in self._streams:
             return None
-        if not self._going_on(record.session):
+        session = self._going_on(record.session)
+        if session is None:
             return SessionEnded(f"session {record.session[:8]} has ended")
+        if step.seen not in (None, session.revision):
+            return StaleRecord(f"session {record.session[:8]} has revision {session.revision}, not {step.seen}")
         keys = [call_key(call) for call in step.calls]
         if len(set(keys)) < len(keys) or not self._open_calls.keys().isdisjoint(keys):
             return IdTaken(f"a request of session {record.session[:8]} runs already under one of the ids {keys}")
@@ -161,17 +175,20 @@ class MemoryWrites(MemoryNodes):
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
 
-    def _append(self, step: base.Append) -> StaleFence | None:
-        stream = self._written(step.stream, step.fence)
+    def _append(self, step: base.Append) -> StaleFence | Behind | None:
+        stream = self._streams.get(step.stream)
         if stream is None:
-            return _stale(step)
+            return Behind(f"stream {step.stream} is not there", last=0)
         before = stream.record
         new = [event for event in step.events if event.seq > before.last]
-        if new and (before.sealed or not before.node or new[-1].seq != before.last + len(new)):
-            return StaleFence(f"stream {step.stream} ends at {before.last}, and event {new[0].seq} cannot follow")
+        if before.fence != step.fence or (new and (before.sealed or not before.node)):
+            return _stale(step)
+        if new and new[-1].seq != before.last + len(new) and not step.lost:
+            return Behind(f"stream {step.stream} ends at {before.last}, before {new[0].seq}", last=before.last)
         stream.events.extend(new)
         stream.forwarded = [message for message in stream.forwarded if message.key > step.taken]
-        stream.record = replace(before, last=before.last + len(new), sealed=before.sealed or step.seal)
+        last = new[-1].seq if new else before.last
+        stream.record = replace(before, last=last, sealed=before.sealed or step.seal)
         for end in step.ends:
             call = stream.calls.get((end.incarnation, end.request_id))
             if call is not None and call.state in _OPEN:
@@ -224,7 +241,7 @@ class MemoryWrites(MemoryNodes):
         self._put_mail(step.node, step.message)
         return None
 
-    def _forward(self, step: base.Forward) -> SessionEnded | NodeGone | MailFull | None:
+    def _forward(self, step: base.Forward) -> SessionEnded | NodeGone | Behind | MailFull | None:
         if (row := self._streams.get(step.stream)) is None:
             return SessionEnded(f"stream {step.stream} is not there")
         sender, last = row.senders.get(step.node, ("", 0))
@@ -234,19 +251,19 @@ class MemoryWrites(MemoryNodes):
             return None
         if row.record.node not in self._nodes:
             return NodeGone(f"no node writes stream {step.stream}")
+        if step.first > last + 1:
+            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=last)
         size = sum(map(self._payloads.size, [*new, *(payload for _, payload in row.forwarded)]))
         full = len(row.forwarded) + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
-        if step.first > last + 1 or (row.forwarded and full):
+        if row.forwarded and full:
             return MailFull(f"{len(row.forwarded)} messages wait for stream {step.stream}")
-        for payload in new:
-            self._mail_key += 1
-            row.forwarded.append(base.Forwarded(self._mail_key, payload))
+        row.forwarded += [base.Forwarded(self._next_key(), payload) for payload in new]
         row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
         return None
 
     # Changes that are not steps
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> base.StreamRecord | None:
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> base.StreamRecord | None:
         found = self._written(stream, held)
         if found is None or found.record.sealed:
             return None
@@ -254,14 +271,15 @@ class MemoryWrites(MemoryNodes):
         before = found.record
         found.generations.append(Generation(generation=before.generation, end=before.last))
         del found.generations[: -base.KEPT_GENERATIONS]
-        found.record = replace(before, node=node, fence=self._next_fence(), generation=before.generation + 1)
+        generation = max(before.generation, known) + 1
+        found.record = replace(before, node=node, fence=self._new_fence(generation), generation=generation)
         return found.record
 
     async def reattach(self, session: SessionId) -> base.SessionRecord | None:
         if (record := self._going_on(session)) is None:
             return None
         self._writes += 1
-        self._sessions[session] = replace(record, incarnation=record.incarnation + 1)
+        self._sessions[session] = replace(record, incarnation=record.incarnation + 1, revision=record.revision + 1)
         return self._payloads.decode(self._sessions[session])
 
     async def put_chain(self, chain: Chain) -> bool:
@@ -313,17 +331,6 @@ def caller(session: base.SessionRecord) -> tuple[str, str]:
 def call_key(call: base.CallRecord) -> tuple[SessionId, int, int | str]:
     """Give what no two running calls share (12)."""
     return call.session, call.incarnation, coerce_id(call.request_id)
-
-
-def _changed(session: base.SessionRecord, step: base.ChangeSession) -> base.SessionRecord:
-    return replace(
-        session,
-        active=session.active if step.active is None else max(session.active, step.active),
-        state=step.state or session.state,
-        version=session.version if step.version is None else step.version,
-        result=session.result if step.result is None else step.result,
-        initialized=session.initialized if step.initialized is None else step.initialized,
-    )
 
 
 def _reached(stream: StreamRow, step: base.Reached) -> base.StreamRecord:

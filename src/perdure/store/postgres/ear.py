@@ -2,7 +2,8 @@
 
 It listens (LISTEN), it tells (NOTIFY), and it holds an advisory lock for as long as the process lives: when the process
 dies, its operating system closes the connection, and the server frees the lock. Beats and looks at the other nodes use
-it too, so they wait for no reader and no commit.
+it too, so they wait for no reader and no commit. If the connection is lost, they use the others, and the process beats
+more often until it has its lock again: other nodes see that it lives.
 
 Behind a pooler that lends a session to one transaction at a time there is no such thing. LISTEN succeeds there and
 nothing is ever heard, so the ear tries whether it hears when it opens. If it does not, it is *deaf*: it is closed, and
@@ -16,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import asyncpg
@@ -34,6 +35,10 @@ FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 """Seconds between two tries to connect again, doubled each time: other nodes take a process whose lock is free for dead
 soon."""
 
+SHOW_SECONDS = 0.5
+"""Seconds between two beats while there is no lock: at least three in the time after which a free lock is a dead
+process's (`_core.leases.FREE_SECONDS`)."""
+
 _log = logging.getLogger(__name__)
 
 Heard = Callable[[str, str], None]
@@ -41,16 +46,27 @@ Heard = Callable[[str, str], None]
 
 
 class Ear:
-    """Listens for the nodes of one process. `heard` is called in the event loop."""
+    """Listens for the nodes of one process. `heard` is called in the event loop.
+
+    `show_life`: called when the connection, and so the lock, is lost, and again and again until it is back.
+    """
 
     def __init__(
-        self, connector: Connector, others: Connections, limit: TimeLimit, *, schema: str, heard: Heard
+        self,
+        connector: Connector,
+        others: Connections,
+        limit: TimeLimit,
+        *,
+        schema: str,
+        heard: Heard,
+        show_life: Callable[[], Awaitable[None]],
     ) -> None:
         self._connector = connector
         self._others = others
         self._limit = limit
         self._schema = schema
         self._heard = heard
+        self._show_life = show_life
         self.lock = secrets.randbits(63)
         """The number of its lock."""
         self.is_deaf = False
@@ -111,7 +127,7 @@ class Ear:
 
     async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
         """Ask on this connection; if there is none, on one of the others."""
-        if self.is_deaf or not self._is_open:
+        if self.is_deaf or not self._is_open or self._connection is None or self._connection.is_closed():
             return await self._others.fetch(query, *values)
         found: list[asyncpg.Record] = await self.run(lambda connection: connection.fetch(query, *values))
         return found
@@ -188,13 +204,23 @@ class Ear:
 
     async def _reconnect(self) -> None:
         pause = FIRST_PAUSE
-        while True:
-            try:
-                async with self._turn:
-                    await self._limit.wait(self._connect())
-                break
-            except (*NAMED, StoreUnavailable):
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LAST_PAUSE)
+        showing = asyncio.create_task(self._keep_showing())
+        try:
+            while True:
+                try:
+                    async with self._turn:
+                        await self._limit.wait(self._connect())
+                    break
+                except (*NAMED, StoreUnavailable):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LAST_PAUSE)
+        finally:
+            showing.cancel()
         self._reconnecting = None
         self._heard("", "")  # what was said meanwhile was not heard
+
+    async def _keep_showing(self) -> None:
+        """Show by the other connections that this process lives."""
+        while True:
+            await self._show_life()
+            await asyncio.sleep(SHOW_SECONDS)

@@ -14,9 +14,12 @@ that cannot be encoded are a `ValueError` or a `TypeError`.)"""
 AGAIN = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 """Two transactions were in each other's way, and nothing was done: the same is tried again."""
 
-_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25")
+BURIED = "PD001"
+"""What `refuse_buried_1` raises, with the names of the nodes."""
+
+_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED)
 """Classes of conditions that may pass: connection, rollback, resources, lock, operator's intervention, system error,
-and a transaction's state (the server only reads: another one has become the primary)."""
+a transaction's state (the server only reads: another one has become the primary), and nodes that were buried."""
 
 
 def failure(error: BaseException, shown: str, doing: str) -> StoreError:

@@ -10,13 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from perdure._core.ids import NodeId
 from perdure._core.leases import Leases
-from perdure.errors import StoreError
+from perdure._core.states import ClaimState
+from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.postgres.ear import Ear
-
-LOCK_SECONDS = 2.0
-"""How long a node's lock is free before the node counts as dead. A process that lost only its connection takes the lock
-again within a fraction of that. If it does not, it may live all the same: then its fences are taken before another node
-acts for it (11)."""
+from perdure.store.postgres.failures import BURIED
 
 ANSWER_SECONDS = 1.0
 """How long a node has to answer whether it holds anything. One that does not answer counts as a holder."""
@@ -42,7 +39,8 @@ class Holding:
         self._ear = ear
         self._queries = queries
         self.joined: set[NodeId] = set()
-        """The nodes of this process."""
+        """The nodes of this process. A commit is refused if one of them is not in the store any more."""
+        self._buried: set[NodeId] = set()
         self._holding: set[NodeId] = set()
         self._numbers = itertools.count(1)
         self._asked: dict[str, tuple[dict[NodeId, bool], asyncio.Event]] = {}
@@ -55,16 +53,46 @@ class Holding:
         else:
             self._holding.discard(node)
 
+    def join(self, node: NodeId) -> None:
+        self._buried.discard(node)
+        self.joined.add(node)
+
     def leave(self, node: NodeId) -> None:
         self.joined.discard(node)
         self._holding.discard(node)
+
+    def bury(self, nodes: Iterable[NodeId]) -> None:
+        """These nodes are not in the store any more: other nodes may have settled their calls."""
+        for node in self.joined.intersection(nodes):
+            self._buried.add(node)
+            self.leave(node)
+
+    def members(self) -> list[NodeId]:
+        """The nodes that must be in the store for this process to write. Raises `StoreUnavailable` where there were
+        some, and all of them are buried."""
+        if self._buried and not self.joined:
+            raise StoreUnavailable("other nodes have buried this one")
+        return list(self.joined)
+
+    def refused(self, error: BaseException) -> None:
+        """Note the nodes that are buried, if that is why the server refused something."""
+        if getattr(error, "sqlstate", None) == BURIED:
+            self.bury(NodeId(node) for node in str(getattr(error, "detail", "")).split(" "))
+
+    async def show_life(self) -> None:
+        """Raise the beats of the nodes here: other nodes see that their lock is free."""
+        shown = list(self.joined)
+        if shown:
+            with contextlib.suppress(StoreError):
+                there = {row[0] for row in await self._ear.fetch(self._queries["show_life"], shown)}
+                self.bury(node for node in shown if node not in there)
 
     async def aclose(self) -> None:
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
-        self.joined.clear()
-        self._holding.clear()
+        for known in (self.joined, self._buried, self._holding):
+            known.clear()
 
     async def answer_the_deaf(self) -> None:
         """Answer a question that was written down."""
@@ -175,36 +203,31 @@ class PostgresLiveness:
         self._count = count
         self._monotonic = monotonic
         self._leases = Leases(node, lease=lease, now=monotonic())
-        self._free_since: dict[NodeId, float] = {}
-        """When each node's lock was first seen free, and this node's own was not."""
 
     @property
-    def holds(self) -> bool:
-        if self._node not in self._holding.joined:
-            self._leases.lapse()
-        return self._leases.holds(now=self._monotonic())
+    def own_claim(self) -> ClaimState:
+        if self._node not in self._holding.joined:  # it has left, or it was buried
+            self._leases.bury()
+        return self._leases.claim(now=self._monotonic())
 
     async def beat(self, facts: bytes) -> None:
         sent = self._monotonic()
-        if not self.holds:
-            return  # else other nodes would take this one for alive, and wait in vain
+        if self.own_claim is ClaimState.BURIED:
+            return
         if await self._ear.fetch(self._queries["beat"], self._node, facts, self._clock()):
             self._leases.beaten(sent=sent, now=self._monotonic())
         else:
-            self._leases.lapse()  # it was buried
+            self._holding.bury([self._node])
 
     async def dead(self) -> Sequence[NodeId]:
         asked = self._monotonic()
         seen = await self._ear.fetch(self._queries["watch_nodes"])
         self._count(len(seen))
-        now = self._monotonic()
-        silent = self._leases.observe({row[0]: row[1] for row in seen}, asked=asked, now=now)
-        is_locked = {row[0]: row[3] for row in seen}
+        beats = {row[0]: row[1] for row in seen}
         # After an outage all locks are free, this node's own as well: every process gets its time to connect again.
-        free = [node for node, locked in is_locked.items() if locked is False] if is_locked.get(self._node) else []
-        self._free_since = {node: self._free_since.get(node, now) for node in free}
-        ended = [node for node, since in self._free_since.items() if asked - since >= LOCK_SECONDS]
-        return [row[0] for row in seen if row[0] != self._node and (row[2] or row[0] in silent or row[0] in ended)]
+        free = {row[0] for row in seen if row[3] is False}
+        silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free)
+        return [row[0] for row in seen if row[0] != self._node and (row[2] or row[0] in silent)]
 
     def hold(self, holding: bool) -> None:
         self._holding.hold(self._node, holding)

@@ -5,9 +5,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from perdure._core import retention
-from perdure._core.ids import SessionId
+from perdure._core.ids import NodeId, SessionId
 from perdure._core.states import CallState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure.errors import (
+    Behind,
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
 
@@ -121,9 +131,10 @@ class CommitArguments:
     def add(self, step: base.Step) -> None:
         _ADD[type(step)](self, step)
 
-    def values(self, writer: int) -> tuple[Any, ...]:
+    def values(self, writer: int, members: Sequence[NodeId]) -> tuple[Any, ...]:
         pools = (self._texts, self._numbers, self._times, self._blobs)
-        return (writer, "".join(self._kinds), *pools, *self._events, *self._answers, *self._mail, base.MAX_MAIL)
+        steps = ("".join(self._kinds), *pools, *self._events, *self._answers, *self._mail)
+        return (writer, members, *steps, base.MAX_MAIL)
 
     def _put(
         self,
@@ -141,15 +152,16 @@ class CommitArguments:
 
     def append(self, step: base.Append) -> None:
         events = step.events
-        first = 0
-        if events:
+        first = last = 0
+        if events and not step.lost:
             # Of events with a hole those behind it decide: they follow what is there, or the step is refused.
             tail = len(events)
             while tail > 1 and events[tail - 2].seq == events[tail - 1].seq - 1:
                 tail -= 1
             events = events[tail - 1 :] if tail > 1 else events
-            first = events[0].seq
-        numbers = (step.fence, first, len(events), int(step.seal), step.taken, len(step.ends))
+        if events:
+            first, last = events[0].seq, events[-1].seq
+        numbers = (step.fence, first, last, int(step.lost), int(step.seal), step.taken, len(step.ends))
         self._put("a", (step.stream,), numbers)
         for end in step.ends:
             self._texts += (rows.request_id_text(end.request_id), end.state.value)
@@ -167,7 +179,7 @@ class CommitArguments:
         listed = not any(call.state in _OPEN for call in step.calls)
         most = -1 if step.most_calls is None else step.most_calls
         numbers = (base.RECORD_VERSION, record.fence, record.generation, record.last)
-        flags = (int(record.sealed), int(listed), most, len(step.calls))
+        flags = (int(record.sealed), int(listed), most, len(step.calls), -1 if step.seen is None else step.seen)
         texts = (record.id, record.session, record.kind.value, record.node)
         self._put("o", texts, (*numbers, *flags), (record.opened,))
         for call in step.calls:
@@ -191,10 +203,16 @@ class CommitArguments:
             else (1, int(bool(record.owner or record.address)), limits.caller, limits.total)
         )
         texts = (record.id, record.state.value, record.version, record.standalone, record.ended)
-        numbers = (base.RECORD_VERSION, int(record.initialized), record.incarnation, *most, len(record.sticky))
+        numbers: tuple[int, ...] = (base.RECORD_VERSION, int(record.initialized), record.incarnation, *most)
         caller = caller_key(record.owner, record.address)
         blobs = (stored(record.owner), stored(record.address), caller, record.client_params, record.result)
-        self._put("s", texts, numbers, (record.created, record.active), (*blobs, *record.sticky))
+        self._put(
+            "s",
+            texts,
+            (*numbers, len(record.sticky), record.revision),
+            (record.created, record.active),
+            (*blobs, *record.sticky),
+        )
 
     def change_session(self, step: base.ChangeSession) -> None:
         initialized = -1 if step.initialized is None else int(step.initialized)
@@ -277,7 +295,6 @@ _STALE = {
     "fenced": "is written under fence {}",
     "sealed": "is sealed",
     "released": "was let go of",
-    "behind": "ends at {}, and the next event does not follow",
 }
 
 
@@ -286,6 +303,8 @@ def refusal(step: Any, why: str, what: str) -> base.StepRefusal:
     match why, step:
         case "ended", base.OpenStream():
             return SessionEnded(f"session {step.record.session[:8]} has ended")
+        case "changed", base.OpenStream():
+            return StaleRecord(f"session {step.record.session[:8]} has revision {what}, not {step.seen}")
         case "taken", base.OpenStream():
             return IdTaken(f"request {what} of session {step.record.session[:8]} runs already")
         case "calls", base.OpenStream():
@@ -294,6 +313,12 @@ def refusal(step: Any, why: str, what: str) -> base.StepRefusal:
             return TooManySessions(f"the caller has {what} sessions", of_caller=True)
         case "all", base.PutSession():
             return TooManySessions(f"there are {what} sessions", of_caller=False)
+        case "gone", base.Append():
+            return Behind(f"stream {step.stream} is not there", last=0)
+        case "behind", base.Append():
+            return Behind(f"stream {step.stream} ends at {what}, before {step.events[-1].seq}", last=int(what))
+        case "behind", base.Forward():
+            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=int(what))
         case "gone", base.Forward():
             return SessionEnded(f"stream {step.stream} is not there")
         case "nobody", base.Forward():

@@ -6,9 +6,9 @@ Durable (3) means here: what `commit` returned survives the death of this proces
 One commit is one statement, the function `commit_1`, so it is one round trip and one transaction. Reading has a few
 connections of its own, and so has the ear (`ear.py`), on which nodes show that they live.
 
-Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for two seconds, in
-which case its fences are taken before another node acts. Wake-ups (8) are notifications, or polling where there are
-none.
+Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for nearly two
+seconds, without a beat meanwhile (`_core.leases`). Such a node may live, cut off. So nothing is committed for a process
+of which a node is not in the store any more. Wake-ups (8) are notifications, or polling where there are none.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.retention import Cutoffs
+from perdure.errors import StoreUnavailable
 from perdure.store import base, rows
 from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads
@@ -45,9 +46,6 @@ OPEN_SECONDS = 10.0
 
 SWEEP_SECONDS = 60.0
 """How long one statement of a sweep may take. It is in the way of nothing."""
-
-FENCE_BITS = 40
-"""Random bits of a fence, below the generation: no counter that a server could forget."""
 
 
 class PostgresStore(Reads, Opens):
@@ -84,9 +82,18 @@ class PostgresStore(Reads, Opens):
         self._direct = Connector(address.listen, address.shown, timeout=OPEN_SECONDS)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
-        self._writer = Writer(self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries)
-        self._ear = Ear(self._direct, self._readers, TimeLimit(timeout), schema=address.schema, heard=self._on_word)
+        self._ear = Ear(
+            self._direct,
+            self._readers,
+            TimeLimit(timeout),
+            schema=address.schema,
+            heard=self._on_word,
+            show_life=lambda: self._holding.show_life(),
+        )
         self._holding = Holding(self._ear, queries)
+        self._writer = Writer(
+            self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
+        )
         self._hints = Hints(self._ear, look=self._look)
         self._is_open = False
         self._turning = asyncio.Lock()
@@ -140,9 +147,14 @@ class PostgresStore(Reads, Opens):
         """Never: the server has to answer."""
         return None
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        values = (stream, node, held, secrets.randbits(FENCE_BITS), base.KEPT_GENERATIONS)
-        return await self._one("claim", rows.stream_record, *values)
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), base.KEPT_GENERATIONS)
+        try:
+            return await self._one("claim", rows.stream_record, *values, self._holding.members())
+        except StoreUnavailable as failure:
+            if failure.__cause__ is not None:
+                self._holding.refused(failure.__cause__)
+            raise
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._one("next_incarnation", session_record, session)
@@ -204,12 +216,12 @@ class PostgresStore(Reads, Opens):
         lock = None if self._ear.is_deaf else self._ear.lock
         wall = None if self._wall is None else self._wall()
         asked = time.monotonic()
-        values = (node, base.RECORD_VERSION, lock, b"{}", wall)
+        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall)
         [(told,)] = await self._readers.fetch(self._queries["join"], *values)
         self._offset = told - (asked + time.monotonic()) / 2
-        self._holding.joined.add(node)
+        self._holding.join(node)
         self._hints.poll()
-        return Fence(1 << FENCE_BITS | secrets.randbits(FENCE_BITS))
+        return new_fence(1, secrets.token_bytes)
 
     def clock(self) -> float:
         return time.monotonic() + self._offset
@@ -231,8 +243,11 @@ class PostgresStore(Reads, Opens):
             monotonic=monotonic,
         )
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
-        [(mail, keys)] = await self._readers.fetch(self._queries["bury"], node, heir)
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        [(mail, keys)] = await self._readers.fetch(self._queries["bury"], node, heir, beat)
+        if mail is None:
+            return None
+        self._holding.bury([node])
         if mail:
             self._hints.hint(heir, ())
         return await self._all("streams_by_key", rows.stream_record, keys) if keys else []

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import asyncpg
 
 from perdure._core.ids import NodeId
+from perdure._core.leases import FREE_SECONDS
 from perdure.errors import StoreError
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
@@ -14,7 +15,6 @@ from perdure.store.postgres.connections import Connection, Connections, Connecto
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
 from perdure.store.postgres.layout import OLDEST_SERVER, prepare, schema_version
-from perdure.store.postgres.nodes import LOCK_SECONDS
 from perdure.store.postgres.store import OPEN_SECONDS, PostgresStore
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.time_limit import TimeLimit
@@ -178,7 +178,7 @@ class PostgresUpkeep:
         direct = Connector(self._address.listen, self.shown, timeout=OPEN_SECONDS)
         connector.is_pooled = direct.is_pooled = True
         readers = Connections(connector, limit, size=1)
-        ear = Ear(direct, readers, limit, schema=self._address.schema, heard=lambda *_: None)
+        ear = Ear(direct, readers, limit, schema=self._address.schema, heard=lambda *_: None, show_life=_no_node)
         readers.open()
         try:
             await ear.open()
@@ -203,12 +203,16 @@ class PostgresUpkeep:
         free is looked at twice. A node without a lock lives if it showed a beat lately."""
         looked = await self._look(connection)
         if any(held is False and not gone for _, gone, held, _ in looked):
-            await asyncio.sleep(LOCK_SECONDS)
+            await asyncio.sleep(FREE_SECONDS)
             looked = await self._look(connection)
         return [NodeId(node) for node, gone, held, recent in looked if not gone and (recent if held is None else held)]
 
     async def _look(self, connection: Connection) -> list[asyncpg.Record]:
         return await connection.fetch(sql_files.queries(self._address.schema)["outside_look"], RECENTLY)
+
+
+async def _no_node() -> None:
+    """A check has no node whose life it could show."""
 
 
 class PostgresCopyTarget(PostgresStore):

@@ -13,6 +13,7 @@ from perdure.store import base
 from perdure.store.codec import Payloads
 from perdure.store.postgres.connections import Connection, Connector
 from perdure.store.postgres.failures import AGAIN, NAMED, failure
+from perdure.store.postgres.nodes import Holding
 from perdure.store.postgres.steps import CommitArguments, lock_order, refusal
 from perdure.store.time_limit import TimeLimit
 
@@ -24,15 +25,22 @@ class Writer:
     """Has the writing connection. Commits are made in the order in which they are asked for."""
 
     def __init__(
-        self, connector: Connector, limit: TimeLimit, *, payloads: Payloads, queries: Mapping[str, str]
+        self,
+        connector: Connector,
+        limit: TimeLimit,
+        *,
+        payloads: Payloads,
+        queries: Mapping[str, str],
+        holding: Holding,
     ) -> None:
         self._connector = connector
         self._limit = limit
         self._payloads = payloads
         self._queries = queries
-        self._name = secrets.randbits(63)
+        self._holding = holding
+        self.name = secrets.randbits(63)
         """Its own among all writers: a commit waits on the server for an earlier one of the same name that was given up
-        and still runs, so that commits happen in their order."""
+        and still runs, so that commits happen in their order. The burial of a node of this process waits, too."""
         self._turn = asyncio.Lock()
         self._connection: Connection | None = None
         self._is_open = False
@@ -63,6 +71,7 @@ class Writer:
                 if self._connection is not None and not isinstance(error, asyncpg.PostgresError):
                     self._connector.discard(self._connection)
                     self._connection = None
+                self._holding.refused(error)
                 if isinstance(error, NAMED):
                     raise failure(error, self._connector.shown, "written") from error
                 raise
@@ -72,11 +81,12 @@ class Writer:
         order = lock_order(encoded)
         sticks = {step.session for step in encoded if type(step) is base.Stick}
         for attempt in range(1, TRIES + 1):
+            members = self._holding.members()
             arguments = CommitArguments(self._payloads, await self._sticky(connection, sticks) if sticks else {})
             for place in order:
                 arguments.add(encoded[place])
             try:
-                found = await connection.fetchval(self._queries["commit"], *arguments.values(self._name))
+                found = await connection.fetchval(self._queries["commit"], *arguments.values(self.name, members))
             except AGAIN:
                 if attempt == TRIES:
                     raise

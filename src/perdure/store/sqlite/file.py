@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal
+from urllib.parse import quote
 
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store.sqlite import sql_files as _sql
@@ -30,6 +31,9 @@ RETRY = 0.0007
 
 _LOOK = 64
 """Tries between two looks whether the process in the way gets on: about twenty in a second."""
+
+OPERATOR_PATIENCE = 5.0
+"""Seconds to wait for a server that holds the file: an operator has more time than a request."""
 
 STUCK = 1.25
 """Times `busy_timeout`: when a thread counts as stuck in one operation. A thread that only waits for a locked file
@@ -191,6 +195,28 @@ def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
         raise StoreTooNew(
             f"the SQLite file {path} has version {version}, written by a newer release; this one knows versions up to"
             f" {ours}"
+        )
+
+
+def refuse_unfit(path: str) -> None:
+    """Raise unless there is a store of this release at the path. Nothing is made or changed."""
+    if not os.path.exists(path):
+        raise StoreUnavailable(f"there is no SQLite file {path}")
+    with (
+        named(path, "opened"),
+        # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
+        contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE)) as file,
+    ):
+        if pragma(file, "application_id") != APPLICATION_ID:
+            raise StoreError(
+                f"the SQLite file {path} is not a Perdure store; give the file that a server was started with"
+            )
+        refuse_newer(file, path)
+        version = pragma(file, "user_version")
+    if version < (ours := _sql.schema_version()):
+        raise StoreError(
+            f"the SQLite file {path} has version {version}, written by an older release; a server of this one brings it"
+            f" to version {ours} when it starts, and so does `perdure store migrate`"
         )
 
 

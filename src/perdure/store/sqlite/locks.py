@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
 from perdure._core.ids import NodeId
-from perdure._files.locks import HAS_FLOCK, NO_FLOCK, flock, is_still, let_go_in_child, unlock
+from perdure._files.locks import HAS_FLOCK, NO_FLOCK, flock, let_go_in_child, lock_file, open_file, unlock
 from perdure._files.private import check_folder
 from perdure._files.sole_holder import SoleHolder
 from perdure.errors import StoreError, StoreUnavailable
@@ -183,17 +183,9 @@ class Locks:
         """The node's file, made if need be, locked; `None` if another process has it."""
         path = self._path(node, _LOCK)
         try:
-            file = self._open(path)
-            try:
-                if flock(file) and is_still(path, file):
-                    return file
-            except BaseException:
-                os.close(file)
-                raise
-            os.close(file)
+            return lock_file(path, file=self._open(path))
         except OSError as error:
             raise self._unusable(error) from error
-        return None
 
     def _unusable(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(f"the locks in {self.folder} cannot be used: {error.strerror}")
@@ -206,7 +198,7 @@ class Locks:
             with contextlib.suppress(FileNotFoundError):
                 # A user who may write into the folder decides which nodes are alive.
                 check_folder(os.lstat(self.folder), self.folder)
-                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                return open_file(path)
         raise FileNotFoundError(errno.ENOENT, "the folder comes and goes")
 
     def _remove(self, node: NodeId, held: int) -> None:

@@ -5,12 +5,13 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from perdure._core.ids import Fence, NodeId
+from perdure._core.states import ClaimState
 from perdure.store import rows
 from perdure.store.base import RECORD_VERSION, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.locks import Locks
-from perdure.store.sqlite.read_pool import ReaderPool
-from perdure.store.sqlite.steps import StepWriter
+from perdure.store.sqlite.reads import ReaderPool
+from perdure.store.sqlite.steps import StepWriter, next_key
 from perdure.store.sqlite.writer import Writer
 
 _SQL = _sql.queries()
@@ -26,7 +27,7 @@ def join(
     else:
         connection.execute(_SQL["set_clock"], (offset,))
     connection.execute(_SQL["put_node"], (node, RECORD_VERSION, b"{}"))
-    return steps.streams.next_fence(), offset
+    return steps.streams.new_fence(), offset
 
 
 def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> None:
@@ -35,22 +36,28 @@ def leave(_: StepWriter, connection: sqlite3.Connection, *, node: NodeId) -> Non
 
 
 def bury(
-    _: StepWriter, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId
-) -> tuple[list[StreamRecord], bool]:
-    """Give the streams that it read, and whether it had mail."""
+    _: StepWriter, connection: sqlite3.Connection, *, node: NodeId, heir: NodeId, beat: int | None
+) -> tuple[list[StreamRecord], bool] | None:
+    """Give the streams that it read, and whether it had mail; or `None` if it has beaten since `beat`."""
+    found = connection.execute(_SQL["read_beat"], (node,)).fetchone()
+    if beat is not None and found not in (None, (beat,)):
+        return None
     read = [rows.stream_record(row) for row in connection.execute(_SQL["streams_read_from"], (node,))]
     connection.execute(_SQL["drop_readers"], (node,))
-    mail = connection.execute(_SQL["inherit_mail"], (heir, node)).rowcount > 0
-    connection.execute(_SQL["empty_mail"], (node,))
+    (oldest,) = connection.execute(_SQL["oldest_mail"], (node,)).fetchone()
+    if oldest is not None:
+        shift = next_key(connection, "mail") - oldest
+        connection.execute(_SQL["inherit_mail"], {"heir": heir, "node": node, "shift": shift})
+        connection.execute(_SQL["empty_mail"], (node,))
     connection.execute(_SQL["forget_sender"], (node,))
     connection.execute(_SQL["drop_node"], (node,))
-    return read, mail
+    return read, oldest is not None
 
 
 class SqliteLiveness:
     """By locks: free means dead. Nothing has to be repeated to stay alive, and a process that stands still is not dead.
 
-    Its own claims hold as long as it holds its lock, which it does until it leaves or closes.
+    Its own claim holds as long as it holds its lock, which it does until it leaves or closes. So it is never FROZEN.
     """
 
     def __init__(
@@ -65,8 +72,8 @@ class SqliteLiveness:
         self._alive: dict[NodeId, float] = {}
 
     @property
-    def holds(self) -> bool:
-        return self._locks.holds(self._node)
+    def own_claim(self) -> ClaimState:
+        return ClaimState.HOLDING if self._locks.holds(self._node) else ClaimState.BURIED
 
     async def beat(self, facts: bytes) -> None:
         """Written only if there is something new to tell."""

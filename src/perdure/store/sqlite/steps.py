@@ -1,6 +1,8 @@
 """Applies steps to the writing connection, within a transaction that the caller holds."""
 
+import secrets
 import sqlite3
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,9 +10,19 @@ from typing import Any
 
 from perdure._core import retention
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.ids import NO_FENCE, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.states import CallState
-from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleFence, TooManyCalls, TooManySessions
+from perdure.errors import (
+    Behind,
+    IdTaken,
+    MailFull,
+    NodeGone,
+    SessionEnded,
+    StaleFence,
+    StaleRecord,
+    TooManyCalls,
+    TooManySessions,
+)
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
 from perdure.store.sqlite import sql_files as _sql
@@ -83,13 +95,16 @@ class StreamSteps:
             self._keys.popitem(last=False)
         return key
 
-    def open_stream(self, step: base.OpenStream) -> IdTaken | SessionEnded | TooManyCalls | None:
+    def open_stream(self, step: base.OpenStream) -> base.StepRefusal | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
-        cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed))
+        cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
         if cursor.rowcount != 1:
-            there = self._look_up(record.id) is not None
-            return None if there else SessionEnded(f"session {record.session[:8]} has ended")
+            if self._look_up(record.id) is not None:
+                return None
+            if cursor.execute(_SQL["is_going_on"], (record.session,)).fetchone() is None:
+                return SessionEnded(f"session {record.session[:8]} has ended")
+            return StaleRecord(f"session {record.session[:8]} has another revision than {step.seen}")
         key = cursor.lastrowid or 0
         if key <= self._newest:
             self.forget()
@@ -107,12 +122,15 @@ class StreamSteps:
         self._remember(record.id, key)
         return None
 
-    def append(self, step: base.Append) -> StaleFence | None:
+    def append(self, step: base.Append) -> StaleFence | Behind | None:
         key = self._key(step.stream)
-        if key is None:
-            return _stale(step, "is not there")
-        if not self._append_next(key, step) and (refusal := self._append_new(key, step)) is not None:
-            return refusal
+        if key is None or not self._append_next(key, step):
+            self._keys.pop(step.stream, None)
+            key = self._key(step.stream)  # the stream may be gone, and another one may have its key
+            if key is None:
+                return Behind(f"stream {step.stream} is not there", last=0)
+            if (refusal := self._append_new(key, step)) is not None:
+                return refusal
         if step.taken:
             self._cursor.execute(_SQL["take_forwarded"], (key, step.taken))
         if step.seal:
@@ -140,19 +158,16 @@ class StreamSteps:
             cursor.executemany(_APPEND, [(key, *event) for event in events])
         return True
 
-    def _append_new(self, key: int, step: base.Append) -> StaleFence | None:
+    def _append_new(self, key: int, step: base.Append) -> StaleFence | Behind | None:
         """Any other case: find out what is there, and append what is not."""
-        row = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
-        if row is None:
-            return _stale(step, "is not there")
-        fence, last, sealed, node = row
+        fence, last, sealed, node = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if fence != step.fence:
             return _stale(step, f"is written under fence {fence}")
         new = [event for event in step.events if event.seq > last]
         if new and (sealed or not node):
             return _stale(step, "is sealed" if sealed else "was let go of")
-        if new and new[-1].seq - last != len(new):
-            return _stale(step, f"ends at {last}, and event {new[0].seq} does not follow")
+        if new and new[-1].seq - last != len(new) and not step.lost:
+            return Behind(f"stream {step.stream} ends at {last}, before {new[0].seq}", last=last)
         if new:
             self._cursor.executemany(_APPEND, [(key, *event) for event in new])
             last = new[-1].seq
@@ -190,7 +205,7 @@ class StreamSteps:
         self._keys.pop(step.stream, None)
         self._cursor.execute(_SQL["drop_stream"], (step.stream,))
 
-    def forward(self, step: base.Forward) -> SessionEnded | NodeGone | MailFull | None:
+    def forward(self, step: base.Forward) -> SessionEnded | NodeGone | Behind | MailFull | None:
         cursor = self._cursor
         found = cursor.execute(_SQL["stream_writer"], (step.stream,)).fetchone()
         if found is None:
@@ -203,25 +218,33 @@ class StreamSteps:
             return None
         if not is_written:
             return NodeGone(f"no node writes stream {step.stream}")
+        if step.first > last + 1:
+            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=last)
         count, size = cursor.execute(_SQL["count_forwarded"], (self._payloads.overhead, key)).fetchone()
         size += sum(map(self._payloads.size, new))
         full = count + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
-        if step.first > last + 1 or (count and full):
+        if count and full:
             return MailFull(f"{count} messages wait for stream {step.stream}")
-        cursor.executemany(_SQL["forward"], [(key, payload) for payload in new])
+        numbered = enumerate(new, next_key(cursor, "forward"))
+        cursor.executemany(_SQL["forward"], [(number, key, payload) for number, payload in numbered])
         cursor.execute(_SQL["put_sender"], (key, step.node, step.sender, step.first + len(step.payloads) - 1))
         return None
 
-    def next_fence(self) -> Fence:
-        self._cursor.execute(_SQL["raise_fence"])
-        (fence,) = self._cursor.execute(_SQL["read_fence"]).fetchone()
-        return Fence(fence)
+    def new_fence(self, generation: int = 1, *, above: Fence = NO_FENCE) -> Fence:
+        """An earlier release may share the file. It counts fences up and orders them: what it is given is above those
+        of its neighbours, and what they are given is above the one that they take over from."""
+        fence = new_fence(generation, secrets.token_bytes, above=above)
+        self._cursor.execute(_SQL["raise_fence"], (fence,))
+        return fence
 
-    def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> base.StreamRecord | None:
+    def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int) -> base.StreamRecord | None:
         self._cursor.execute(_SQL["end_generation"], (stream, held))
         if self._cursor.rowcount != 1:
             return None
-        self._cursor.execute(_SQL["next_generation"], (node, self.next_fence(), stream))
+        (ended,) = self._cursor.execute(_SQL["generation_of"], (stream,)).fetchone()
+        generation = max(ended, known) + 1
+        fence = self.new_fence(generation, above=held)
+        self._cursor.execute(_SQL["next_generation"], (node, fence, generation, stream))
         self._cursor.execute(_SQL["forget_generations"], {"stream": stream, "kept": base.KEPT_GENERATIONS})
         return rows.stream_record(self._cursor.execute(_SQL["stream_by_id"], (stream,)).fetchone())
 
@@ -270,7 +293,9 @@ class StepWriter:
 
     def apply(self, steps: Sequence[base.Step]) -> base.Refusals:
         apply = self._apply
-        return [apply[type(step)](step) for step in self._payloads.encode_steps(steps)]
+        if not self._payloads.is_plain:
+            steps = self._payloads.encode_steps(steps)
+        return [apply[type(step)](step) for step in steps]
 
     def _execute(self, query: str, step: Any) -> None:
         self._cursor.execute(query, rows.named_values(getattr(step, "record", step)))
@@ -297,7 +322,8 @@ class StepWriter:
         row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
         if row is not None:
             requests = self._payloads.stick(rows.sticky_requests(row[0]), step.request)
-            self._cursor.execute(_SQL["set_sticky"], (base.RECORD_VERSION, rows.sticky_text(requests), step.session))
+            values = {"record": base.RECORD_VERSION, "session": step.session, "sticky": rows.sticky_text(requests)}
+            self._cursor.execute(_SQL["set_sticky"], values)
 
     def _end_session(self, step: base.EndSession) -> None:
         cursor = self._cursor
@@ -321,7 +347,7 @@ class StepWriter:
         # With few messages there this look is short; with many the node does not deal with its mail.
         if self._cursor.execute(_SQL["much_mail"], (step.node, base.MAX_MAIL - 1)).fetchone() is not None:
             return MailFull(f"{base.MAX_MAIL} messages wait for node {step.node}")
-        self._cursor.execute(_SQL["post_mail"], (step.message, step.node))
+        self._cursor.execute(_SQL["post_mail"], (next_key(self._cursor, "mail"), step.message, step.node))
         return None if self._cursor.rowcount == 1 else NodeGone(f"there is no node {step.node}")
 
     # Changes that are not steps
@@ -344,6 +370,12 @@ class StepWriter:
         else:
             self._cursor.execute(_SQL["change_chain"], (base.RECORD_VERSION, chain.current, chain.next, *where))
         return self._cursor.rowcount == 1
+
+
+def next_key(cursor: sqlite3.Cursor | sqlite3.Connection, table: str) -> int:
+    """Give the key of the next message in one of the two tables of messages."""
+    (given,) = cursor.execute(_SQL["last_key"], (table,)).fetchone()
+    return base.next_key(given, now=time.time())
 
 
 def _stale(step: base.Append | base.PutCall | base.Release, why: str) -> StaleFence:

@@ -14,6 +14,7 @@ sockets in the same folder, with a look at the file now and then as the net.
 
 import asyncio
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,14 +22,14 @@ from functools import partial
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
+from perdure.errors import StoreUnavailable
 from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
-from perdure.store.sqlite.file import Sync
+from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
 from perdure.store.sqlite.locks import locks_of
-from perdure.store.sqlite.read_pool import ReaderPool
-from perdure.store.sqlite.reads import Reads
+from perdure.store.sqlite.reads import ReaderPool, Reads
 from perdure.store.sqlite.sweep import sweep
 from perdure.store.sqlite.wakeups import Hints
 from perdure.store.sqlite.writer import Writer
@@ -112,8 +113,8 @@ class SqliteStore(Reads, Opens):
             if type(step) is SendMail and refusals[place] is None:
                 self._hints.hint(step.node, ())
 
-    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence) -> StreamRecord | None:
-        return await self._writer.run(lambda apply, _: apply.streams.claim(stream, node=node, held=held))
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        return await self._writer.run(lambda apply, _: apply.streams.claim(stream, node=node, held=held, known=known))
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._writer.run(lambda apply, _: apply.reattach(session))
@@ -176,9 +177,45 @@ class SqliteStore(Reads, Opens):
             node, locks=self._locks, writer=self._writer, readers=self._readers, monotonic=monotonic
         )
 
-    async def bury(self, node: NodeId, *, heir: NodeId) -> Sequence[StreamRecord]:
-        read, mail = await self._writer.run(partial(nodes.bury, node=node, heir=heir))
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        buried = await self._writer.run(partial(nodes.bury, node=node, heir=heir, beat=beat))
+        if buried is None:
+            return None
+        read, mail = buried
         await asyncio.to_thread(self._locks.bury, node)
         if mail:
             self._hints.hint(heir, ())
         return read
+
+
+class ExistingSqlite(SqliteStore):
+    """A store that must be there already."""
+
+    async def open(self) -> None:
+        refuse_unfit(self._path)
+        await super().open()
+
+
+class SqliteView(SqliteStore):
+    """A store that is only read. It has no writer, so no other process waits for a lock of it."""
+
+    _watch: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        refuse_unfit(self._path)
+        with named(self._path, "opened"):
+            self._watch = open_reader(self._path, busy_timeout=OPERATOR_PATIENCE)
+        self._readers.open()
+
+    async def aclose(self) -> None:
+        self._readers.close()
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def stamp(self) -> object:
+        """SQLite's own count of what others have committed, as this connection has seen it."""
+        if self._watch is None:
+            raise StoreUnavailable(f"the SQLite file {self._path} is closed")
+        with named(self._path, "read"):
+            return self._watch.execute("PRAGMA data_version").fetchone()[0]

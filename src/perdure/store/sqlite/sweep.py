@@ -8,7 +8,7 @@ from typing import Any
 from perdure._core.ids import SessionId
 from perdure._core.retention import Cutoffs
 from perdure.store.sqlite import sql_files as _sql
-from perdure.store.sqlite.read_pool import ReaderPool
+from perdure.store.sqlite.reads import ReaderPool
 from perdure.store.sqlite.steps import StepWriter
 from perdure.store.sqlite.writer import Writer
 

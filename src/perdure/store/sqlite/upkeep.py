@@ -10,9 +10,18 @@ from urllib.parse import quote
 from perdure._core.ids import NodeId
 from perdure.errors import BadSetting, StoreError, StoreUnavailable
 from perdure.store.sqlite import sql_files as _sql
-from perdure.store.sqlite.existing import PATIENCE
-from perdure.store.sqlite.file import APPLICATION_ID, Sync, is_empty, named, open_writer, pragma, refuse_newer
+from perdure.store.sqlite.file import (
+    APPLICATION_ID,
+    OPERATOR_PATIENCE,
+    Sync,
+    is_empty,
+    named,
+    open_writer,
+    pragma,
+    refuse_newer,
+)
 from perdure.store.sqlite.locks import locks_of
+from perdure.store.sqlite.steps import next_key
 from perdure.store.sqlite.store import SqliteStore
 from perdure.store.upkeep import Fact, Restored, encoded
 
@@ -60,7 +69,9 @@ class SqliteUpkeep:
 
     async def make(self, *, grant: str | None) -> None:
         _refuse_grant(grant)
-        await asyncio.to_thread(lambda: open_writer(self._path, sync=self._sync, busy_timeout=PATIENCE).close())
+        await asyncio.to_thread(
+            lambda: open_writer(self._path, sync=self._sync, busy_timeout=OPERATOR_PATIENCE).close()
+        )
 
     async def check(self) -> Sequence[Fact]:
         return await asyncio.to_thread(self._check)
@@ -111,7 +122,7 @@ class SqliteUpkeep:
 
     def _look(self) -> sqlite3.Connection:
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
-        return sqlite3.connect(f"file:{quote(self._path)}?mode=rw", uri=True, timeout=PATIENCE)
+        return sqlite3.connect(f"file:{quote(self._path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE)
 
 
 def _refuse_grant(grant: str | None) -> None:
@@ -130,7 +141,8 @@ class SqliteCopyTarget(SqliteStore):
                 (key,) = file.execute(_SQL["stream_key"], (part.stream,)).fetchone()
                 file.executemany(_SQL["append_event"], [(key, *event) for event in part.events])
                 file.executemany(_SQL["put_generation"], [(key, end.generation, end.end) for end in part.generations])
-                file.executemany(_SQL["forward"], [(key, payload) for payload in part.forwarded])
+                numbered = enumerate(part.forwarded, next_key(file.cursor(), "forward"))
+                file.executemany(_SQL["forward"], [(number, key, payload) for number, payload in numbered])
 
         await self._writer.run(write, size=sum(len(event.payload) for part in stored for event in part.events))
 

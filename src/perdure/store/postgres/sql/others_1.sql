@@ -2,20 +2,36 @@
 
 -- Become the writer of a stream: a new generation, whose number is the high part of the new fence. The low part is
 -- random, so that a server that lost its last moments does not give out a fence again.
-CREATE FUNCTION perdure.claim_1(stream_ text, node_ text, held bigint, random_ bigint, kept int)
-RETURNS SETOF perdure.stream LANGUAGE plpgsql AS $$
+-- "known": a generation that the caller has seen, which the server may have lost. "members": the nodes of the caller's
+-- process, which must not be buried before this is done.
+CREATE FUNCTION perdure.claim_1(
+    stream_ text, node_ text, held bigint, known int, random_ bigint, kept int, members text[]
+) RETURNS SETOF perdure.stream LANGUAGE plpgsql AS $$
 DECLARE
     s perdure.stream;
+    next_ int;
 BEGIN
+    PERFORM 1 FROM perdure.node WHERE id = ANY (members) ORDER BY id FOR KEY SHARE;
+    PERFORM perdure.refuse_buried_1(members);
     SELECT * INTO s FROM perdure.stream WHERE id = stream_ AND fence = held AND NOT sealed FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN;
     END IF;
     INSERT INTO perdure.generation (stream, generation, "end") VALUES (s.key, s.generation, s.last);
-    DELETE FROM perdure.generation AS g WHERE g.stream = s.key AND g.generation < s.generation + 1 - kept;
+    next_ := greatest(s.generation, known) + 1;
+    DELETE FROM perdure.generation AS g WHERE g.stream = s.key AND g.generation < next_ - kept;
     RETURN QUERY UPDATE perdure.stream AS u SET
-        node = node_, generation = s.generation + 1, fence = ((s.generation + 1)::bigint << 40) | random_
+        node = node_, generation = next_, fence = (next_::bigint << 40) | random_
     WHERE u.key = s.key RETURNING u.*;
+END $$;
+
+-- A client begins again in a session that has not ended. The lock: no call of the incarnation before is being accepted
+-- any more when this is done.
+CREATE FUNCTION perdure.reattach_1(session_ text) RETURNS SETOF perdure.session LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM perdure.lock_session_1(session_);
+    RETURN QUERY UPDATE perdure.session SET incarnation = incarnation + 1, revision = revision + 1
+    WHERE id = session_ AND state <> 'ended' RETURNING *;
 END $$;
 
 -- Give a session its chain, in place of the one that it may have; false if it has ended.
@@ -45,7 +61,7 @@ $$;
 
 -- Enter a node. Gives the store's time: that of a node that lives, which told it a moment ago, or else what the caller
 -- says (NULL: the server's clock).
-CREATE FUNCTION perdure.join_1(node_ text, record_ int, lock_ bigint, facts_ bytea, wall float8)
+CREATE FUNCTION perdure.join_1(node_ text, record_ int, lock_ bigint, writer_ bigint, facts_ bytea, wall float8)
 RETURNS float8 LANGUAGE plpgsql AS $$
 DECLARE
     told float8;
@@ -55,9 +71,10 @@ BEGIN
         AND perdure.is_held_1(lock) IS NOT FALSE
     ORDER BY seen DESC LIMIT 1;
     told := coalesce(told, wall, extract(epoch FROM clock_timestamp()));
-    INSERT INTO perdure.node (id, record, lock, facts, clock, seen)
-    VALUES (node_, record_, lock_, facts_, told, clock_timestamp())
-    ON CONFLICT (id) DO UPDATE SET record = excluded.record, lock = excluded.lock, gone = false;
+    INSERT INTO perdure.node (id, record, lock, writer, facts, clock, seen)
+    VALUES (node_, record_, lock_, writer_, facts_, told, clock_timestamp())
+    ON CONFLICT (id) DO UPDATE SET
+        record = excluded.record, lock = excluded.lock, writer = excluded.writer, gone = false;
     INSERT INTO perdure.mailbox (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
     RETURN told;
 END $$;
@@ -85,17 +102,33 @@ BEGIN
     END IF;
 END $$;
 
--- Forget a dead node. Gives whether it had mail, which the heir has now, under new keys: it may have dealt with later
--- ones already. The streams that it read are given by "read_from_1", before.
-CREATE FUNCTION perdure.bury_1(node_ text, heir text) RETURNS TABLE (mail int, keys bigint[]) LANGUAGE plpgsql AS $$
+-- Forget a dead node, unless it has another beat than the one that was seen (NULL: whichever it has): then "mail" is
+-- NULL. Else it is the number of its messages, which the heir has now, under new keys: it may have dealt with later ones
+-- already. "keys" are the streams that it read.
+CREATE FUNCTION perdure.bury_1(node_ text, heir text, seen_ bigint) RETURNS TABLE (mail int, keys bigint[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    n perdure.node;
+    first bigint;
 BEGIN
+    SELECT * INTO n FROM perdure.node WHERE id = node_ FOR UPDATE;
+    IF FOUND THEN
+        IF n.beat <> seen_ THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
+        -- A commit of it that runs comes to its end; the next one finds that the node is not there.
+        PERFORM pg_advisory_xact_lock(n.writer);
+    END IF;
     PERFORM 1 FROM perdure.mailbox WHERE node IN (node_, heir) ORDER BY node FOR UPDATE;
     SELECT array_agg(r.stream) INTO keys FROM perdure.reader AS r WHERE r.node = node_;
     DELETE FROM perdure.reader AS r WHERE r.node = node_;
-    INSERT INTO perdure.mail (node, message) SELECT heir, m.message FROM perdure.mail AS m
-    WHERE m.node = node_ AND EXISTS (SELECT 1 FROM perdure.mailbox AS b WHERE b.node = heir) ORDER BY m.key;
+    SELECT perdure.next_key_1(b.last) INTO first FROM perdure.mailbox AS b WHERE b.node = heir;
+    INSERT INTO perdure.mail (node, key, message)
+    SELECT heir, first - 1 + row_number() OVER (ORDER BY m.key), m.message FROM perdure.mail AS m
+    WHERE m.node = node_ AND first IS NOT NULL;
     GET DIAGNOSTICS mail = ROW_COUNT;
-    UPDATE perdure.mailbox AS b SET waiting = waiting + mail WHERE b.node = heir;
+    UPDATE perdure.mailbox AS b SET waiting = waiting + mail, last = first + mail - 1 WHERE b.node = heir AND mail > 0;
     DELETE FROM perdure.mail AS m WHERE m.node = node_;
     DELETE FROM perdure.mailbox AS b WHERE b.node = node_;
     DELETE FROM perdure.sender AS s WHERE s.node = node_;

@@ -64,12 +64,12 @@ WHERE s.id = $1 ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM perdure.session WHERE id = $1;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
 -- count_states: how many sessions are in each state
@@ -77,7 +77,7 @@ SELECT state, count(*) FROM perdure.session GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses, of one caller or of all
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM perdure.session AS s
 WHERE state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
@@ -85,7 +85,7 @@ ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM perdure.session AS s
 WHERE caller = $1 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
@@ -95,9 +95,9 @@ ORDER BY active LIMIT 1;
 SELECT id, sticky FROM perdure.session WHERE id = ANY ($1) AND state <> 'ended';
 
 -- next_incarnation: a client begins again in a session that has not ended
-UPDATE perdure.session SET incarnation = incarnation + 1, revision = revision + 1 WHERE id = $1 AND state <> 'ended'
-RETURNING record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone,
-          created, active, ended, address;
+SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
+       active, ended, address, revision
+FROM perdure.reattach_1($1);
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
@@ -145,26 +145,29 @@ DELETE FROM perdure.chain WHERE name = $1 AND current = $2 AND next = $3 RETURNI
 
 -- claim: become the writer of a stream
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
-FROM perdure.claim_1($1, $2, $3, $4, $5);
+FROM perdure.claim_1($1, $2, $3, $4, $5, $6, $7);
 
 -- commit: apply the steps of a commit
-SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18);
+SELECT perdure.commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19);
 
 -- all_nodes: the nodes that have joined and are not buried
 SELECT id, record, beat, facts FROM perdure.node ORDER BY key;
 
 -- join: a node enters; gives the store's time
-SELECT perdure.join_1($1, $2, $3, $4, $5);
+SELECT perdure.join_1($1, $2, $3, $4, $5, $6);
 
 -- leave: a node stops
 SELECT perdure.leave_1($1);
 
--- bury: a dead node is forgotten; gives how many messages the heir got, and the streams that it read
-SELECT mail, keys FROM perdure.bury_1($1, $2);
+-- bury: a dead node is forgotten; gives how many messages the heir got (NULL: it has beaten), and the streams it read
+SELECT mail, keys FROM perdure.bury_1($1, $2, $3);
 
 -- beat: a node shows that it lives
 UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_timestamp()
 WHERE id = $1 AND NOT gone RETURNING true;
+
+-- show_life: nodes show that they live, and nothing else; gives those that are there
+UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
 
 -- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
 SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
@@ -186,7 +189,7 @@ SELECT pg_current_wal_insert_lsn()::text,
        EXISTS (SELECT 1 FROM perdure.node WHERE id = ANY ($1) AND answered < asked);
 
 -- write_ballast: bytes without a use, under the name of no node
-INSERT INTO perdure.mail (node, message) VALUES ('', $1);
+INSERT INTO perdure.mail (node, key, message) VALUES ('', (random() * 9e18)::bigint, $1) ON CONFLICT DO NOTHING;
 
 -- drop_ballast: forget them
 DELETE FROM perdure.mail WHERE node = '';
@@ -255,10 +258,15 @@ FROM unnest($1::text[], $2::int[], $3::int[]) AS g (stream, generation, "end")
 JOIN perdure.stream AS s ON s.id = g.stream;
 
 -- restore_forwarded: the messages that wait for the next writers of streams, copied from another store
-INSERT INTO perdure.forward (stream, payload)
-SELECT s.key, f.payload
-FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS f (stream, payload, place)
-JOIN perdure.stream AS s ON s.id = f.stream ORDER BY f.place;
+WITH behind AS MATERIALIZED (
+    SELECT id, key, perdure.next_key_1(forwarded) AS next FROM perdure.stream WHERE id = ANY ($1::text[])
+), put AS (
+    INSERT INTO perdure.forward (stream, key, payload)
+    SELECT b.key, b.next - 1 + row_number() OVER (PARTITION BY b.key ORDER BY f.place), f.payload
+    FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS f (stream, payload, place) JOIN behind AS b ON b.id = f.stream
+    RETURNING stream, key)
+UPDATE perdure.stream AS s SET forwarded = x.newest FROM (SELECT stream, max(key) AS newest FROM put GROUP BY stream) AS x
+WHERE s.key = x.stream;
 
 -- clear_tables: forget everything, when a copy has failed
 TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,

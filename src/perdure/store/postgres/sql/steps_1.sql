@@ -7,6 +7,24 @@ CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS void LANGUAGE sql 
     SELECT pg_advisory_xact_lock(hashtextextended('perdure.session ' || session_, 0));
 $$;
 
+-- Refuse whatever a process does of which a node was buried: other nodes have settled its calls, and would not settle
+-- one that it accepts now. (A node may be buried by its lock, which its process has lost, before its lease ends.)
+CREATE FUNCTION perdure.refuse_buried_1(members text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    missing text[];
+BEGIN
+    SELECT array_agg(m) INTO missing FROM unnest(members) AS m WHERE NOT EXISTS (
+        SELECT 1 FROM perdure.node WHERE id = m);
+    IF missing IS NOT NULL THEN
+        RAISE EXCEPTION 'other nodes have buried this one' USING ERRCODE = 'PD001', DETAIL = array_to_string(missing, ' ');
+    END IF;
+END $$;
+
+-- The key of a message behind another one, as perdure/store/base.py has it. The lock of the addressee is held.
+CREATE FUNCTION perdure.next_key_1(last_ bigint) RETURNS bigint LANGUAGE sql AS $$
+    SELECT greatest(last_ + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+$$;
+
 -- Forget streams with all that is in them; their events go with their slots.
 CREATE FUNCTION perdure.drop_streams_1(keys bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -80,7 +98,8 @@ BEGIN
         ORDER BY active LIMIT (SELECT greatest(0, least(100, ended - most)) FROM perdure.tally));
 END $$;
 
--- Put messages for the writer of a stream behind those that wait. Gives 'gone', 'nobody' or 'full' with a number.
+-- Put messages for the writer of a stream behind those that wait. Gives 'gone', 'nobody', 'behind'
+-- or 'full' with a number.
 CREATE FUNCTION perdure.forward_1(
     stream_ text, node_ text, sender_ text, first bigint, payloads bytea[], overhead int, most int, most_bytes bigint
 ) RETURNS text[] LANGUAGE plpgsql AS $$
@@ -90,9 +109,10 @@ DECLARE
     fresh bytea[];
     waiting int;
     size bigint;
+    key_ bigint;
 BEGIN
     -- The lock makes keys visible in their order.
-    SELECT key, node INTO s FROM perdure.stream WHERE id = stream_ FOR NO KEY UPDATE;
+    SELECT key, node, forwarded INTO s FROM perdure.stream WHERE id = stream_ FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN ARRAY['gone', '0'];
     END IF;
@@ -105,14 +125,19 @@ BEGIN
     IF NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = s.node) THEN
         RETURN ARRAY['nobody', '0'];
     END IF;
+    IF first > known + 1 THEN
+        RETURN ARRAY['behind', known::text];
+    END IF;
     SELECT count(*), coalesce(sum(greatest(0, length(payload) - overhead)), 0) INTO waiting, size
     FROM perdure.forward WHERE stream = s.key;
     SELECT size + sum(greatest(0, length(p) - overhead)) INTO size FROM unnest(fresh) AS p;
-    IF first > known + 1 OR (waiting > 0 AND (waiting + cardinality(fresh) > most OR size > most_bytes)) THEN
+    IF waiting > 0 AND (waiting + cardinality(fresh) > most OR size > most_bytes) THEN
         RETURN ARRAY['full', waiting::text];
     END IF;
-    INSERT INTO perdure.forward (stream, payload)
-    SELECT s.key, p FROM unnest(fresh) WITH ORDINALITY AS f (p, place) ORDER BY place;
+    key_ := perdure.next_key_1(s.forwarded);
+    INSERT INTO perdure.forward (stream, key, payload)
+    SELECT s.key, key_ - 1 + place, p FROM unnest(fresh) WITH ORDINALITY AS f (p, place);
+    UPDATE perdure.stream SET forwarded = key_ - 1 + cardinality(fresh) WHERE key = s.key;
     INSERT INTO perdure.sender (stream, node, sender, last)
     VALUES (s.key, node_, sender_, first + cardinality(payloads) - 1)
     ON CONFLICT (stream, node) DO UPDATE SET sender = excluded.sender, last = excluded.last;
@@ -125,6 +150,7 @@ RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     box record;
     room int;
+    first bigint;
     refused text[] := '{}';
 BEGIN
     -- In the order of the nodes, so that two commits never wait for each other here.
@@ -132,7 +158,7 @@ BEGIN
         SELECT node, array_agg(place ORDER BY place) AS places, array_agg(message ORDER BY place) AS messages
         FROM unnest(places, nodes, messages) AS m (place, node, message) GROUP BY node ORDER BY node
     LOOP
-        SELECT most - waiting INTO room FROM perdure.mailbox WHERE node = box.node FOR UPDATE;
+        SELECT most - waiting, perdure.next_key_1(last) INTO room, first FROM perdure.mailbox WHERE node = box.node FOR UPDATE;
         IF NOT FOUND THEN
             SELECT refused || array_agg(x ORDER BY p, i) INTO refused
             FROM unnest(box.places) AS p, unnest(ARRAY[p::text, 'nobody', box.node]) WITH ORDINALITY AS t (x, i);
@@ -143,9 +169,10 @@ BEGIN
             SELECT refused || array_agg(x ORDER BY p, i) INTO refused
             FROM unnest(box.places[room + 1 :]) AS p, unnest(ARRAY[p::text, 'full', box.node]) WITH ORDINALITY AS t (x, i);
         END IF;
-        INSERT INTO perdure.mail (node, message)
-        SELECT box.node, m FROM unnest(box.messages[: room]) WITH ORDINALITY AS t (m, i) ORDER BY i;
-        UPDATE perdure.mailbox SET waiting = waiting + room WHERE node = box.node;
+        INSERT INTO perdure.mail (node, key, message)
+        SELECT box.node, first - 1 + i, m FROM unnest(box.messages[: room]) WITH ORDINALITY AS t (m, i);
+        UPDATE perdure.mailbox SET waiting = waiting + room, last = first + room - 1
+        WHERE node = box.node AND room > 0;
     END LOOP;
     RETURN refused;
 END $$;
@@ -153,9 +180,10 @@ END $$;
 -- Apply the steps of a commit, all or none. "kinds" has a letter for each step; each takes what it needs from the four
 -- pools, from where the one before it ended. Events and answers name the append that they belong to, counted from 1.
 -- "writer" is a number of the process: if it has given up on a commit that still runs here, the next one waits for it,
--- so that commits happen in their order. Gives what was refused, as place, reason and detail, one behind the other.
+-- so that commits happen in their order. "members" are the nodes of the process. A burial waits for the same number, so
+-- none of them is buried before this is done. Gives what was refused, as place, reason and detail, one behind the other.
 CREATE FUNCTION perdure.commit_1(
-    writer bigint, kinds text, texts text[], numbers bigint[], times float8[], blobs bytea[],
+    writer bigint, members text[], kinds text, texts text[], numbers bigint[], times float8[], blobs bytea[],
     event_of int[], event_seq int[], event_time float8[], event_payload bytea[],
     answer_of int[], answer_seq int[], answer_time float8[], answer_payload bytea[],
     mail_places int[], mail_nodes text[], mail_messages bytea[], most_mail int
@@ -176,17 +204,19 @@ DECLARE
     done bool;
 BEGIN
     PERFORM pg_advisory_xact_lock(writer);
+    PERFORM perdure.refuse_buried_1(members);
     -- Appending to an array unpacks it; from a packed one each element is found by walking over those in front of it.
     texts := array_append(texts, '');
     blobs := array_append(blobs, ''::bytea);
     FOR i IN 1 .. length(kinds) LOOP
         CASE substr(kinds, i, 1)
-        WHEN 'a' THEN  -- append: stream; fence, first, count, seal, taken, ends; of each end: id, state; incarnation
+        WHEN 'a' THEN  -- append: stream; fence, first, last (0: no events), lost, seal, taken, ends; of each end: id, state;
+            -- incarnation
             k := NULL;
-            end_ := numbers[n + 1] + numbers[n + 2] - 1;
+            end_ := numbers[n + 2];
             why := NULL;
-            IF numbers[n + 2] > 0 THEN
-                UPDATE perdure.stream SET last = end_, sealed = numbers[n + 3] = 1
+            IF end_ > 0 AND numbers[n + 3] = 0 THEN
+                UPDATE perdure.stream SET last = end_, sealed = numbers[n + 4] = 1
                 WHERE id = texts[t] AND fence = numbers[n] AND last = numbers[n + 1] - 1 AND NOT sealed AND node <> ''
                 RETURNING key INTO k;
             END IF;
@@ -198,29 +228,29 @@ BEGIN
                     why := ARRAY['gone', ''];
                 ELSIF s.fence <> numbers[n] THEN
                     why := ARRAY['fenced', s.fence::text];
-                ELSIF numbers[n + 2] > 0 AND end_ > s.last AND s.sealed THEN
+                ELSIF end_ > s.last AND s.sealed THEN
                     why := ARRAY['sealed', ''];
-                ELSIF numbers[n + 2] > 0 AND end_ > s.last AND s.node = '' THEN
+                ELSIF end_ > s.last AND s.node = '' THEN
                     why := ARRAY['released', ''];
-                ELSIF numbers[n + 2] > 0 AND numbers[n + 1] > s.last + 1 THEN
+                ELSIF numbers[n + 1] > s.last + 1 AND numbers[n + 3] = 0 THEN
                     why := ARRAY['behind', s.last::text];
                 ELSE
                     k := s.key;
-                    UPDATE perdure.stream SET last = greatest(last, end_), sealed = sealed OR numbers[n + 3] = 1
-                    WHERE key = k AND (last < end_ OR numbers[n + 3] = 1);
+                    UPDATE perdure.stream SET last = greatest(last, end_), sealed = sealed OR numbers[n + 4] = 1
+                    WHERE key = k AND (last < end_ OR numbers[n + 4] = 1);
                 END IF;
                 known := array_append(known, coalesce(s.last, 0));
             END IF;
             keys := array_append(keys, coalesce(k, 0));
             IF why IS NOT NULL THEN
                 refused := refused || ARRAY[(i - 1)::text] || why;
-            ELSIF numbers[n + 4] > 0 THEN
-                DELETE FROM perdure.forward WHERE stream = k AND key <= numbers[n + 4];
+            ELSIF numbers[n + 5] > 0 THEN
+                DELETE FROM perdure.forward WHERE stream = k AND key <= numbers[n + 5];
             END IF;
-            count_ := numbers[n + 5];
-            done := numbers[n + 3] = 1;
+            count_ := numbers[n + 6];
+            done := numbers[n + 4] = 1;
             t := t + 1;
-            n := n + 6;
+            n := n + 7;
             FOR e IN 1 .. count_ LOOP
                 IF why IS NULL THEN
                     UPDATE perdure.call SET state = texts[t + 1], request = ''
@@ -235,22 +265,24 @@ BEGIN
                     SELECT 1 FROM perdure.call WHERE stream = k AND state IN ('running', 'waiting'));
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
-            -- most calls or -1, calls; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
+            -- most calls or -1, calls, seen or -1; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
             -- key, method, request, principal
             PERFORM perdure.lock_session_1(texts[t + 1]);
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
             SELECT texts[t], numbers[n], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n + 1], times[f],
                    numbers[n + 2], numbers[n + 3], numbers[n + 4] = 1, numbers[n + 5] = 1
-            FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended'
+            FROM perdure.session WHERE id = texts[t + 1] AND state <> 'ended' AND numbers[n + 8] IN (-1, revision)
             ON CONFLICT (id) DO NOTHING RETURNING key INTO k;
             why := NULL;
             done := k IS NULL;
             IF done AND NOT EXISTS (SELECT 1 FROM perdure.stream WHERE id = texts[t]) THEN
-                why := ARRAY['ended', ''];
+                SELECT ARRAY['changed', revision::text] INTO why FROM perdure.session
+                WHERE id = texts[t + 1] AND state <> 'ended';
+                why := coalesce(why, ARRAY['ended', '']);
             END IF;
             SELECT texts[t + 1] AS session, numbers[n] AS record, numbers[n + 6] AS most, numbers[n + 7] AS calls INTO s;
             t := t + 4;
-            n := n + 8;
+            n := n + 9;
             f := f + 1;
             FOR c IN 1 .. s.calls LOOP
                 IF NOT done THEN
@@ -315,15 +347,15 @@ BEGIN
                 n := n + 1;
             END IF;
         WHEN 's' THEN  -- put session: id, state, version, standalone, ended; record, initialized, incarnation, limits,
-            -- has caller, most of caller, most, sticky; created, active; owner, address, caller, params, result, sticky…
+            -- has caller, most of caller, most, sticky, revision; created, active; owner, address, caller, params, result, sticky…
             count_ := numbers[n + 7];
             INSERT INTO perdure.session (
                 id, state, version, standalone, ended, record, initialized, incarnation, created, active, owner, address,
-                caller, client_params, result, sticky)
+                caller, client_params, result, sticky, revision)
             VALUES (
                 texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n], numbers[n + 1] = 1,
                 numbers[n + 2], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
-                blobs[b + 5 : b + 4 + count_])
+                blobs[b + 5 : b + 4 + count_], numbers[n + 8])
             ON CONFLICT (id) DO NOTHING;
             IF FOUND AND numbers[n + 3] = 1 THEN
                 why := perdure.limit_sessions_1(texts[t], numbers[n + 4] = 1, numbers[n + 5], numbers[n + 6]);
@@ -332,7 +364,7 @@ BEGIN
                 END IF;
             END IF;
             t := t + 5;
-            n := n + 8;
+            n := n + 9;
             f := f + 2;
             b := b + 5 + count_;
         WHEN 'c' THEN  -- change session: id, state or '', version; record, has version, result, initialized or -1; active
@@ -343,8 +375,9 @@ BEGIN
                 version = CASE WHEN numbers[n + 1] = 1 THEN texts[t + 2] ELSE version END,
                 result = CASE WHEN numbers[n + 2] = 1 THEN blobs[b] ELSE result END,
                 initialized = CASE WHEN numbers[n + 3] >= 0 THEN numbers[n + 3] = 1 ELSE initialized END,
-                revision = revision + CASE WHEN texts[t + 1] = '' AND numbers[n + 1] = 0 AND numbers[n + 2] = 0
-                    AND numbers[n + 3] < 0 THEN 0 ELSE 1 END
+                revision = revision + (texts[t + 1] NOT IN ('', state) OR (numbers[n + 1] = 1 AND texts[t + 2] <> version)
+                    OR (numbers[n + 2] = 1 AND blobs[b] <> result)
+                    OR (numbers[n + 3] >= 0 AND (numbers[n + 3] = 1) <> initialized))::int
             WHERE id = texts[t] AND state <> 'ended';
             t := t + 3;
             n := n + 4;
@@ -354,7 +387,7 @@ BEGIN
             count_ := numbers[n + 1];
             UPDATE perdure.session SET
                 record = numbers[n], sticky = blobs[b + count_ : b + count_ + numbers[n + 2]::int - 1],
-                revision = revision + 1
+                revision = revision + (sticky <> blobs[b + count_ : b + count_ + numbers[n + 2]::int - 1])::int
             WHERE id = texts[t] AND state <> 'ended' AND sticky = blobs[b : b + count_ - 1];
             IF NOT FOUND AND EXISTS (SELECT 1 FROM perdure.session WHERE id = texts[t] AND state <> 'ended') THEN
                 RAISE EXCEPTION 'the sticky requests have changed' USING ERRCODE = 'serialization_failure';

@@ -19,7 +19,7 @@ INSERT INTO perdure.version (version, oldest) VALUES (1, 1);
 CREATE TABLE perdure.session (
     id            text COLLATE "C" PRIMARY KEY,
     record        int NOT NULL,
-    revision      bigint NOT NULL DEFAULT 1,
+    revision      bigint NOT NULL,
     owner         bytea NOT NULL,
     state         text NOT NULL CHECK (state IN ('opening', 'active', 'dormant', 'ended')),
     version       text NOT NULL,
@@ -43,6 +43,7 @@ CREATE INDEX session_active ON perdure.session (active) WHERE state <> 'ended';
 
 -- Events up to "trimmed" are forgotten, final answers excepted; their rows go with their slot.
 -- "listed": no call of it is open. What a node writes is found by its open calls, and by this.
+-- "forwarded": the key of the last message that was forwarded to it.
 CREATE TABLE perdure.stream (
     key        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id         text COLLATE "C" NOT NULL UNIQUE,
@@ -58,7 +59,8 @@ CREATE TABLE perdure.stream (
     sealed     bool NOT NULL,
     listed     bool NOT NULL,
     delivered  int NOT NULL DEFAULT 0 CHECK (delivered >= 0),
-    unread     bool NOT NULL DEFAULT false
+    unread     bool NOT NULL DEFAULT false,
+    forwarded  bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 80);
 
 CREATE INDEX stream_of_session ON perdure.stream (session);
@@ -173,7 +175,7 @@ CREATE TABLE perdure.reader (
 CREATE INDEX reader_of_node ON perdure.reader (node);
 
 -- The nodes that have joined and are not buried. "gone": it has left. "lock": the advisory lock that its ear holds, if
--- it has an ear. "asked", "answered": how often a node without an ear was asked whether it holds anything, and how
+-- it has an ear. "writer": the lock that each of its commits holds. "asked", "answered": how often a node without an ear was asked whether it holds anything, and how
 -- often it has answered that it does not. "clock": the time that it told, at "seen" by the server's clock.
 CREATE TABLE perdure.node (
     key      bigint GENERATED ALWAYS AS IDENTITY,
@@ -183,6 +185,7 @@ CREATE TABLE perdure.node (
     facts    bytea NOT NULL,
     gone     bool NOT NULL DEFAULT false,
     lock     bigint,
+    writer   bigint NOT NULL,
     asked    bigint NOT NULL DEFAULT 0,
     answered bigint NOT NULL DEFAULT 0,
     clock    float8 NOT NULL,
@@ -190,15 +193,17 @@ CREATE TABLE perdure.node (
 ) WITH (fillfactor = 50);
 
 -- Senders lock the row of the mailbox until they have committed, so keys become visible in their order. It is apart
--- from the node, whose beats wait for no sender.
+-- from the node, whose beats wait for no sender. "last": the key of its last message.
 CREATE TABLE perdure.mailbox (
     node    text COLLATE "C" PRIMARY KEY,
-    waiting int NOT NULL DEFAULT 0
+    waiting int NOT NULL DEFAULT 0,
+    last    bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
--- Keys are never used again: a node may say twice how far it has got.
+-- Keys are never used again: a node may say twice how far it has got. They are at least the time in microseconds, so
+-- that a server that has lost the last ones does not give them out again (next_key_1).
 CREATE TABLE perdure.mail (
-    key     bigint GENERATED ALWAYS AS IDENTITY,
+    key     bigint NOT NULL,
     node    text COLLATE "C" NOT NULL,
     message bytea NOT NULL,
     PRIMARY KEY (node, key)
@@ -208,7 +213,7 @@ ALTER TABLE perdure.mail ALTER COLUMN message SET STORAGE EXTERNAL;
 
 -- What other nodes say on a stream waits here for its writer, whichever node that is.
 CREATE TABLE perdure.forward (
-    key     bigint GENERATED ALWAYS AS IDENTITY,
+    key     bigint NOT NULL,
     stream  bigint NOT NULL,
     payload bytea NOT NULL,
     PRIMARY KEY (stream, key)

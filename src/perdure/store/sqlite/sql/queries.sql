@@ -2,16 +2,18 @@
 
 -- put_session: a new session; nothing if it is there already
 INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active, ended, address)
+                     standalone, created, active, ended, address, revision)
 VALUES (:id, :record, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
-        :standalone, :created, :active, :ended, :address)
+        :standalone, :created, :active, :ended, :address, :revision)
 ON CONFLICT (id) DO NOTHING;
 
 -- unput_session: a session was one too many
 DELETE FROM session WHERE id = ?;
 
--- change_session: change what is given of a session that has not ended
+-- change_session: change what is given of a session that has not ended; more than the time of its use is a revision
 UPDATE session SET
+    revision = revision + (coalesce(:state, state) <> state OR coalesce(:version, version) <> version
+        OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized),
     record = :record, active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
     version = coalesce(:version, version), result = coalesce(:result, result),
     initialized = coalesce(:initialized, initialized)
@@ -21,17 +23,18 @@ WHERE id = :session AND state <> 'ended';
 SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
 
 -- set_sticky: what a session repeats from now on
-UPDATE session SET record = ?, sticky = ? WHERE id = ?;
+UPDATE session SET record = :record, revision = revision + (sticky <> :sticky), sticky = :sticky
+WHERE id = :session;
 
 -- next_incarnation: a client begins again in a session that has not ended
-UPDATE session SET incarnation = incarnation + 1 WHERE id = ? AND state <> 'ended';
+UPDATE session SET incarnation = incarnation + 1, revision = revision + 1 WHERE id = ? AND state <> 'ended';
 
 -- params_of: how large a session's client params are, less what the codec added, if it has not ended
 SELECT max(0, length(client_params) - ?) FROM session WHERE id = ? AND state <> 'ended';
 
 -- end_session: mark a session's record as ended, and keep little more than why; the first reason stays
 UPDATE session SET
-    state = 'ended', active = :time, ended = :reason, result = x'', sticky = '[]',
+    state = 'ended', revision = revision + 1, active = :time, ended = :reason, result = x'', sticky = '[]',
     client_params = CASE WHEN :keeps THEN client_params ELSE x'' END
 WHERE id = :session AND state <> 'ended';
 
@@ -48,11 +51,14 @@ DELETE FROM session WHERE id IN (
 -- drop_streams: forget a session's streams, and with them all that is in them
 DELETE FROM stream WHERE session = ?;
 
--- open_stream: a new stream of a session that has not ended; nothing if it is there already
+-- open_stream: a new stream of a session that has not ended, and is as it was seen; nothing if it is there already
 INSERT INTO stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
 SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
-WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended')
+WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended' AND revision = coalesce(?, revision))
 ON CONFLICT (id) DO NOTHING;
+
+-- is_going_on: whether a session is there, and has not ended
+SELECT 1 FROM session WHERE id = ? AND state <> 'ended';
 
 -- open_call: a ledger row of a new stream; nothing if the id is taken
 INSERT INTO call (stream, incarnation, request_id, session, id_key, place, record, method, request, principal, attempt,
@@ -174,12 +180,12 @@ WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session WHERE id = ?;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
 -- count_sessions: how many have not ended
@@ -193,14 +199,14 @@ SELECT state, count(*) FROM session GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session INDEXED BY session_dormant
 WHERE state = 'dormant' AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's (that it has not ended is said for the index)
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address
+       active, ended, address, revision
 FROM session INDEXED BY session_of_caller
 WHERE owner = ? AND address = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
@@ -254,11 +260,11 @@ SELECT record, name, session, holder, current, next FROM chain WHERE name = ?;
 -- chain_of_session: a session's chain
 SELECT record, name, session, holder, current, next FROM chain WHERE session = ?;
 
--- raise_fence: the next fence, part one
-UPDATE fence SET last = last + 1;
+-- raise_fence: what an earlier release gives out next is above this fence
+UPDATE fence SET last = max(last, ?);
 
--- read_fence: the next fence, part two
-SELECT last FROM fence;
+-- generation_of: the present generation of a stream
+SELECT generation FROM stream WHERE id = ?;
 
 -- end_generation: where the writer of a stream ended, if its fence is the one that was seen
 INSERT INTO generation (stream, generation, "end")
@@ -268,7 +274,7 @@ SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed =
 INSERT INTO generation (stream, generation, "end") VALUES (?, ?, ?);
 
 -- next_generation: a stream's new writer
-UPDATE stream SET node = ?, fence = ?, generation = generation + 1 WHERE id = ?;
+UPDATE stream SET node = ?, fence = ?, generation = ? WHERE id = ?;
 
 -- forget_generations: of a stream, all ends but the newest
 DELETE FROM generation WHERE stream = (SELECT key FROM stream WHERE id = :stream)
@@ -286,6 +292,9 @@ INSERT INTO clock (only, offset) VALUES (1, ?) ON CONFLICT (only) DO UPDATE SET 
 
 -- beat: what a node has to tell of itself
 UPDATE node SET beat = beat + 1, facts = ? WHERE id = ?;
+
+-- read_beat: a node's counter
+SELECT beat FROM node WHERE id = ?;
 
 -- all_nodes: the nodes that have joined and are not buried
 SELECT id, record, beat, facts FROM node ORDER BY key;
@@ -313,7 +322,10 @@ WHERE r.node = ? ORDER BY r.stream;
 DELETE FROM reader WHERE node = ?;
 
 -- post_mail: a message for a node that is there
-INSERT INTO mail (node, message) SELECT id, ? FROM node WHERE id = ?;
+INSERT INTO mail (key, node, message) SELECT ?, id, ? FROM node WHERE id = ?;
+
+-- last_key: the highest key that a table of messages has had
+SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0);
 
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM mail WHERE node = ? AND key > ? ORDER BY key LIMIT ?;
@@ -331,7 +343,7 @@ INSERT OR REPLACE INTO sender (stream, node, sender, last) VALUES (?, ?, ?, ?);
 DELETE FROM sender WHERE node = ?;
 
 -- forward: a message for the writer of a stream
-INSERT INTO forward (stream, payload) VALUES (?, ?);
+INSERT INTO forward (key, stream, payload) VALUES (?, ?, ?);
 
 -- count_forwarded: how many messages wait for a stream, and their bytes, less what the codec added
 SELECT count(*), coalesce(sum(max(0, length(payload) - ?)), 0) FROM forward WHERE stream = ?;
@@ -353,7 +365,11 @@ ORDER BY key;
 SELECT 1 FROM mail WHERE node = ? ORDER BY key LIMIT 1 OFFSET ?;
 
 -- inherit_mail: a node's messages for another one, under new keys: it may have dealt with later ones already
-INSERT INTO mail (node, message) SELECT ?, message FROM mail WHERE node = ? ORDER BY key;
+INSERT INTO mail (key, node, message)
+SELECT key + :shift, :heir, message FROM mail WHERE node = :node ORDER BY key;
+
+-- oldest_mail: the key of the oldest message that waits for a node
+SELECT min(key) FROM mail WHERE node = ?;
 
 -- take_mail: a node has dealt with its messages up to a key
 DELETE FROM mail WHERE node = :node AND key <= :through;

@@ -19,7 +19,8 @@ CREATE TABLE session (
     created       REAL NOT NULL,
     active        REAL NOT NULL,
     ended         TEXT NOT NULL DEFAULT '',
-    address       TEXT NOT NULL DEFAULT ''
+    address       TEXT NOT NULL DEFAULT '',
+    revision      INTEGER NOT NULL DEFAULT 0
 );
 
 -- A caller is an owner or, where there is none, an address.
@@ -166,7 +167,7 @@ CREATE TABLE chain (
     next    TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- One row: the highest fence ever given out.
+-- One row: no fence above it was ever given out. Read by earlier releases, which count from there.
 CREATE TABLE fence (
     only INTEGER PRIMARY KEY CHECK (only = 1),
     last INTEGER NOT NULL CHECK (last >= 0)

@@ -1,0 +1,63 @@
+"""A SQLite store whose fences have no order: a later claim has a smaller fence as often as a larger one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure.store import SqliteStore
+from perdure.store.base import Append, OpenStream, PutCall, Refusals, Release, Step, StreamRecord
+
+BITS = 62
+
+
+def scrambled(fence: Fence) -> Fence:
+    """The bits in reverse: what decided the order decides it last. Scrambling again gives the fence back."""
+    return Fence(int(f"{fence:0{BITS}b}"[::-1], 2))
+
+
+def _step(step: Step) -> Step:
+    if isinstance(step, Append | PutCall | Release):
+        return replace(step, fence=scrambled(step.fence))
+    return replace(step, record=_record(step.record)) if isinstance(step, OpenStream) else step
+
+
+def _record(record: StreamRecord) -> StreamRecord:
+    return replace(record, fence=scrambled(record.fence))
+
+
+class ScrambledFences(SqliteStore):
+    """Shows every fence scrambled, and takes it so."""
+
+    async def commit(self, steps: Sequence[Step]) -> Refusals:
+        return await super().commit([_step(step) for step in steps])
+
+    def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
+        return super().commit_now([_step(step) for step in steps])
+
+    async def join(self, node: NodeId) -> Fence:
+        return scrambled(await super().join(node))
+
+    async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
+        record = await super().claim(stream, node=node, held=scrambled(held), known=known)
+        return record and _record(record)
+
+    async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
+        read = await super().bury(node, heir=heir, beat=beat)
+        return None if read is None else [_record(record) for record in read]
+
+    async def streams(self, session: SessionId) -> Sequence[StreamRecord]:
+        return [_record(record) for record in await super().streams(session)]
+
+    async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
+        return {name: _record(record) for name, record in (await super().streams_by_id(streams)).items()}
+
+    async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
+        return [_record(record) for record in await super().written_by(node)]
+
+    async def forwarded_to(self, node: NodeId) -> Sequence[StreamRecord]:
+        return [_record(record) for record in await super().forwarded_to(node)]
+
+    async def unread(self, session: SessionId) -> Sequence[StreamRecord]:
+        return [_record(record) for record in await super().unread(session)]
