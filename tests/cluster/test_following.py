@@ -104,7 +104,7 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
 
 
 async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(tmp_path: Path) -> None:
-    """Two processes, kill -9: results and unknown outcomes come within two seconds, without another request; the
+    """Two processes, kill -9: results and unknown outcomes come within seconds, without another request; the
     session's notices go on at the one that lives."""
     options = ("--store", shared_address(tmp_path / "log.db"))
     async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as living:

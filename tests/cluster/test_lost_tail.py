@@ -9,7 +9,7 @@ import pytest
 from perdure._core.ids import parse_position
 from perdure.store.base import stream_by_id
 from tests.cluster.conftest import Node, Start
-from tests.support.lost_tail import LOST, remember_file
+from tests.support.lost_tail import LOST, remember
 from tests.support.site import until
 from tests.support.wire import Ended, Message, Peer, Wire, gaps_of, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
@@ -44,7 +44,7 @@ async def test_a_reader_at_the_other_node_sees_the_call_to_its_end(start: Start,
     await wire.drop()
     reader = await at_b.get(wire.last_id)
     await until(lambda: is_stored(pair.a, wire, 5))
-    lose = remember_file(tmp_path / "log.db")
+    lose = remember(tmp_path / "log.db")
     pair.a.shop.open("g/5")
     messages = await reader.messages(5)
     lose()
@@ -65,7 +65,7 @@ async def test_messages_are_forwarded_on_after_earlier_ones_were_lost(start: Sta
     await at_b.result("announce", n=2)
     assert notices_of(await alone.messages(2)) == [1, 2]
     await until(lambda: is_stored(pair.a, alone, 2))
-    lose = remember_file(tmp_path / "log.db")
+    lose = remember(tmp_path / "log.db")
     await at_b.result("announce", n=2, start=3)
     assert notices_of(await alone.messages(2)) == [3, 4]
     await until(lambda: is_stored(pair.a, alone, 4))
@@ -84,7 +84,7 @@ async def test_mail_that_comes_after_earlier_mail_was_lost_is_read(start: Start,
     for wire in wires.values():
         await wire.event()  # the priming event: the call has begun
     await until(lambda: len(pair.a.site.app.session_ids()) == 1)
-    lose = remember_file(tmp_path / "log.db")
+    lose = remember(tmp_path / "log.db")
     await at_b.cancel(1)
     assert [message["error"]["code"] for message in await wires[1].rest()] == [-32800]
     lose()
@@ -101,7 +101,7 @@ async def test_a_home_that_lost_its_claim_finds_another_and_nothing_is_mistaken(
     await at_a.result("announce", n=2)
     assert notices_of(await alone.messages(2)) == [1, 2]
     await until(lambda: is_stored(pair.a, alone, 2))
-    lose = remember_file(tmp_path / "log.db")
+    lose = remember(tmp_path / "log.db")
     subscribed = await at_b.send(at_b.request("resources/subscribe", {"uri": "a://1"}))
     assert subscribed.status_code == 200
     await at_b.result("announce", n=2, start=3)

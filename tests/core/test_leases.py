@@ -19,7 +19,7 @@ from perdure._core.states import ClaimState
 
 HOLDING, FROZEN, BURIED = ClaimState.HOLDING, ClaimState.FROZEN, ClaimState.BURIED
 
-ME, OTHER = NodeId("me"), NodeId("other")
+ME, OTHER, THIRD = NodeId("me"), NodeId("other"), NodeId("third")
 LEASE = 20.0
 OWN = LEASE * OWN_SHARE
 
@@ -148,6 +148,17 @@ def test_an_observer_whose_own_claim_lapsed_calls_nobody_dead() -> None:
 def beating(mine: Leases, at: float) -> float:
     mine.beaten(sent=at, now=at)
     return at
+
+
+def test_a_free_lock_tells_when_it_will_have_been_free_for_long_enough() -> None:
+    mine = Leases(ME, lease=LEASE, now=0.0)
+    assert mine.due(now=0.5) is None
+    mine.observe({OTHER: 1}, asked=1.0, now=1.0, free={OTHER})
+    mine.observe({OTHER: 1, THIRD: 1}, asked=2.0, now=2.0, free={OTHER, THIRD})
+    assert mine.due(now=2.0) == pytest.approx(FREE_SECONDS - 1.0)
+    assert mine.due(now=9.0) == 0.0
+    mine.observe({OTHER: 1, THIRD: 1}, asked=2.5, now=2.5)
+    assert mine.due(now=2.5) is None
 
 
 @pytest.mark.parametrize(("later", "dead"), [(FREE_SECONDS - 0.01, []), (FREE_SECONDS + 0.01, [OTHER])])

@@ -11,6 +11,7 @@ import pytest
 
 from perdure._core.ids import SessionId
 from tests.support.site import Site, serve, until
+from tests.support.stores import SHORT_GRACE
 from tests.support.wire import Message, Peer, Wire, notices_of, progress_of, text_of
 from tests.support.workshop import Workshop
 
@@ -236,7 +237,7 @@ def loaded(site: Site, peer: Peer) -> bool:
 
 async def test_a_request_in_the_moment_of_resting_finds_its_session(busy: Workshop) -> None:
     """R8: whoever comes while the home is being let go of waits for that, and becomes the home again."""
-    async with serve(busy.server, session_grace=0.05) as site:
+    async with serve(busy.server, session_grace=SHORT_GRACE / 2) as site:
         peer = await site.join()
         for _ in range(20):
             await until(lambda: site.app.session_info(peer.session) is None)

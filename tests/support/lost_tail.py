@@ -10,6 +10,9 @@ from pathlib import Path
 
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import Store
+from perdure.store.postgres.address import parse_address
+from tests.support.postgres import connection
+from tests.support.stores import ON_POSTGRES, shared_address
 
 LOST = "the store (has lost|fails)"
 """The errors that a loss logs, and the outage around it; any other one fails the test."""
@@ -27,6 +30,35 @@ class Losing:
         if isinstance(self.store, MemoryStore):
             return _remember_tables(self.store)
         return remember_file(self.path)
+
+
+def remember(path: Path) -> Callable[[], None]:
+    """Gives what loses all that is written from now on to the store that a path stands for."""
+    return remember_schema(shared_address(path)) if ON_POSTGRES else remember_file(path)
+
+
+def remember_schema(url: str) -> Callable[[], None]:
+    """All tables get their rows of now back, in one transaction: the nodes are connected to a server that lagged."""
+    schema = parse_address(url).schema
+    kept = f"{schema}_kept"
+    with connection(url) as run:
+        run(f"CREATE SCHEMA {kept}")
+        names = "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND tablename <> 'event'"  # that one is in parts
+        tables = [row[0] for row in run(names, schema)]
+        for table in tables:
+            run(f"CREATE TABLE {kept}.{table} AS TABLE {schema}.{table}")
+
+    def lose() -> None:
+        with connection(url) as run:
+            run("BEGIN")
+            run("SET LOCAL session_replication_role = replica")  # nothing is counted again
+            run(f"TRUNCATE {', '.join(f'{schema}.{table}' for table in tables)}")
+            for table in tables:
+                run(f"INSERT INTO {schema}.{table} OVERRIDING SYSTEM VALUE SELECT * FROM {kept}.{table}")
+            run("COMMIT")
+            run(f"DROP SCHEMA {kept} CASCADE")
+
+    return lose
 
 
 def remember_file(path: Path) -> Callable[[], None]:

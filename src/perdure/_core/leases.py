@@ -119,6 +119,12 @@ class Leases:
             if asked - since >= self._lease or (free_since is not None and asked - free_since >= FREE_SECONDS)
         ]
 
+    def due(self, *, now: float) -> float | None:
+        """Seconds until the first of the locks that are free now will have been so for long enough; `None` if none
+        is."""
+        free = [seen.free_since for seen in self._seen.values() if seen.free_since is not None]
+        return max(0.0, min(free) + FREE_SECONDS - now) if free else None
+
     def ages(self, *, now: float) -> dict[NodeId, float]:
         """Seconds since each node was last known to be alive."""
         return {self._node: now - self._beaten} | {node: now - seen.since for node, seen in self._seen.items()}

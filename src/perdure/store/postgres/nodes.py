@@ -18,6 +18,10 @@ from perdure.store.postgres.failures import BURIED
 ANSWER_SECONDS = 1.0
 """How long a node has to answer whether it holds anything. One that does not answer counts as a holder."""
 
+SOON = 0.5
+"""Seconds for which a look at the nodes waits for a lock to have been free for long enough. Nodes look that often: the
+next one would find the dead process later."""
+
 _LOOK = 0.01
 """Seconds between two looks whether a node without an ear has answered."""
 
@@ -220,6 +224,14 @@ class PostgresLiveness:
             self._holding.bury([self._node])
 
     async def dead(self) -> Sequence[NodeId]:
+        dead = await self._look()
+        due = self._leases.due(now=self._monotonic())
+        if not dead and due is not None and due < SOON:
+            await asyncio.sleep(due + 0.001)  # behind it, whatever the two clocks round
+            dead = await self._look()
+        return dead
+
+    async def _look(self) -> list[NodeId]:
         asked = self._monotonic()
         seen = await self._ear.fetch(self._queries["watch_nodes"])
         self._count(len(seen))
