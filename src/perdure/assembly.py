@@ -15,12 +15,11 @@ from perdure._core.ids import new_node_id
 from perdure._core.limits import Work
 from perdure._core.retention import Limits
 from perdure.cluster.node import Node, Peers
-from perdure.cluster.on_demand import cancel_all
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import StoreError, StoreLost
-from perdure.log.chores import keep_going
+from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes

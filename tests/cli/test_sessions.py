@@ -1,4 +1,7 @@
-"""The operator's commands on a real SQLite file, each in a process of its own, while another one writes the file."""
+"""The operator's commands on a real store, each in a process of its own, while another one writes the store.
+
+What is told of any store is told of a SQLite file and of a PostgreSQL schema.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.admin.queries import PAGE, find
 from perdure.errors import Misuse, StoreError
-from perdure.store import SqliteStore, existing_store
+from perdure.store import SqliteStore, Store, existing_store, open_store
 from perdure.store.base import (
     Append,
     AskRecord,
@@ -40,6 +43,7 @@ from perdure.store.base import (
 )
 from tests.cli.test_process import exchange, hello, open_session, port_of
 from tests.cli.test_process import start as serve
+from tests.support.postgres import connection, new_schema, store_url
 from tests.support.starting import Program
 from tests.support.starting import start as start_module
 
@@ -81,9 +85,10 @@ def a_session(session: SessionId = ID, *, active: float = 1_800_000_000.0, **mor
 class Server:
     """What a server does with its store."""
 
-    store: SqliteStore
+    store: Store
     fence: Fence
     folder: Path
+    address: str
 
     async def commit(self, *steps: Step) -> None:
         refusals = await self.store.commit(steps)
@@ -117,20 +122,44 @@ class Server:
         await self.commit(Append(stream=stream, fence=self.fence, events=(event,), ends=(end,), seal=True))
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
+#: The store that a command finds in the environment, by the folder in which it runs.
+ADDRESSES: dict[Path, str] = {}
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, address: str) -> AsyncIterator[Server]:
     """A store with one session, open in this process."""
-    async with SqliteStore(str(tmp_path / "perdure.db")) as store:
+    async with open_store(address, busy_timeout=SECONDS) as store:
         fence = await store.join(NODE)
-        server = Server(store=store, fence=fence, folder=tmp_path)
+        server = Server(store=store, fence=fence, folder=folder, address=address)
         await server.commit(PutSession(record=a_session()))
         await server.open_stream(STANDALONE, kind=Kind.STANDALONE)
         yield server
 
 
-async def start(folder: Path, *arguments: str, **variables: str) -> Program:
+@pytest.fixture
+async def sqlite_server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with serving(tmp_path, f"sqlite:{tmp_path / 'perdure.db'}") as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
+    address = f"sqlite:{tmp_path / 'perdure.db'}"
+    if request.param == "postgres":
+        address = ADDRESSES[tmp_path] = store_url()
+    async with serving(tmp_path, address) as server:
+        yield server
+
+
+def variables_in(folder: Path, **variables: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "COLUMNS"))}
-    return await start_module("perdure", *arguments, cwd=folder, env={**clean, **variables})
+    found = {"PERDURE_STORE": ADDRESSES[folder]} if folder in ADDRESSES else {}
+    return {**clean, **found, **variables}
+
+
+async def start(folder: Path, *arguments: str, **variables: str) -> Program:
+    return await start_module("perdure", *arguments, cwd=folder, env=variables_in(folder, **variables))
 
 
 async def ended(process: Program) -> tuple[int | None, str, str]:
@@ -275,9 +304,9 @@ async def test_a_session_that_is_not_there_is_refused(server: Server, command: t
 async def test_an_id_may_begin_with_a_dash(server: Server, begin: str) -> None:
     record = a_session(an_id(begin))
     await server.commit(PutSession(record=record))
-    [by_id] = await objects(server.folder, "sessions", "show", record.id, "--store", "sqlite:perdure.db")
+    [by_id] = await objects(server.folder, "sessions", "show", record.id, "--store", server.address)
     assert by_id["id"] == record.id
-    by_prefix = await lines(server.folder, "sessions", "show", "--store", "sqlite:perdure.db", "--", record.id[:9])
+    by_prefix = await lines(server.folder, "sessions", "show", "--store", server.address, "--", record.id[:9])
     assert by_prefix[0] == f"session       {record.id}"
     if not begin.startswith("--"):
         [bare] = await objects(server.folder, "sessions", "show", record.id[:9])
@@ -312,8 +341,10 @@ async def test_a_session_that_is_opening_is_not_ended(server: Server) -> None:
     assert await server.store.session(record.id) == record
 
 
-async def test_a_server_lets_go_of_a_session_that_an_operator_ended(hello: Path) -> None:
-    process = serve(hello, "--log-level", "error")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_server_lets_go_of_a_session_that_an_operator_ended(hello: Path, kind: str) -> None:
+    address = ADDRESSES[hello] = store_url() if kind == "postgres" else "sqlite:perdure.db"
+    process = serve(hello, "--log-level", "error", "--store", address)
     try:
         port = port_of(process)
         session = open_session(port)
@@ -363,6 +394,17 @@ async def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, command: tu
     assert files(tmp_path) == {}
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, ("sessions", "show", ID), ("tail", ID)])
+async def test_a_schema_that_is_not_there_is_not_made(tmp_path: Path, command: tuple[str, ...]) -> None:
+    schema = new_schema()
+    address = ADDRESSES[tmp_path] = store_url(schema)
+    assert await refusal(tmp_path, *command) == (
+        f"the database {address} has no Perdure store in schema {schema}; `perdure store init` makes one"
+    )
+    with connection(address) as run:
+        assert not run("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_a_store_in_memory_is_its_servers_own(tmp_path: Path, command: tuple[str, ...]) -> None:
     sentence = (
@@ -409,16 +451,18 @@ async def test_what_is_no_store_is_refused(tmp_path: Path, name: str, sentence: 
 
 
 async def test_what_only_reads_cannot_write(server: Server) -> None:
-    async with existing_store(f"sqlite:{server.folder / 'perdure.db'}", writes=False) as view:
+    async with existing_store(server.address, writes=False) as view:
         with pytest.raises(StoreError):
             await view.commit([EndSession(session=ID, time=0, reason="client deleted")])
+        with pytest.raises(StoreError):
+            await view.reattach(ID)
         assert await view.session(ID) == a_session()
 
 
-async def test_the_store_is_named_by_option_or_environment(server: Server) -> None:
-    server.folder.joinpath("elsewhere").mkdir()
-    store = f"sqlite:{server.folder / 'perdure.db'}"
-    elsewhere = server.folder / "elsewhere"
+async def test_the_store_is_named_by_option_or_environment(sqlite_server: Server) -> None:
+    sqlite_server.folder.joinpath("elsewhere").mkdir()
+    store = f"sqlite:{sqlite_server.folder / 'perdure.db'}"
+    elsewhere = sqlite_server.folder / "elsewhere"
     for arguments, variables in [
         (("sessions", "--store", store, "show", ID), {}),
         (("sessions", "show", ID), {"PERDURE_STORE": store}),
@@ -433,15 +477,15 @@ async def test_a_name_with_signs_of_an_address_is_a_name(tmp_path: Path) -> None
     assert await lines(tmp_path, "sessions", "--store", "sqlite:100%#.db") == ["no sessions"]
 
 
-async def test_readers_and_a_writer_are_not_in_each_others_way(server: Server) -> None:
+async def test_readers_and_a_writer_are_not_in_each_others_way(sqlite_server: Server) -> None:
     """The lock that a writer holds is not waited for, and nobody joins."""
-    before = names(server.folder)
-    with contextlib.closing(sqlite3.connect(server.folder / "perdure.db", isolation_level=None)) as writer:
+    before = names(sqlite_server.folder)
+    with contextlib.closing(sqlite3.connect(sqlite_server.folder / "perdure.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        assert [session["id"] for session in await objects(server.folder, "sessions")] == [ID]
+        assert [session["id"] for session in await objects(sqlite_server.folder, "sessions")] == [ID]
         writer.execute("ROLLBACK")
-    assert names(server.folder) == before
-    assert [node.id for node in await server.store.nodes()] == [NODE]
+    assert names(sqlite_server.folder) == before
+    assert [node.id for node in await sqlite_server.store.nodes()] == [NODE]
 
 
 async def test_no_server_needs_to_run(tmp_path: Path) -> None:
@@ -451,6 +495,15 @@ async def test_no_server_needs_to_run(tmp_path: Path) -> None:
     assert [session["id"] for session in await objects(tmp_path, "sessions")] == [ID]
     assert files(tmp_path) == before
     assert await lines(tmp_path, "sessions", "end", ID) == [f"session {ID} has ended: operator ended"]
+
+
+async def test_sessions_on_a_server_that_only_reads_are_listed_and_not_ended(tmp_path: Path) -> None:
+    """A standby: an operator may look at it."""
+    address = store_url()
+    async with serving(tmp_path, address):
+        ADDRESSES[tmp_path] = f"{address}&default_transaction_read_only=on"
+        assert [session["id"] for session in await objects(tmp_path, "sessions")] == [ID]
+        assert "only reads" in await refusal(tmp_path, "sessions", "end", ID)
 
 
 # Following
@@ -596,7 +649,11 @@ async def test_a_closed_pipe_ends_it_quietly(server: Server, more: bool) -> None
         await server.tell(seq, stream=STANDALONE)
     command = f"{sys.executable} -m perdure tail {ID} --from-start --json; echo status $? >&2"
     process = await asyncio.create_subprocess_shell(
-        f"({command}) | head -n 1", cwd=server.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        f"({command}) | head -n 1",
+        cwd=server.folder,
+        env=variables_in(server.folder),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     status, said, errors = await ended(process)
     assert (status, said.count("\n"), errors) == (0, 1, "status 0\n")

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from perdure import Patience
 from perdure.remote.endpoint import Endpoint
 from perdure.stdio import bridge as bridges
+from perdure.stdio import pipes
 from perdure.stdio.bridge import Bridge
 from perdure.stdio.identity import Identity
 from perdure.stdio.notes import Notes
@@ -22,9 +23,9 @@ from perdure.stdio.pipes import Output, lines
 from perdure.stdio.resume_broker import ResumeBroker
 from perdure.stdio.slot import Target, open_slot
 from tests.client.odd import Odd, event, events, good, json_of
-from tests.stdio.desks import RESUMED, a_desk, question, sentences
+from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
 from tests.stdio.test_bridge_trouble import _delete
-from tests.support.bridges import a_host
+from tests.support.bridges import PATIENCE, a_host
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import under_uvicorn, until
 
@@ -85,6 +86,59 @@ async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: 
         async with asyncio.timeout(5):
             assert await bridge.end() == 0
         assert len(bridge.told()) == 1
+
+
+async def test_a_result_that_the_host_has_when_it_leaves_is_not_reported_again(folder: Path) -> None:
+    """T10: the bridge sees that the host leaves before it can know that an answer, or a report, is written."""
+    async with a_desk(folder) as desk:
+        answered = await desk.host.start(held="counted to 1")
+        await answered.handshake()
+        assert await answered.call("count", n=1) == "counted to 1"
+        assert await answered.end() == 0
+        assert noted_calls(desk) == []
+        killed = await desk.host.session()
+        killed.begin_call("wait", gate="w")
+        await desk.saw("waiting at w", killed)
+        await killed.kill()
+        desk.workshop.open("w")
+        reporting = await desk.host.start(held="went through w")
+        await reporting.handshake()
+        await reporting.until(lambda: len(reporting.reports()) == 1, "the report")
+        assert await reporting.end() == 0
+        assert noted_calls(desk) == []
+
+
+async def test_a_notice_that_the_host_has_when_it_leaves_is_not_given_again(folder: Path) -> None:
+    """The same for what the standalone stream brought. What comes while the bridge leaves is for the next one."""
+    async with a_desk(folder) as desk:
+        first = await desk.host.start(held="notice://7")
+        await first.handshake()
+        for number in (7, 8):
+            await first.request("resources/subscribe", {"uri": f"notice://{number}"})
+        await desk.workshop.update("notice://7")
+        await first.until(lambda: first.notices() == [7], "the notice")
+        assert await first.end() == 0
+        second = await desk.host.session()
+        await desk.workshop.update("notice://8")
+        await second.until(lambda: 8 in second.notices(), "the next notice")
+        assert second.notices() == [8]
+
+
+async def test_a_host_that_leaves_and_does_not_read_ends_the_bridge_and_misses_nothing(folder: Path) -> None:
+    """The bridge waits a moment for the host to take what is being written; the next one reports the result."""
+    async with a_desk(folder) as desk:
+        bridge = await desk.host.session()
+        bridge.stop_reading()
+        bridge.begin_call("flood", token=1, n=100, size=20_000)  # more than a pipe holds
+        await desk.saw("flooded", bridge)
+        bridge.close_input()
+        ending = asyncio.create_task(bridge.wait())
+        await until(lambda: not Path(f"/proc/{bridge.pid}").exists())
+        bridge.read_again()
+        assert await ending == 0
+        again = await desk.host.session()
+        await again.until(lambda: len(again.reports()) == 1, "the report")
+        assert again.reports()[0]["result"]["structuredContent"] == {"result": "flooded 100"}
 
 
 async def test_a_request_that_is_repeated_in_a_new_session_is_still_reported(folder: Path) -> None:
@@ -191,6 +245,33 @@ async def test_pipes_that_do_not_block_are_waited_for() -> None:
     await asyncio.sleep(0)  # it reads, and there is nothing yet
     await output.write("x" * 300_000)
     assert await first == b"x" * 300_000
+    os.close(said)
+    assert [line async for line in coming] == []
+    os.close(heard)
+
+
+async def test_what_is_to_be_written_while_the_output_settles_is_left_to_the_next_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line that is on its way is written, and its writer goes on first."""
+    monkeypatch.setattr(pipes, "SETTLE_SECONDS", PATIENCE)  # the machine may be busy
+    heard, said = os.pipe()
+    output, noted = Output(said), []
+
+    async def deliver(line: str) -> None:
+        await output.deliver(line)
+        noted.append(line[:1])
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(deliver("x" * 300_000))  # more than the pipe holds
+        settling = tasks.create_task(output.settle())
+        await asyncio.sleep(0)  # both have begun, in this order
+        late = tasks.create_task(deliver("late"))
+        coming = lines(heard)
+        assert await anext(coming) == b"x" * 300_000
+        await settling
+        assert noted == ["x"]
+        late.cancel()
     os.close(said)
     assert [line async for line in coming] == []
     os.close(heard)

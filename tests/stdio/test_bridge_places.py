@@ -105,6 +105,7 @@ async def test_a_port_that_is_none_is_reported_and_ctrl_c_ends_what_only_refuses
         bridge = await host.start()
         refused = await bridge.handshake()
         assert refused["error"]["message"] == "http://127.0.0.1:99999/mcp is not an address: there is no port 99999"
+        await sentences(bridge)
         assert await bridge.kill(signal.SIGINT) == 130
         assert len(bridge.told()) == 1
 

@@ -260,7 +260,8 @@ async def test_a_server_without_a_broker_is_bridged_and_not_resumed(folder: Path
             bridge = await host.start(url=f"http://127.0.0.1:{port}/mcp")
             await bridge.handshake()
             assert await bridge.call("count", n=3) == "counted to 3"
-            await bridge.end()  # by then the log is written
+            await bridge.logged("has no resume broker")
+            await bridge.end()
             assert sum("has no resume broker" in line for line in bridge.told()) == 1
 
 

@@ -228,9 +228,17 @@ class Host:
         return self.folder / "tokens"
 
     async def start(
-        self, *options: str, url: str | None = None, point: Message | None = None, **environ: str
+        self,
+        *options: str,
+        url: str | None = None,
+        point: Message | None = None,
+        held: str | None = None,
+        **environ: str,
     ) -> HostedBridge:
-        """Start a bridge. The directory of the tokens is the same for all hosts of a test."""
+        """Start a bridge. The directory of the tokens is the same for all hosts of a test.
+
+        It kills itself at the `point`; when it has written what is `held`, its writer is held (`stdio_host`).
+        """
         name = f"{self.pid}-{next(self._numbers)}"
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
         path = self.folder / f"{name}.sock"
@@ -242,6 +250,7 @@ class Host:
             "environ": {"PERDURE_TOKEN_DIR": str(self.tokens), **environ},
             "arguments": [url or self.url, *options],
             "point": point,
+            "held": held,
         }
         pid = int(await self.order(order))
         async with asyncio.timeout(PATIENCE):

@@ -45,10 +45,12 @@ _SETTINGS = {
 }
 """What is tested here is the death of processes, not of disks; tests of a dying server start one of their own."""
 
-#: Every role but this one is trusted; this one has a password.
+#: Every role but this one, and those that are made in the group, is trusted; these have a password.
 ROLE_WITH_PASSWORD = "with_password"
+PASSWORD_GROUP = "needs_password"
 _ACCESS = f"""
 host all {ROLE_WITH_PASSWORD} 127.0.0.1/32 scram-sha-256
+host all +{PASSWORD_GROUP} 127.0.0.1/32 scram-sha-256
 host all all 127.0.0.1/32 trust
 host replication all 127.0.0.1/32 trust
 """

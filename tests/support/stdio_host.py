@@ -4,7 +4,8 @@ It takes orders as JSON lines. What the bridge reads and writes is a socket that
 the host's part in the conversation, and this process its part in the process tree. Everything is imported once and
 each bridge is a forked child: starting Python again takes far longer than what is tested.
 
-A bridge may be told to kill itself at a point: when a function of the product is entered or left for the n-th time.
+A bridge may be told to kill itself at a point: when a function of the product is entered or left for the n-th time. Or
+its writer is held: the host has a line, and the thread that wrote it cannot say so before the bridge begins to leave.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import threading
 from types import FrameType
 from typing import Any, NoReturn
 
+from perdure.stdio import pipes
+from tests.support.bridges import PATIENCE
 from tests.support.crash_child import EDGES, code_of, in_child
 
 PRELOADED = ("perdure.cli.entry", "perdure.cli.stdio", "perdure.stdio.program", "perdure.stdio.slot")
@@ -38,6 +41,22 @@ def die_at(module: str, qualname: str, edge: str, nth: int) -> None:
     sys.setprofile(seen)
 
 
+def hold_writer(text: str) -> None:
+    """Stop the thread that has written this text to the host, until the bridge begins to leave."""
+    pipes.SETTLE_SECONDS = PATIENCE  # the machine may be busy
+    written, leaving = (code_of("perdure.stdio.pipes", f"Output.{name}") for name in ("_write", "settle"))
+    has_begun = threading.Event()
+
+    def seen(frame: FrameType, what: str, _: object) -> None:
+        if frame.f_code is leaving:
+            has_begun.set()
+        elif frame.f_code is written and what == EDGES["leave"] and text.encode() in frame.f_locals["data"]:
+            has_begun.wait()
+
+    threading.setprofile(seen)
+    sys.setprofile(seen)
+
+
 def bridge(order: dict[str, Any]) -> NoReturn:
     """Become `perdure stdio`."""
     pipe = socket.socket(socket.AF_UNIX)
@@ -50,6 +69,8 @@ def bridge(order: dict[str, Any]) -> NoReturn:
     sys.argv = ["perdure", "stdio", *order["arguments"]]
     if order["point"] is not None:
         die_at(**order["point"])
+    if order["held"] is not None:
+        hold_writer(order["held"])
     from perdure.cli.entry import main
 
     main()

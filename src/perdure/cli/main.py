@@ -18,6 +18,7 @@ from perdure._files.locks import HAS_FLOCK, NO_FLOCK
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.stdio import stdio
+from perdure.cli.store import store as store_commands
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
 from perdure.http.paths import BESIDE
 from perdure.serve.worker_pool import WorkerChannel, run_workers
@@ -176,7 +177,10 @@ def _option(name: str, metavar: str, says: str, *, group: str = _WHERE, **attrib
     return ServeOption([name], group=group, metavar=metavar, help=says, **attributes)
 
 
-_STORE_HELP = "where the log is kept: memory:, sqlite:PATH, or sqlite:PATH?sync=full to survive power cuts as well"
+_STORE_HELP = (
+    "where the log is kept: memory:, sqlite:PATH, sqlite:PATH?sync=full to survive power cuts as well, or"
+    " postgresql://USER@HOST/DATABASE, which machines share"
+)
 _TOKENS_HELP = "serve only callers that send one of the bearer tokens in FILE; its lines are principal:token"
 _LEVEL_HELP = f"what is logged on stderr: {', '.join(LEVELS)}"
 
@@ -200,7 +204,7 @@ perdure_command.add_command(
         short_help="Serve an MCP server.",
     )
 )
-for _command in (sessions, tail, stdio):
+for _command in (sessions, tail, store_commands, stdio):
     perdure_command.add_command(_command)
 
 

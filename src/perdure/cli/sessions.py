@@ -29,7 +29,10 @@ LOOK = 0.1
 REST = 4
 """A pause is at least so many times as long as the last look, so that following a large session costs others little."""
 
-_STORE: dict[str, Any] = {"metavar": "STORE", "help": "where the log is kept: sqlite:PATH"}
+_STORE: dict[str, Any] = {
+    "metavar": "STORE",
+    "help": "where the log is kept: sqlite:PATH or postgresql://USER@HOST/DATABASE",
+}
 _HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
 #: The store named after the command, else the one named after `sessions`, else that of the environment.
 _THERE: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}

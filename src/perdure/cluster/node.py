@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from perdure._core.ids import NodeId
 from perdure._core.leases import BEATS_IN_LEASE
 from perdure._core.states import ClaimState
-from perdure.cluster.on_demand import cancel_all
 from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import HeldElsewhere, StoreLost
+from perdure.log.chores import cancel_all
 from perdure.store.base import Liveness, Store
 from perdure.telemetry.events import log_event
 from perdure.telemetry.prometheus import has_left

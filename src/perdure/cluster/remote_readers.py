@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from perdure._core import mail
 from perdure._core.ids import Kind, NodeId, StreamId, place
-from perdure.cluster.on_demand import OnDemand
 from perdure.errors import PerdureError, StoreError
-from perdure.log.chores import Chores
+from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from perdure._core import mail
 from perdure._core.ids import Kind, StreamId
 from perdure._core.jsonrpc import Notification, Response
-from perdure.cluster.on_demand import OnDemand
 from perdure.cluster.remote_readers import RemoteReaders
 from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
+from perdure.log.chores import OnDemand
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry

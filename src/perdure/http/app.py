@@ -7,7 +7,7 @@ path. Auth, custom routes and OAuth routes of the served server keep working: on
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
@@ -19,14 +19,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure._core.revisions import REVISIONS, is_sessionless
-from perdure._core.states import LogState
+from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
-from perdure.errors import Misuse, NodeBuried, StoreLost
+from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost
 from perdure.http.body import ClientGone, Headers, HostAndOrigin
 from perdure.http.credentials import principal_of
 from perdure.http.endpoint import ALLOW, Endpoint, SessionlessHandler
 from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
-from perdure.http.metrics import SCRAPE, scrape
 from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
@@ -34,10 +33,14 @@ from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.registry import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
-from perdure.store.base import Store
+from perdure.store.base import NodeRecord, Store
+from perdure.telemetry import prometheus as metrics
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters
 from perdure.telemetry.events import log_event
+
+SCRAPE = "perdure.scrape"
+"""In the scope of a request for the metrics that passed the endpoint's authentication."""
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that passed the endpoint's authentication."""
@@ -209,7 +212,7 @@ class App:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request at the endpoint. What is found out on the way is forgotten before a stream is served."""
         if SCRAPE in scope:
-            answer = await scrape(scope["method"], self._process)
+            answer = await _scrape(scope["method"], self._process)
             return await answer.send(receive, send)
         with spans.request(scope["method"], scope["headers"]) as span:
             try:
@@ -326,3 +329,23 @@ def _protected(app: ASGIApp, auth: TokenVerifier) -> ASGIApp:
 
 async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
     await Answer(status=404, body=b'{"error":"not found"}').send(receive, send)
+
+
+async def _scrape(method: str, process: ServerProcess | None) -> Answer:
+    """The metrics: this node's numbers in any case; those of other nodes, and how many sessions are stored, while the
+    store answers."""
+    if method not in ("GET", "HEAD"):
+        return Answer(status=405, headers=((b"allow", b"GET, HEAD"),))
+    if process is None:
+        return Answer(status=503, body=b'{"status":"starting"}')
+    others: tuple[NodeRecord, ...] = ()
+    stored: Mapping[SessionState, int] | None = None
+    journal, store = process.context.journal, process.context.store
+    if journal.state is LogState.HEALTHY:
+        try:
+            others = tuple(await store.nodes())
+            stored = await store.count_states()
+        except StoreError:
+            pass  # a scrape is not what finds out that the store fails, and must not fail with it
+    text = metrics.render(process.sessions.numbers(), others, process.liveness.ages(), stored=stored)
+    return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

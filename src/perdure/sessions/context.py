@@ -6,7 +6,7 @@ import contextvars
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from perdure._core import mail
 from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, new_stream_id
@@ -42,6 +42,14 @@ class OtherNodes(Protocol):
         """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
 
 
+class Stamp(NamedTuple):
+    """A moment at which a record is read: what was read then is so as long as none of this changes."""
+
+    store: object
+    doubts: int
+    """The journal's: a store that has lost something may count revisions twice."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
     """The parts of a running server."""
@@ -65,6 +73,9 @@ class ServerContext:
     work: Work
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
+
+    def stamp(self) -> Stamp:
+        return Stamp(self.store.stamp(), self.journal.doubts)
 
     def new_stream(self, session: SessionId, kind: Kind) -> StreamRecord:
         """The record of a stream that this node is about to open."""

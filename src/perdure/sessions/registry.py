@@ -18,10 +18,10 @@ from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
 from perdure.log.stream import Stream, Streams
-from perdure.sessions.context import ServerContext
+from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode
-from perdure.sessions.session import Session, Stamp
+from perdure.sessions.session import Session
 from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, Step, stream_by_id
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
@@ -169,7 +169,7 @@ class SessionRegistry:
                 await asyncio.wait({resting[1]})  # or its home would be let go of under the caller
                 continue
             session = self._by_id.get(session_id)
-            if session is not None and session.keeper.stamp == self._stamp():
+            if session is not None and session.keeper.stamp == self._context.stamp():
                 return session
             if (task := self._loading.get(session_id)) is None:
                 task = self._loading[session_id] = asyncio.create_task(self._read(session_id))
@@ -179,12 +179,9 @@ class SessionRegistry:
             if session is None or self._by_id.get(session_id) is session:
                 return session
 
-    def _stamp(self) -> Stamp:
-        return Stamp(self._context.store.stamp(), self._context.journal.doubts)
-
     async def _read(self, session_id: SessionId) -> Session | None:
         store = self._context.store
-        stamp = self._stamp()
+        stamp = self._context.stamp()
         complete = self._context.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
         session = self._by_id.get(session_id)
         changes = 0 if session is None else session.keeper.changes
@@ -323,7 +320,7 @@ class SessionRegistry:
             created=standalone.opened,
             active=standalone.opened,
         )
-        session = Session(context, record, standalone, self.streams, stamp=self._stamp())
+        session = Session(context, record, standalone, self.streams, stamp=self._context.stamp())
         self._by_id[session.id] = session
         try:
             with Intake(session, (request,)) as intake:

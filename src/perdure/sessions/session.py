@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
@@ -20,7 +20,7 @@ from perdure._core.states import SESSION, LogState, SessionState, SessionStep, W
 from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
-from perdure.sessions.context import ServerContext, mail_to
+from perdure.sessions.context import ServerContext, Stamp, mail_to
 from perdure.sessions.exchange import Exchange, node_of_ask
 from perdure.sessions.home import Home, look_at
 from perdure.sessions.kept_streams import KeptStreams
@@ -43,14 +43,6 @@ from perdure.store.base import (
     with_sticky,
 )
 from perdure.telemetry.events import log_event
-
-
-class Stamp(NamedTuple):
-    """A moment at which a record is read: what was read then is so as long as none of this changes."""
-
-    store: object
-    doubts: int
-    """The journal's: a store that has lost something may count revisions twice."""
 
 
 @dataclass(slots=True, eq=False)

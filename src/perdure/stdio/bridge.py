@@ -6,7 +6,8 @@ the moment it was read. Answers to the server's asks and cancellations are sent 
 may be waiting for them.
 
 **What the host gets** is written by one writer (`pipes`), and each stream waits until its message is written: only then
-its position moves on, so that the next process repeats nothing that was written and leaves out nothing that was not.
+its position moves on, so that the next process repeats nothing that was written and leaves out nothing that was not. A
+bridge that leaves waits for what is being written (`Output.settle`) before it closes its notes.
 """
 
 import logging
@@ -82,7 +83,7 @@ class Bridge:
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
         )
-        self._host = HostSide(self._link, notes, initialize=self._initialize, finish=self._finish, write=output.write)
+        self._host = HostSide(self._link, notes, initialize=self._initialize, finish=self._finish, output=output)
         self._text = ""  #: the host's own `initialize`
         self._is_resumed = False
         self._earlier: dict[str, NotedCall] = {}
@@ -100,6 +101,7 @@ class Bridge:
                         await self._host.take(line)
                 except HostGone:
                     pass
+            await self._output.settle()
             # What comes from now on is for the next process, which must not find its streams taken from it.
             self._link.stop_listening()
             self._host.stop()
@@ -185,7 +187,7 @@ class Bridge:
         if message.method == REVOKED:
             self._link.start(self._replace_token)
         elif (text := self._host.to_host(message)) is not None:
-            await self._output.write(text)
+            await self._output.deliver(text)
 
     async def complain(self, error: Exception) -> None:
         if not isinstance(error, StrayAnswer | EventTooLarge):  # a stream that ends with too large an event says so

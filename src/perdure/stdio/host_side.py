@@ -26,7 +26,7 @@ from perdure.remote.link import Link
 from perdure.remote.message import Message, encode, error
 from perdure.stdio import earlier_calls
 from perdure.stdio.notes import NotedCall, Notes
-from perdure.stdio.pipes import MAX_LINE_BYTES, Line, TooLong
+from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
 from perdure.telemetry.events import log_event
 
 #: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
@@ -102,7 +102,7 @@ class _HostRequest:
 class HostSide:
     """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
 
-    `write` is given what the host gets. `initialize` returns the answer to its `initialize`, and `finish` takes its
+    `output` writes what the host gets. `initialize` returns the answer to its `initialize`, and `finish` takes its
     `initialized`.
     """
 
@@ -113,7 +113,7 @@ class HostSide:
         *,
         initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
         finish: Callable[[str], Coroutine[Any, Any, None]],
-        write: Callable[[str], Awaitable[None]],
+        output: Output,
     ) -> None:
         self._link = link
         self.sender = Sender(link)
@@ -121,7 +121,7 @@ class HostSide:
         self._initialize = initialize
         self._finish = finish
         self._notes = notes
-        self._write = write
+        self._output = output
         self._requests: dict[str, _HostRequest] = {}  #: those that run, by the id that the host gave, as JSON
         self._earlier: set[Call] = set()  #: calls of an earlier process that run
         self._tokens: dict[str, str] = {}  #: progress tokens on the wire, and those of the host behind them, as JSON
@@ -209,11 +209,11 @@ class HostSide:
                 """Nothing else leaves before the handshake is answered: there is no session to send it in."""
                 answer = await self._initialize(host_id, text, message.params or {})
                 self._has_begun = self._link.handshake is not None
-                await self._write(answer)
+                await self._output.write(answer)
 
             await self.queue.add(initialize)
         elif not self._has_begun:
-            await self._write(_before_the_handshake(message, host_id))
+            await self._output.write(_before_the_handshake(message, host_id))
         elif host_id in self._requests:
             sentence = f"Request id {host_id} is still in use by a running request"
             await self._refuse(host_id, INVALID_REQUEST, sentence)
@@ -262,7 +262,7 @@ class HostSide:
             if request.sticky and splice.find(answer, "result") is not None:
                 self._notes.stick(request.sticky.encode())
             self._free(request)  # a host may use an id again as soon as it has the answer
-            await self._write(answer)
+            await self._output.deliver(answer)
         self._notes.end_call(call.first_id)
 
     def _free(self, request: _HostRequest) -> None:
@@ -283,7 +283,7 @@ class HostSide:
                 sentence = f"the call of {noted.name or noted.method} that an earlier process made has ended"
                 log_event(logging.INFO, "stdio.ended_before", sentence, tool=noted.name)
                 if earlier_calls.wants_info(self._notes.noted.sticky):
-                    await self._write(earlier_calls.report(noted, answer))
+                    await self._output.deliver(earlier_calls.report(noted, answer))
                 self._notes.end_call(wire_id)
         finally:
             self._earlier.discard(call)
@@ -316,7 +316,7 @@ class HostSide:
     # Refusals
 
     async def _refuse(self, host_id: str, code: int, sentence: str) -> None:
-        await self._write(error(host_id, code, sentence).text)
+        await self._output.write(error(host_id, code, sentence).text)
 
     async def _refuse_line(self, line: bytes, invalid: InvalidMessage) -> None:
         """Answer whichever side waits for it: the host for a request, the server for an answer."""

@@ -9,11 +9,14 @@ has its line, so that there is at most one line for each stream and each call th
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import queue
 import select
 import threading
 from collections.abc import AsyncIterator, Callable
+
+import anyio
 
 #: Of one line. A message holds a file at most, in base64; servers take less (`max_body`) and say so.
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -23,6 +26,8 @@ _BATCH = 1 << 20
 #: Seconds in which nothing is taken of what was read: then the host's leaving is looked for behind what it said. Longer
 #: than a message waits for a server that is there (`DEPARTURE`), shorter than hosts wait for us to end (2 s).
 STUCK = 0.75
+#: Seconds for a host that leaves to take what is being written. It may have stopped reading, and waits 2 s for our end.
+SETTLE_SECONDS = 0.5
 
 
 class HostGone(Exception):
@@ -128,16 +133,33 @@ class Output:
         self._descriptor = descriptor
         self._waiting: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]] = queue.SimpleQueue()
         self._gone = False
+        self._is_settling = False
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._run, name="perdure-stdout", daemon=True).start()
 
     async def write(self, text: str) -> None:
-        """Returns when the host's pipe has the line; raises `HostGone` when it never will."""
+        """Returns when the host's pipe has the line; raises `HostGone` when it never will. "" waits for those ahead."""
         if self._gone:
             raise HostGone
         written: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.put((text.encode("utf-8", "surrogatepass") + b"\n", written))
+        self._waiting.put((text.encode("utf-8", "surrogatepass") + b"\n" if text else b"", written))
         await written
+
+    async def deliver(self, text: str) -> None:
+        """Write what the caller then notes as written. What comes while the output settles is for the next process."""
+        if self._is_settling:
+            await anyio.sleep_forever()
+        await self.write(text)
+
+    async def settle(self) -> None:
+        """Wait until all that is being written is written, and noted by those who wait for it.
+
+        A host can have a line, and close the pipe, before the thread that wrote the line gets to say so.
+        """
+        self._is_settling = True
+        with anyio.move_on_after(SETTLE_SECONDS), contextlib.suppress(HostGone):
+            await self.write("")
+        self._is_settling = False
 
     def _run(self) -> None:
         while not self._gone:

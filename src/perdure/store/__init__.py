@@ -1,15 +1,22 @@
 """Keeps the log: what a store promises, and the stores; uses `_files`, `settings`, `errors` and `_core`."""
 
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting
 from perdure.store.base import Store
 from perdure.store.memory import MemoryStore
+from perdure.store.postgres.address import without_password
+from perdure.store.sqlite.file import Sync
 from perdure.store.sqlite.store import ExistingSqlite, SqliteStore, SqliteView
+from perdure.store.sqlite.upkeep import SqliteCopyTarget, SqliteUpkeep
+from perdure.store.upkeep import CopyTarget, Upkeep
 
-__all__ = ["MemoryStore", "SqliteStore", "Store", "existing_store", "open_store"]
+__all__ = ["MemoryStore", "SqliteStore", "Store", "copy_target", "existing_store", "open_store", "upkeep_of"]
 
 _FORMS = "memory: or sqlite:PATH or sqlite:PATH?sync=full or postgresql://USER@HOST/DATABASE"
+S = TypeVar("S", bound=SqliteStore)
+
 _SCHEMES = ("memory", "sqlite", "postgresql", "postgres")
 
 
@@ -18,7 +25,10 @@ def open_store(url: str, *, busy_timeout: float = 1.0) -> Store:
     `postgresql://USER@HOST/DATABASE`), not opened yet."""
     scheme, rest = _parts(url)
     if scheme.startswith("postgres"):
-        return _postgres(url, timeout=busy_timeout, makes=True)
+        _need_asyncpg()
+        from perdure.store.postgres.store import PostgresStore
+
+        return PostgresStore(url, timeout=busy_timeout)
     return MemoryStore() if scheme == "memory" else _sqlite(SqliteStore, url, rest, busy_timeout)
 
 
@@ -27,37 +37,71 @@ def existing_store(url: str, *, writes: bool, busy_timeout: float = 5.0) -> Stor
 
     The store is neither made nor migrated. Without `writes` it is only read, and no server waits for that.
     """
-    scheme, rest = _parts(url)
+    scheme, rest = _shared_parts(url)
     if scheme.startswith("postgres"):
-        return _postgres(url, timeout=busy_timeout, makes=False)
-    if scheme == "memory":
-        raise BadSetting(
-            f"store is {url!r}; a store in memory can be read only by its own server; give the store that the server"
-            " writes, such as sqlite:PATH"
-        )
+        _need_asyncpg()
+        from perdure.store.postgres.store import PostgresStore
+
+        return PostgresStore(url, timeout=busy_timeout, makes=False, writes=writes)
     return _sqlite(ExistingSqlite if writes else SqliteView, url, rest, busy_timeout)
+
+
+def copy_target(url: str, *, busy_timeout: float) -> CopyTarget:
+    """Give the store at an address, to be filled with a copy; it is made and migrated if need be."""
+    scheme, rest = _shared_parts(url)
+    if scheme.startswith("postgres"):
+        _need_asyncpg()
+        from perdure.store.postgres.upkeep import PostgresCopyTarget
+
+        return PostgresCopyTarget(url, timeout=busy_timeout)
+    return _sqlite(SqliteCopyTarget, url, rest, busy_timeout)
+
+
+def upkeep_of(url: str) -> Upkeep:
+    """Give what makes, migrates and checks the store at an address."""
+    scheme, rest = _shared_parts(url)
+    if scheme.startswith("postgres"):
+        _need_asyncpg()
+        from perdure.store.postgres.upkeep import PostgresUpkeep
+
+        return PostgresUpkeep(url)
+    path, sync = _file(url, rest)
+    return SqliteUpkeep(path, sync=sync)
 
 
 def _parts(url: str) -> tuple[str, str]:
     scheme, colon, rest = url.partition(":")
     if not colon or scheme not in _SCHEMES:
-        raise BadSetting(f"store is {url!r}; allowed: {_FORMS}")
+        raise BadSetting(f"store is {without_password(url)!r}; allowed: {_FORMS}")
     if scheme == "memory" and rest:
         raise BadSetting(f"store is {url!r}; nothing may follow the colon of a store in memory")
     return scheme, rest
 
 
-def _postgres(url: str, *, timeout: float, makes: bool) -> Store:
+def _shared_parts(url: str) -> tuple[str, str]:
+    scheme, rest = _parts(url)
+    if scheme == "memory":
+        raise BadSetting(
+            f"store is {url!r}; a store in memory can be read only by its own server; give the store that the server"
+            " writes, such as sqlite:PATH"
+        )
+    return scheme, rest
+
+
+def _need_asyncpg() -> None:
+    """The driver is an extra."""
     try:
-        from perdure.store.postgres.store import PostgresStore  # its driver is an extra
+        import asyncpg  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name != "asyncpg":
-            raise
         raise BadSetting("a store in PostgreSQL needs its driver: pip install 'perdure[postgres]'") from error
-    return PostgresStore(url, timeout=timeout, makes=makes)
 
 
-def _sqlite(kind: type[SqliteStore], url: str, rest: str, busy_timeout: float) -> SqliteStore:
+def _sqlite(kind: type[S], url: str, rest: str, busy_timeout: float) -> S:
+    path, sync = _file(url, rest)
+    return kind(path, sync=sync, busy_timeout=busy_timeout)
+
+
+def _file(url: str, rest: str) -> tuple[str, Sync]:
     path, _, query = rest.partition("?")
     if path == ":memory:":
         raise BadSetting(f"store is {url!r}; for a store in memory say memory:")
@@ -69,5 +113,5 @@ def _sqlite(kind: type[SqliteStore], url: str, rest: str, busy_timeout: float) -
         raise BadSetting(f"store is {url!r}; unknown option {next(iter(options))!r}, only sync is known")
     match sync:
         case "normal" | "full":
-            return kind(path, sync=sync, busy_timeout=busy_timeout)
+            return path, sync
     raise BadSetting(f"store is {url!r}; sync is {sync!r}, allowed: normal or full")

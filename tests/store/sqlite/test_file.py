@@ -85,6 +85,10 @@ def test_every_query_fits_the_schema_and_none_of_the_serving_ones_scans_a_table(
         "drop_readers",
         "forget_sender",
         "forwarded_to",
+        "clear_sessions",  # of a copy that failed, and so are these
+        "clear_streams",
+        "clear_nodes",
+        "clear_mail",
     }
     with closing(sqlite3.connect(":memory:")) as connection:
         for statement in _sql.schema():

@@ -14,7 +14,7 @@ from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
 from perdure.store.base import DropStream, EndSession, Event, OpenStream, PutSession, Release, Trim
 from perdure.store.sqlite import SqliteStore
-from perdure.store.sqlite import checkpoints as _sqlite_checkpoints
+from perdure.store.sqlite import writing_connection as _sqlite_checkpoints
 from perdure.testing._values import (
     NODE,
     SESSION,

@@ -10,6 +10,9 @@ SCHEMES = ("postgresql", "postgres")
 FORM = "postgresql://USER@HOST/DATABASE"
 DEFAULT_SCHEMA = "perdure"
 
+_HOST = re.compile(r"(\[[^]]*\]|[^][:]*)(:[0-9]*)?")
+"""One of several hosts, and its port."""
+
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 """Names that need no quotes, and that are short enough to stand in the name of a channel."""
 
@@ -31,11 +34,12 @@ class Address:
 def parse_address(url: str) -> Address:
     """Give the parts of an address, or raise `BadSetting`."""
     shown = without_password(url)
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises where it is not a number
-    except ValueError as error:
-        raise BadSetting(f"store is {shown!r}: {error}; allowed: {FORM}") from None
+    parts = _split(url)
+    if parts is None:
+        raise BadSetting(
+            f"store is {shown!r}, which cannot be read; allowed: {FORM}; in a password / ? # @ are written as"
+            " %2F %3F %23 %40"
+        )
     options = parse_qsl(parts.query, keep_blank_values=True)
     ours = {name: value for name, value in options if name in ("schema", "listen")}
     kept = [(name, value) for name, value in options if name not in ours]
@@ -55,13 +59,26 @@ def parse_address(url: str) -> Address:
     return Address(dsn=dsn, listen=listen, schema=schema, shown=shown)
 
 
+def _split(url: str) -> SplitResult | None:
+    """The parts of an address; `None` if its hosts cannot be told. (What Python says of a bad one may quote a part of
+    the password.)"""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    user, _, hosts = parts.netloc.rpartition("@")
+    return parts if "@" not in user and all(map(_HOST.fullmatch, hosts.split(","))) else None
+
+
 def without_password(url: str) -> str:
     """Give an address as it may be logged."""
-    hidden = re.sub(r"(://[^/@:?]*):[^/?]*@", r"\1:***@", url)
-    return re.sub(r"((?:^|[?&])(?:password|passwd|listen)=)[^&]*", r"\1***", hidden)
+    hidden = re.sub(r"((?:^|[?&])(?:password|passwd|sslpassword|listen)=)[^&]*", r"\1***", url)
+    # As far as the last @: a password may have any sign in it, also one that should have been written in another way.
+    return re.sub(r"(://[^/@:?]*):.*@", r"\1:***@", hidden, flags=re.DOTALL)
 
 
 def _joined(parts: SplitResult, options: list[tuple[str, str]]) -> str:
-    """The address with these options. Several hosts stay as they are."""
+    """The address with these options. Several hosts stay as they are. A path of one slash goes: the driver would take
+    it for the name of a database, before the one that an option or a service names."""
     query = f"?{urlencode(options)}" if options else ""
-    return f"{parts.scheme}://{parts.netloc}{parts.path}{query}"
+    return f"{parts.scheme}://{parts.netloc}{parts.path if parts.path != '/' else ''}{query}"

@@ -25,6 +25,9 @@ _SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
 """Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
 takes longer than the read."""
 
+_READ_ONLY = {"default_transaction_read_only": "on"}
+"""For an operator's commands: the server itself refuses what would write."""
+
 CLOSE_SECONDS = 2.0
 """How long a connection that is closed waits for the server; then it is cut."""
 
@@ -32,9 +35,10 @@ CLOSE_SECONDS = 2.0
 class Connector:
     """Makes connections. Behind a pooler that shares sessions between clients, nothing is prepared on them."""
 
-    def __init__(self, dsn: str, shown: str, *, timeout: float) -> None:
+    def __init__(self, dsn: str, shown: str, *, timeout: float, reads_only: bool = False) -> None:
         self.shown = shown
         self._dsn = dsn
+        self._reads_only = reads_only
         self._timeout = timeout
         self.is_pooled = False
         """A pooler answers, and not the server itself: the number of the process that was told when the connection was
@@ -45,7 +49,7 @@ class Connector:
         """Make a connection, or raise what the driver raises."""
         settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
         if not self.is_pooled:  # a pooler refuses settings that it does not know
-            settings |= _SETTINGS
+            settings |= _SETTINGS | (_READ_ONLY if self._reads_only else {})
         return await asyncpg.connect(
             self._dsn,
             timeout=self._timeout,

@@ -10,40 +10,46 @@ from perdure.store.postgres.connections import Connection
 OLDEST_SERVER = 15
 """The oldest major version of PostgreSQL that is tested."""
 
+LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+"""Of several that make or migrate a schema, one at a time does."""
 
-async def prepare(connection: Connection, address: Address, *, makes: bool) -> None:
-    """Check the database, and bring its schema to this release's version. Without `makes` nothing is made or changed.
+
+async def prepare(connection: Connection, address: Address, *, makes: bool, writes: bool = True) -> None:
+    """Check the database, and bring its schema to this release's version. Without `makes` nothing is made or changed;
+    without `writes` a server that only reads will do.
 
     Several processes may do this at once: the first makes, the others wait for it.
     """
-    await _check_server(connection, address)
-    version = await _version(connection, address)
+    await _check_server(connection, address, writes=writes)
+    version = await schema_version(connection, address)
     if version == sql_files.VERSION:
         return
     if not makes:
         raise StoreError(
-            f"the database {address.shown} has no Perdure store in schema {address.schema}"
+            f"the database {address.shown} has no Perdure store in schema {address.schema}; `perdure store init` makes"
+            " one"
             if version == 0
             else f"the schema {address.schema} of {address.shown} has version {version}, written by an older release; a"
-            f" server of this one brings it to version {sql_files.VERSION} when it starts"
+            f" server of this one brings it to version {sql_files.VERSION} when it starts, and so does `perdure store"
+            " migrate`"
         )
     try:
         async with connection.transaction():
-            lock = f"{address.schema}.migration"
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", lock)
-            before = await _version(connection, address)
+            await connection.execute(LOCK, f"{address.schema}.migration")
+            before = await schema_version(connection, address)
             if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
                 await connection.execute(f"CREATE SCHEMA {address.schema}")
-            for version in range(before + 1, sql_files.VERSION + 1):
-                await connection.execute(sql_files.migration(version, address.schema))
+            for number in range(before + 1, sql_files.VERSION + 1):
+                await connection.execute(sql_files.migration(number, address.schema))
     except asyncpg.InsufficientPrivilegeError as error:
+        done, command = ("migrate", "migrate") if version else ("make", "init")
         raise StoreError(
-            f"the role may not make the schema {address.schema} in {address.shown} ({error}); let its owner start a"
-            " server once, or grant CREATE on the database"
+            f"the role may not {done} the schema {address.schema} in {address.shown} ({error}); let a role that may run"
+            f" `perdure store {command}`, or grant CREATE on the database"
         ) from error
 
 
-async def _check_server(connection: Connection, address: Address) -> None:
+async def _check_server(connection: Connection, address: Address, *, writes: bool) -> None:
     version = connection.get_server_version()
     if version.major < OLDEST_SERVER:
         raise StoreError(
@@ -58,14 +64,14 @@ async def _check_server(connection: Connection, address: Address) -> None:
             f"the database {address.shown} has the encoding {encoding}; Perdure needs UTF8: make one with"
             " CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
         )
-    if reads_only:
+    if reads_only and writes:
         raise StoreUnavailable(
             f"the server of {address.shown} only reads (a standby, or default_transaction_read_only); give the primary,"
             " or several hosts with target_session_attrs=read-write"
         )
 
 
-async def _version(connection: Connection, address: Address) -> int:
+async def schema_version(connection: Connection, address: Address) -> int:
     """The version of the schema; 0 if there is none. Raises `StoreTooNew` for one that this release cannot use."""
     try:
         if not await connection.fetchval("SELECT to_regclass($1)::oid", f"{address.schema}.version"):

@@ -52,9 +52,10 @@ class PostgresStore(Reads, Opens):
     """A store at an address such as `postgresql://user@host/database?schema=perdure`.
 
     `timeout`: seconds that one statement may take before it fails. Time in which earlier ones are answered does not
-    count. `makes`: the schema is made, and migrated, if need be. `codec`: the form in which payloads are stored; all
-    processes that share the store use the same. `wall`: the time in seconds since 1970, asked when a node joins that
-    finds no other; the server's own clock, if it is not given.
+    count. `makes`: the schema is made, and migrated, if need be. `writes`: without it the store is only read, and there
+    is no writer; the server may be a standby. `codec`: the form in which payloads are stored; all processes that share
+    the store use the same. `wall`: the time in seconds since 1970, asked when a node joins that finds no other; the
+    server's own clock, if it is not given.
     """
 
     shared = True
@@ -66,16 +67,18 @@ class PostgresStore(Reads, Opens):
         *,
         timeout: float = 1.0,
         makes: bool = True,
+        writes: bool = True,
         codec: Codec = PLAIN,
         wall: Callable[[], float] | None = None,
     ) -> None:
         self._address = address = parse_address(url)
         self._makes = makes
+        self._writes = writes
         self._wall = wall
         self._offset = (wall or time.time)() - time.monotonic()
         self._payloads = Payloads(codec)
         self._queries = queries = sql_files.queries(address.schema)
-        self._connector = Connector(address.dsn, address.shown, timeout=OPEN_SECONDS)
+        self._connector = Connector(address.dsn, address.shown, timeout=OPEN_SECONDS, reads_only=not writes)
         self._direct = Connector(address.listen, address.shown, timeout=OPEN_SECONDS)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
@@ -101,7 +104,7 @@ class PostgresStore(Reads, Opens):
                 return
             with named(self._address.shown, "opened"):
                 await self._prepare()
-            for part in (self._readers, self._sweeper, self._writer):
+            for part in (self._readers, self._sweeper, self._writer) if self._writes else (self._readers,):
                 part.open()
             self._is_open = True
 
@@ -109,7 +112,7 @@ class PostgresStore(Reads, Opens):
         self._connector.is_pooled = True  # nothing is prepared until it is known what answers
         connection = await self._connector.connect()
         try:
-            await prepare(connection, self._address, makes=self._makes)
+            await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
             if self._address.listen == self._address.dsn:
                 self._direct.is_pooled = self._connector.is_pooled

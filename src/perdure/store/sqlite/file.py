@@ -177,11 +177,15 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
-    version = pragma(connection, "user_version")
-    empty = version == 0 and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
-    if not empty and pragma(connection, "application_id") != APPLICATION_ID:
+    if not is_empty(connection) and pragma(connection, "application_id") != APPLICATION_ID:
         raise StoreUnavailable(f"the SQLite file {path} belongs to another program; give Perdure a file of its own")
     refuse_newer(connection, path)
+
+
+def is_empty(connection: sqlite3.Connection) -> bool:
+    """Whether no program has made anything in the file yet."""
+    tables = connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+    return pragma(connection, "user_version") == 0 and not tables
 
 
 def refuse_newer(connection: sqlite3.Connection, path: str) -> None:
@@ -212,7 +216,7 @@ def refuse_unfit(path: str) -> None:
     if version < (ours := _sql.schema_version()):
         raise StoreError(
             f"the SQLite file {path} has version {version}, written by an older release; a server of this one brings it"
-            f" to version {ours} when it starts"
+            f" to version {ours} when it starts, and so does `perdure store migrate`"
         )
 
 

@@ -124,6 +124,10 @@ class Locks:
         except OSError as error:
             raise self._unusable(error) from error
 
+    def is_held(self, node: NodeId) -> bool:
+        """Whether a process holds the node's lock, by a look that changes nothing."""
+        return node in self._own or self._is_free(node, _LOCK) is False
+
     def lives(self, node: NodeId) -> bool:
         """Whether a process holds the node's lock; nothing is kept of a dead one's."""
         with self._turn:
@@ -234,6 +238,17 @@ class SoleLocks(Locks):
 
     def leave(self, node: NodeId) -> None:
         self._nodes.discard(node)
+
+    def is_held(self, node: NodeId) -> bool:
+        """Of a process that has not joined: whether another one has the log."""
+        if self._nodes:
+            return node in self._nodes
+        try:
+            is_free = self._sole.take(patience=0)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"the log cannot be locked: {error}") from error
+        self._sole.release()
+        return not is_free
 
     def lives(self, node: NodeId) -> bool:
         return node in self._nodes

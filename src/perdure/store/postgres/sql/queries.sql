@@ -234,3 +234,43 @@ SELECT perdure.expire_session_1($1, $2);
 
 -- rotate: empty a slot that has expired, or begin the next one
 SELECT perdure.rotate_1($1, $2, $3);
+
+-- outside_look: each node; whether it has left, holds its lock (NULL: it has none), and beat within so many seconds
+SELECT id, gone, perdure.is_held_1(lock), seen > clock_timestamp() - make_interval(secs => $1)
+FROM perdure.node ORDER BY key;
+
+-- restore_events: events of streams, copied from another store
+INSERT INTO perdure.event (stream, time, seq, slot, payload)
+SELECT s.key, e.time, e.seq, r.slot, e.payload
+FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
+JOIN perdure.stream AS s ON s.id = e.stream CROSS JOIN perdure.rotation AS r;
+
+-- restore_answers: the same of final answers
+INSERT INTO perdure.answer (stream, time, seq, payload)
+SELECT s.key, e.time, e.seq, e.payload
+FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
+JOIN perdure.stream AS s ON s.id = e.stream;
+
+-- restore_generations: the ended generations of streams, copied from another store
+INSERT INTO perdure.generation (stream, generation, "end")
+SELECT s.key, g.generation, g."end"
+FROM unnest($1::text[], $2::int[], $3::int[]) AS g (stream, generation, "end")
+JOIN perdure.stream AS s ON s.id = g.stream;
+
+-- restore_forwarded: the messages that wait for the next writers of streams, copied from another store
+WITH behind AS MATERIALIZED (
+    SELECT id, key, perdure.next_key_1(forwarded) AS next FROM perdure.stream WHERE id = ANY ($1::text[])
+), put AS (
+    INSERT INTO perdure.forward (stream, key, payload)
+    SELECT b.key, b.next - 1 + row_number() OVER (PARTITION BY b.key ORDER BY f.place), f.payload
+    FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS f (stream, payload, place) JOIN behind AS b ON b.id = f.stream
+    RETURNING stream, key)
+UPDATE perdure.stream AS s SET forwarded = x.newest FROM (SELECT stream, max(key) AS newest FROM put GROUP BY stream) AS x
+WHERE s.key = x.stream;
+
+-- clear_tables: forget everything, when a copy has failed
+TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
+    perdure.reader, perdure.node, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender, perdure.chain;
+
+-- clear_tally: no session is left to be counted
+UPDATE perdure.tally SET open = 0, ended = 0;

@@ -270,6 +270,9 @@ SELECT generation FROM stream WHERE id = ?;
 INSERT INTO generation (stream, generation, "end")
 SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed = 0;
 
+-- put_generation: the end of a generation, copied from another store
+INSERT INTO generation (stream, generation, "end") VALUES (?, ?, ?);
+
 -- next_generation: a stream's new writer
 UPDATE stream SET node = ?, fence = ?, generation = ? WHERE id = ?;
 
@@ -417,3 +420,15 @@ DELETE FROM event WHERE (stream, seq) IN (
     WHERE s.session = :session AND EXISTS (SELECT 1 FROM session WHERE id = :session AND active < :answers)
       AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = :session)
     LIMIT :limit);
+
+-- clear_sessions: forget all sessions, when a copy has failed
+DELETE FROM session;
+
+-- clear_streams: forget all streams, and with them all that is in them
+DELETE FROM stream;
+
+-- clear_nodes: forget all nodes
+DELETE FROM node;
+
+-- clear_mail: forget all messages
+DELETE FROM mail;

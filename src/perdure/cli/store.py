@@ -1,0 +1,151 @@
+"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check` and `copy`."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import click
+
+from perdure.admin import copying
+from perdure.admin.copying import Tally
+from perdure.errors import Misuse, StoreError
+from perdure.store import copy_target, existing_store, upkeep_of
+
+PATIENCE = 60.0
+"""Seconds that one statement of a copy may take: no client waits for it."""
+
+UNFIT = 1
+"""The status of a check that found a problem."""
+
+_ADDRESS: dict[str, Any] = {"metavar": "ADDRESS", "envvar": "PERDURE_STORE"}
+_PRINT_HELP = "print the SQL for review, and change nothing"
+_GRANT_HELP = "also grant this role of the database what a server needs"
+
+
+@click.group(short_help="Make, migrate, check and copy a store.")
+def store() -> None:
+    """Make, migrate, check and copy a store.
+
+    ADDRESS is sqlite:PATH or postgresql://USER@HOST/DATABASE; without it the variable PERDURE_STORE is used. Other
+    users of the machine can see the arguments of a command, so keep a password out of them: use PGPASSWORD, PGPASSFILE
+    or PERDURE_STORE.
+
+    Servers make and migrate their store by themselves if they may. These commands are for databases in which the
+    servers' role may not make tables.
+    """
+
+
+@store.command(short_help="Make the tables, or the file, of a new store.")
+@click.argument("address", **_ADDRESS)
+@click.option("--print", "prints", is_flag=True, help=_PRINT_HELP)
+@click.option("--grant", metavar="ROLE", help=_GRANT_HELP)
+def init(address: str, prints: bool, grant: str | None) -> None:
+    """Make the tables, or the file, of a new store. A store of this release that is there already stays as it is.
+
+    With --print nothing is connected to.
+    """
+    upkeep = upkeep_of(address)
+    if prints:
+        click.echo(upkeep.script(0, grant=grant))
+        return
+
+    async def work() -> str:
+        version = await upkeep.version()
+        if 0 < version < upkeep.latest:
+            raise Misuse(
+                f"{upkeep.shown} has a store already, of version {version}; `perdure store migrate` brings it to"
+                f" version {upkeep.latest}"
+            )
+        await upkeep.make(grant=grant)
+        return f"{upkeep.shown} {'has a store already, of' if version else 'is made, in'} version {upkeep.latest}"
+
+    click.echo(asyncio.run(work()))
+
+
+@store.command(short_help="Bring a store of an older release up to date.")
+@click.argument("address", **_ADDRESS)
+@click.option("--print", "prints", is_flag=True, help=_PRINT_HELP)
+@click.option("--grant", metavar="ROLE", help=_GRANT_HELP)
+def migrate(address: str, prints: bool, grant: str | None) -> None:
+    """Bring a store of an older release to the version of this one. Nothing happens to one that has it."""
+    upkeep = upkeep_of(address)
+
+    async def work() -> str:
+        version = await upkeep.version()
+        if version == 0:
+            raise Misuse(f"{upkeep.shown} has no store; `perdure store init` makes one")
+        if prints:
+            return upkeep.script(version, grant=grant) if version < upkeep.latest else "-- there is nothing to do"
+        await upkeep.make(grant=grant)
+        if version == upkeep.latest:
+            return f"{upkeep.shown} has version {version} already"
+        return f"{upkeep.shown} is migrated from version {version} to {upkeep.latest}"
+
+    click.echo(asyncio.run(work()))
+
+
+@store.command(short_help="Tell whether a store is fit for a server.")
+@click.argument("address", **_ADDRESS)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def check(address: str, as_json: bool) -> int:
+    """Tell whether a store is fit for a server of this release: its version, what the role may do, whether
+    notifications arrive, which nodes live. Nothing is changed.
+
+    The status is 0 if it is, 1 if it is not, and 2 if that cannot be told.
+    """
+    # What is logged of this is among the facts.
+    logging.getLogger("perdure").addHandler(logging.NullHandler())
+    upkeep = upkeep_of(address)
+    facts = asyncio.run(upkeep.check())
+    problems = [fact.problem for fact in facts if fact.problem]
+    if as_json:
+        values = {fact.name: fact.value for fact in facts}
+        click.echo(json.dumps({"store": upkeep.shown, "fit": not problems, **values, "problems": problems}))
+    else:
+        for name, says in [("store", upkeep.shown), *((fact.name, fact.says or fact.value) for fact in facts)]:
+            click.echo(f"{name:<8}  {says}")
+        for problem in problems:
+            click.echo(f"problem   {problem}")
+        click.echo("fit       no" if problems else "fit       yes")
+    return UNFIT if problems else 0
+
+
+@store.command(short_help="Copy a store that no server uses to another place.")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--dry-run", is_flag=True, help="count what would be copied, and change nothing")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def copy(source: str, target: str, dry_run: bool, as_json: bool) -> None:
+    """Copy everything that lasts from one store to another, of any kind: from SQLite to PostgreSQL, or back.
+
+    No server may use either store meanwhile. TO must be empty; it is made if it is not there. At the end both are read
+    and compared. Clients resume their sessions at the copy with the positions that they have. FROM stays as it is.
+    """
+    tally = asyncio.run(_copy(source, target, dry_run=dry_run))
+    if as_json:
+        click.echo(json.dumps({**tally.counts(), "digest": tally.digest, "copied": not dry_run}))
+        return
+    counts = ", ".join(f"{number:,} {name}" for name, number in tally.counts().items())
+    click.echo(f"{'would copy' if dry_run else 'copied'} {counts}")
+    if not dry_run:
+        click.echo(f"verified: both stores have the digest {tally.digest}")
+
+
+async def _copy(source: str, target: str, *, dry_run: bool) -> Tally:
+    of, to = upkeep_of(source), upkeep_of(target)
+    if await of.version() == 0:
+        raise StoreError(f"{of.shown} has no store that could be copied")
+    async with existing_store(source, writes=False, busy_timeout=PATIENCE) as original:
+        await copying.refuse_living(of)
+        version = await to.version()
+        if 0 < version < to.latest:
+            raise StoreError(f"{to.shown} has version {version}; `perdure store migrate` brings it to {to.latest}")
+        if version:
+            async with existing_store(target, writes=False, busy_timeout=PATIENCE) as there:
+                await copying.refuse_living(to)
+                await copying.refuse_full(there, to)
+        if dry_run:
+            return await copying.measure(original)
+        async with copy_target(target, busy_timeout=PATIENCE) as made:
+            return await copying.copy(original, made, of=of, to=to)

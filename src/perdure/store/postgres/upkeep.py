@@ -1,0 +1,243 @@
+"""Makes, migrates and checks the schema of a PostgreSQL store for an operator, and fills it with a copy."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import asyncpg
+
+from perdure._core.ids import NodeId
+from perdure._core.leases import FREE_SECONDS
+from perdure.errors import StoreError
+from perdure.store.postgres import sql_files
+from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.connections import Connection, Connections, Connector
+from perdure.store.postgres.ear import Ear
+from perdure.store.postgres.failures import named
+from perdure.store.postgres.layout import OLDEST_SERVER, prepare, schema_version
+from perdure.store.postgres.store import OPEN_SECONDS, PostgresStore
+from perdure.store.postgres.wakeups import CROWD
+from perdure.store.time_limit import TimeLimit
+from perdure.store.upkeep import Fact, Restored, encoded
+
+RECENTLY = 60.0
+"""Seconds since its last beat for which a node without a lock counts as one that lives: longer than most leases."""
+
+_GRANTS = (
+    "GRANT USAGE ON SCHEMA {schema} TO {role};",
+    "GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA {schema} TO {role};",
+    "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};",
+    "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};",
+)
+"""What a role needs to serve. TRUNCATE is how expired events go."""
+
+_SERVER = """
+SELECT current_setting('server_version'), current_setting('server_encoding'), current_user::text,
+       pg_is_in_recovery() OR current_setting('transaction_read_only')::bool,
+       has_database_privilege(current_database(), 'CREATE')
+"""
+
+_MISSING = """
+SELECT right_ || ' on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace,
+    unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
+WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND NOT has_table_privilege(c.oid, right_)
+    AND (right_ <> 'TRUNCATE' OR c.relname LIKE 'event!_%' ESCAPE '!')
+UNION ALL
+SELECT 'EXECUTE on ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE')
+ORDER BY 1
+"""
+
+_OWNS = """
+SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(n.oid, 'CREATE')
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = 'version'
+"""
+
+
+class PostgresUpkeep:
+    """Does the operator's work on the schema that an address names."""
+
+    def __init__(self, url: str) -> None:
+        self._address = parse_address(url)
+        self.shown = self._address.shown
+        self.latest = sql_files.VERSION
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, doing: str) -> AsyncIterator[Connection]:
+        """A connection on which nothing is prepared, because a pooler may be between."""
+        connector = Connector(self._address.dsn, self.shown, timeout=OPEN_SECONDS)
+        connector.is_pooled = True
+        with named(self.shown, doing):
+            connection = await connector.connect()
+            try:
+                yield connection
+            finally:
+                await connector.aclose([connection])
+
+    async def version(self) -> int:
+        async with self._connected("read") as connection:
+            return await schema_version(connection, self._address)
+
+    def script(self, version: int, *, grant: str | None) -> str:
+        schema = self._address.schema
+        lines = [
+            f"-- Perdure: what leads from version {version} of the schema {schema} to version {self.latest}.",
+            "-- Run it in the database, as the role that is to own the schema; it is one transaction.",
+            "BEGIN;",
+            f"SELECT pg_advisory_xact_lock(hashtextextended('{schema}.migration', 0));",
+            f"CREATE SCHEMA IF NOT EXISTS {schema};",
+            *(sql_files.migration(number, schema) for number in range(version + 1, self.latest + 1)),
+            *self._grants(grant),
+            "COMMIT;",
+        ]
+        return "\n\n".join(lines)
+
+    def _grants(self, role: str | None) -> list[str]:
+        if role is None:
+            return []
+        quoted = '"' + role.replace('"', '""') + '"'
+        return [grant.format(schema=self._address.schema, role=quoted) for grant in _GRANTS]
+
+    async def make(self, *, grant: str | None) -> None:
+        async with self._connected("changed") as connection:
+            await prepare(connection, self._address, makes=True)
+            async with connection.transaction():
+                for statement in self._grants(grant):
+                    await connection.execute(statement)
+
+    async def check(self) -> Sequence[Fact]:
+        async with self._connected("checked") as connection:
+            major = connection.get_server_version().major
+            [(server, encoding, role, reads_only, may_make)] = await connection.fetch(_SERVER)
+            facts = [
+                Fact(
+                    name="server",
+                    value=f"PostgreSQL {server}",
+                    problem="" if major >= OLDEST_SERVER else f"Perdure needs PostgreSQL {OLDEST_SERVER} or later",
+                ),
+                Fact(
+                    name="encoding",
+                    value=encoding,
+                    problem="" if encoding == "UTF8" else "Perdure needs a database with the encoding UTF8",
+                ),
+                Fact(
+                    name="writes",
+                    value=not reads_only,
+                    says="no" if reads_only else "yes",
+                    problem="the server only reads: give the primary, or several hosts with"
+                    " target_session_attrs=read-write"
+                    if reads_only
+                    else "",
+                ),
+                Fact(name="role", value=role),
+                Fact(name="schema", value=self._address.schema),
+            ]
+            return [*facts, *await self._check_schema(connection, may_make=may_make, writes=not reads_only)]
+
+    async def _check_schema(self, connection: Connection, *, may_make: bool, writes: bool) -> list[Fact]:
+        schema = self._address.schema
+        try:
+            version = await schema_version(connection, self._address)
+        except StoreError as error:
+            return [Fact(name="version", value=None, says="unknown", problem=str(error))]
+        says = f"{version or 'none'} (this release makes {self.latest})"
+        if version == 0:
+            who = "this role may" if may_make else "a role with CREATE on the database may"
+            problem = f"the database is not prepared: `perdure store init` does it, which {who} run"
+            return [Fact(name="version", value=0, says=says, problem=problem)]
+        older = f"it is older: `perdure store migrate` brings it to version {self.latest}"
+        owns = bool(await connection.fetchval(_OWNS, schema))
+        missing = [row[0] for row in await connection.fetch(_MISSING, schema)]
+        few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        facts = [
+            Fact(name="version", value=version, says=says, problem=older if version < self.latest else ""),
+            Fact(
+                name="rights",
+                value=not missing,
+                says=f"lacks {few}" if missing else "all that serving needs",
+                problem=f"the role lacks {few}: `perdure store init --grant ROLE` grants it what it needs"
+                if missing
+                else "",
+            ),
+            Fact(name="migrates", value=owns, says="yes" if owns else "no: `perdure store migrate` needs the owner"),
+        ]
+        if not missing and version == self.latest:
+            looked = await self._look(connection)
+            living = await self._living(connection)
+            if writes:  # a standby takes no notifications
+                facts.append(Fact(name="wakeups", **await self._wakeups(len(living))))
+            says = f"{len(living)} live, {len(looked) - len(living)} dead"
+            facts.append(Fact(name="nodes", value=len(living), says=says))
+        return facts
+
+    async def _wakeups(self, nodes: int) -> dict[str, str]:
+        """Whether notifications arrive."""
+        limit = TimeLimit(OPEN_SECONDS)
+        connector = Connector(self._address.dsn, self.shown, timeout=OPEN_SECONDS)
+        direct = Connector(self._address.listen, self.shown, timeout=OPEN_SECONDS)
+        connector.is_pooled = direct.is_pooled = True
+        readers = Connections(connector, limit, size=1)
+        ear = Ear(direct, readers, limit, schema=self._address.schema, heard=lambda *_: None, show_life=_no_node)
+        readers.open()
+        try:
+            await ear.open()
+            is_deaf = ear.is_deaf
+        finally:
+            await ear.aclose()
+            await readers.aclose()
+        if is_deaf:
+            says = "polling: a pooler keeps notifications back; name a direct connection with ?listen="
+        elif nodes > CROWD:
+            says = f"polling: there are more than {CROWD} nodes"
+        else:
+            return {"value": "notifications"}
+        return {"value": "polling", "says": says}
+
+    async def living(self) -> Sequence[NodeId]:
+        async with self._connected("read") as connection:
+            return await self._living(connection)
+
+    async def _living(self, connection: Connection) -> list[NodeId]:
+        """Those whose lock is held. A process that lost its connection takes the lock again at once, so a lock that is
+        free is looked at twice. A node without a lock lives if it showed a beat lately."""
+        looked = await self._look(connection)
+        if any(held is False and not gone for _, gone, held, _ in looked):
+            await asyncio.sleep(FREE_SECONDS)
+            looked = await self._look(connection)
+        return [NodeId(node) for node, gone, held, recent in looked if not gone and (recent if held is None else held)]
+
+    async def _look(self, connection: Connection) -> list[asyncpg.Record]:
+        return await connection.fetch(sql_files.queries(self._address.schema)["outside_look"], RECENTLY)
+
+
+async def _no_node() -> None:
+    """A check has no node whose life it could show."""
+
+
+class PostgresCopyTarget(PostgresStore):
+    """A schema that is filled with what another store holds."""
+
+    async def restore(self, contents: Sequence[Restored]) -> None:
+        """In one statement for each table, however many streams there are: the server may be far away."""
+        stored = [encoded(self._payloads, part) for part in contents]
+        events = [(part.stream, *event) for part in stored for event in part.events]
+        for query, is_final in (("restore_events", False), ("restore_answers", True)):
+            await self._put(query, [event[:4] for event in events if event[4] is is_final])
+        ends = [(part.stream, end.generation, end.end) for part in stored for end in part.generations]
+        await self._put("restore_generations", ends)
+        waiting = [(part.stream, payload) for part in stored for payload in part.forwarded]
+        await self._put("restore_forwarded", waiting)
+
+    async def _put(self, query: str, rows: Sequence[tuple[object, ...]]) -> None:
+        if rows:
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            await self._readers.run("written", lambda connection: connection.execute(self._queries[query], *columns))
+
+    async def clear(self) -> None:
+        async def write(connection: Connection) -> None:
+            async with connection.transaction():
+                for query in ("clear_tables", "clear_tally"):
+                    await connection.execute(self._queries[query])
+
+        await self._readers.run("emptied", write)

@@ -1,0 +1,154 @@
+"""Makes, migrates and checks the file of a SQLite store for an operator, and fills it with a copy."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from perdure._core.ids import NodeId
+from perdure.errors import BadSetting, StoreError, StoreUnavailable
+from perdure.store.sqlite import sql_files as _sql
+from perdure.store.sqlite.file import (
+    APPLICATION_ID,
+    OPERATOR_PATIENCE,
+    Sync,
+    is_empty,
+    named,
+    open_writer,
+    pragma,
+    refuse_newer,
+)
+from perdure.store.sqlite.locks import locks_of
+from perdure.store.sqlite.steps import next_key
+from perdure.store.sqlite.store import SqliteStore
+from perdure.store.upkeep import Fact, Restored, encoded
+
+_SQL = _sql.queries()
+
+
+class SqliteUpkeep:
+    """Does the operator's work on the file at a path."""
+
+    def __init__(self, path: str, *, sync: Sync = "normal") -> None:
+        self._path = os.path.abspath(path)
+        self._sync: Sync = sync
+        self.shown = f"sqlite:{path}"
+        self.latest = _sql.schema_version()
+
+    async def version(self) -> int:
+        return await asyncio.to_thread(self._version)
+
+    def _version(self) -> int:
+        if not os.path.exists(self._path):
+            return 0
+        with named(self._path, "opened"), contextlib.closing(self._look()) as file:
+            if is_empty(file):
+                return 0
+            if pragma(file, "application_id") != APPLICATION_ID:
+                raise StoreError(f"the SQLite file {self._path} is not a Perdure store; give Perdure a file of its own")
+            refuse_newer(file, self._path)
+            return pragma(file, "user_version")
+
+    def script(self, version: int, *, grant: str | None) -> str:
+        _refuse_grant(grant)
+        migrations = [step for step in _sql.migrations() if step.version > version]
+        statements = [_sql.schema()] if version == 0 else [step.statements for step in migrations]
+        return "\n\n".join(
+            [
+                f"-- Perdure: what leads from version {version} of a SQLite file to version {self.latest}.",
+                "PRAGMA journal_mode = WAL;",
+                "BEGIN IMMEDIATE;",
+                *(statement for part in statements for statement in part),
+                f"PRAGMA application_id = {APPLICATION_ID};",
+                f"PRAGMA user_version = {self.latest};",
+                "COMMIT;",
+            ]
+        )
+
+    async def make(self, *, grant: str | None) -> None:
+        _refuse_grant(grant)
+        await asyncio.to_thread(
+            lambda: open_writer(self._path, sync=self._sync, busy_timeout=OPERATOR_PATIENCE).close()
+        )
+
+    async def check(self) -> Sequence[Fact]:
+        return await asyncio.to_thread(self._check)
+
+    def _check(self) -> list[Fact]:
+        try:
+            version = self._version()
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            return [
+                Fact(name="file", value=self._path),
+                Fact(name="version", value=None, says="unknown", problem=str(error)),
+            ]
+        if version == 0:
+            problem = f"there is no store in {self._path}: `perdure store init {self.shown}` makes it"
+        elif version < self.latest:
+            problem = f"version {version} is older: `perdure store migrate {self.shown}` brings it to {self.latest}"
+        else:
+            problem = ""
+        says = f"{version or 'none'} (this release makes {self.latest})"
+        there = os.path.exists(self._path)
+        writes = os.access(self._path if there else os.path.dirname(self._path), os.W_OK)
+        facts = [
+            Fact(name="file", value=self._path),
+            Fact(name="version", value=version, says=says, problem=problem),
+            Fact(
+                name="writes",
+                value=writes,
+                says="yes" if writes else "no",
+                problem="" if writes else f"this user may not write {self._path}: change its owner or its mode",
+            ),
+        ]
+        if version == self.latest:
+            living, joined = self._nodes()
+            facts.append(Fact(name="nodes", value=len(living), says=f"{len(living)} live, {joined - len(living)} dead"))
+        return facts
+
+    async def living(self) -> Sequence[NodeId]:
+        return (await asyncio.to_thread(self._nodes))[0]
+
+    def _nodes(self) -> tuple[list[NodeId], int]:
+        """The nodes that live, and how many have joined."""
+        with named(self._path, "read"), contextlib.closing(self._look()) as file:
+            joined = [NodeId(row[0]) for row in file.execute(_SQL["all_nodes"])]
+        locks = locks_of(self._path)
+        return [node for node in joined if locks.is_held(node)], len(joined)
+
+    def _look(self) -> sqlite3.Connection:
+        # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
+        return sqlite3.connect(f"file:{quote(self._path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE)
+
+
+def _refuse_grant(grant: str | None) -> None:
+    if grant is not None:
+        raise BadSetting("--grant is for databases with roles; who may use a SQLite file, its owner and mode decide")
+
+
+class SqliteCopyTarget(SqliteStore):
+    """A file that is filled with what another store holds."""
+
+    async def restore(self, contents: Sequence[Restored]) -> None:
+        stored = [encoded(self._payloads, part) for part in contents]
+
+        def write(_: object, file: sqlite3.Connection) -> None:
+            for part in stored:
+                (key,) = file.execute(_SQL["stream_key"], (part.stream,)).fetchone()
+                file.executemany(_SQL["append_event"], [(key, *event) for event in part.events])
+                file.executemany(_SQL["put_generation"], [(key, end.generation, end.end) for end in part.generations])
+                numbered = enumerate(part.forwarded, next_key(file.cursor(), "forward"))
+                file.executemany(_SQL["forward"], [(number, key, payload) for number, payload in numbered])
+
+        await self._writer.run(write, size=sum(len(event.payload) for part in stored for event in part.events))
+
+    async def clear(self) -> None:
+        def write(_: object, file: sqlite3.Connection) -> None:
+            for query in ("clear_sessions", "clear_streams", "clear_nodes", "clear_mail"):
+                file.execute(_SQL[query])
+
+        await self._writer.run(write)
