@@ -12,7 +12,7 @@ import pytest
 
 from perdure.store.base import Store
 from tests.support.site import Site, serve, until
-from tests.support.stores import SharedStore
+from tests.support.stores import SharedStore, shared_address
 from tests.support.wire import Peer
 from tests.support.workshop import Workshop
 
@@ -64,3 +64,9 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 @pytest.fixture
 async def pair(start: Start) -> Pair:
     return await start()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where processes of a test keep their store."""
+    return shared_address(tmp_path / "log.db")

@@ -73,6 +73,7 @@ async def test_on_another_worker(pair: Pair, reads: str) -> None:
     await wire.drop()
     await until(lambda: _has(pair.a.site.store, at_a, 3))
     await goes_on(there, 4)
+    await until(lambda: _has(pair.a.site.store, at_a, 4))
     await goes_on(here, 5)
 
 

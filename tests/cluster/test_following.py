@@ -21,7 +21,7 @@ from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of, remote_readers_of
 from tests.support.serving import TOOLBOX, serving
 from tests.support.site import serve, until
-from tests.support.stores import SETTLED_SECONDS, SharedStore, shared_address
+from tests.support.stores import SharedStore, settled_within, shared_address
 from tests.support.wire import Web, notices_of, progress_of, text_of
 
 pytestmark = pytest.mark.anyio
@@ -103,10 +103,10 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
     await until(lambda: pair.a.shop.seen == ["flooded"])
 
 
-async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(tmp_path: Path) -> None:
+async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(address: str) -> None:
     """Two processes, kill -9: results and unknown outcomes come within seconds, without another request; the
     session's notices go on at the one that lives."""
-    options = ("--store", shared_address(tmp_path / "log.db"))
+    options = ("--store", address)
     async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as living:
         first, second = Web(doomed.url), Web(living.url)
         peer = await first.join()
@@ -118,7 +118,7 @@ async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(tmp_pat
         assert await there.result("open_gate", name="g/2") == "opened g/2"
         reader, waiting, standalone = await there.get(again.last_id), await there.get(never.last_id), await there.get()
         await doomed.kill()
-        async with asyncio.timeout(SETTLED_SECONDS):
+        async with asyncio.timeout(settled_within(address)):
             seen += await reader.rest()
             [unknown] = await waiting.rest()
         assert progress_of(seen) == [1, 2, 3, 4]

@@ -26,9 +26,11 @@ SHORT_GRACE = 0.6 if ON_POSTGRES else 0.1
 """A `session_grace` that tests wait for. A handshake has to fit into it, or it is given up (503), and on a busy machine
 a server answers it in tenths of a second."""
 
-SETTLED_SECONDS = 3.0 if ON_POSTGRES else 2.0
-"""How long it may take until the calls of a killed process are settled: a lock on a server counts
-`_core.leases.FREE_SECONDS` after it was freed."""
+
+def settled_within(address: str) -> float:
+    """Seconds until the calls of a killed process are settled: a lock on a server counts `_core.leases.FREE_SECONDS`
+    after it was freed."""
+    return 2.0 if address.startswith("sqlite:") else 3.0
 
 
 @asynccontextmanager

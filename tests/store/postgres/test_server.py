@@ -138,7 +138,7 @@ async def has_risen(number: Callable[[], Awaitable[int]], before: int) -> bool:
 # --- Nodes that were buried -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", ["commit", "claim", "beat"])
+@pytest.mark.parametrize("at", ["commit", "claim", "bury", "beat"])
 async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why(at: str) -> None:
     """Promise 11: it lives, and its lease lasts; but no node would settle what it accepts now."""
     url = store_url()
@@ -152,6 +152,7 @@ async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why
         attempts: dict[str, Callable[[], Awaitable[object]]] = {
             "commit": lambda: here.commit(late),
             "claim": lambda: here.claim(STREAM, node=NODE, held=fence),
+            "bury": lambda: here.bury(OTHER, heir=NODE),
         }
         if at == "beat":
             await mine.beat(b"{}")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from perdure._core.ids import NodeId
 from perdure._core.leases import Leases
@@ -82,6 +82,16 @@ class Holding:
         """Note the nodes that are buried, if that is why the server refused something."""
         if getattr(error, "sqlstate", None) == BURIED:
             self.bury(NodeId(node) for node in str(getattr(error, "detail", "")).split(" "))
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """The same for what leaves a block under its own name."""
+        try:
+            yield
+        except StoreUnavailable as failure:
+            if failure.__cause__ is not None:
+                self.refused(failure.__cause__)
+            raise
 
     async def show_life(self) -> None:
         """Raise the beats of the nodes here: other nodes see that their lock is free."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from perdure._core.chains import Chain
 from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.retention import Cutoffs
-from perdure.errors import StoreUnavailable
 from perdure.store import base, rows
 from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads
@@ -149,12 +148,8 @@ class PostgresStore(Reads, Opens):
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), base.KEPT_GENERATIONS)
-        try:
+        with self._holding.noting():
             return await self._one("claim", rows.stream_record, *values, self._holding.members())
-        except StoreUnavailable as failure:
-            if failure.__cause__ is not None:
-                self._holding.refused(failure.__cause__)
-            raise
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._one("next_incarnation", session_record, session)
@@ -244,7 +239,9 @@ class PostgresStore(Reads, Opens):
         )
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
-        [(mail, keys)] = await self._readers.fetch(self._queries["bury"], node, heir, beat)
+        with self._holding.noting():
+            values = (node, heir, beat, self._holding.members())
+            [(mail, keys)] = await self._readers.fetch(self._queries["bury"], *values)
         if mail is None:
             return None
         self._holding.bury([node])

@@ -104,14 +104,18 @@ END $$;
 
 -- Forget a dead node, unless it has another beat than the one that was seen (NULL: whichever it has): then "mail" is
 -- NULL. Else it is the number of its messages, which the heir has now, under new keys: it may have dealt with later ones
--- already. "keys" are the streams that it read.
-CREATE FUNCTION perdure.bury_1(node_ text, heir text, seen_ bigint) RETURNS TABLE (mail int, keys bigint[])
-LANGUAGE plpgsql AS $$
+-- already. "keys" are the streams that it read. "members" are the nodes of the caller's process: one that is buried
+-- itself inherits nothing.
+CREATE FUNCTION perdure.bury_1(node_ text, heir text, seen_ bigint, members text[])
+RETURNS TABLE (mail int, keys bigint[]) LANGUAGE plpgsql AS $$
 DECLARE
     n perdure.node;
     first bigint;
 BEGIN
-    SELECT * INTO n FROM perdure.node WHERE id = node_ FOR UPDATE;
+    -- In the order of the nodes: two may bury each other.
+    PERFORM 1 FROM perdure.node WHERE id = ANY (members || node_) ORDER BY id FOR UPDATE;
+    PERFORM perdure.refuse_buried_1(members);
+    SELECT * INTO n FROM perdure.node WHERE id = node_;
     IF FOUND THEN
         IF n.beat <> seen_ THEN
             RETURN NEXT;

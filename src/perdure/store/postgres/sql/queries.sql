@@ -160,7 +160,7 @@ SELECT perdure.join_1($1, $2, $3, $4, $5, $6);
 SELECT perdure.leave_1($1);
 
 -- bury: a dead node is forgotten; gives how many messages the heir got (NULL: it has beaten), and the streams it read
-SELECT mail, keys FROM perdure.bury_1($1, $2, $3);
+SELECT mail, keys FROM perdure.bury_1($1, $2, $3, $4);
 
 -- beat: a node shows that it lives
 UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_timestamp()

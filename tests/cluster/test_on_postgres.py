@@ -1,0 +1,94 @@
+"""Nodes on one PostgreSQL server: some stories of other files. PERDURE_TEST_STORE=postgres tells them all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from perdure.store.postgres.store import PostgresStore
+from tests.cluster.conftest import Start
+from tests.cluster.test_following import test_a_killed_process_is_settled_live_to_a_reader_at_the_other
+from tests.cluster.test_order import test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order
+from tests.cluster.test_reattach_elsewhere import (
+    test_a_client_begins_again_through_the_other_node,
+    test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_once,
+    test_an_ask_of_one_node_is_asked_again_and_answered_through_the_other,
+)
+from tests.cluster.test_two_nodes import (
+    test_a_call_is_resumed_live_through_the_other_node,
+    test_a_cancellation_reaches_the_call_that_runs_elsewhere,
+    test_a_session_that_is_deleted_at_one_node_is_gone_at_the_other,
+    test_an_answer_to_an_ask_reaches_the_call_that_waits_elsewhere,
+    test_an_id_in_use_at_one_node_is_refused_at_the_other,
+    test_the_newest_reader_wins_wherever_it_is,
+    test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
+)
+from tests.support.postgres import new_schema, store_url
+from tests.support.serving import TOOLBOX, serving
+from tests.support.site import until
+from tests.support.stores import BUSY_SECONDS, ON_POSTGRES
+from tests.support.wire import Web
+
+__all__ = [
+    "test_a_call_is_resumed_live_through_the_other_node",
+    "test_a_cancellation_reaches_the_call_that_runs_elsewhere",
+    "test_a_client_begins_again_through_the_other_node",
+    "test_a_home_that_moves_while_tools_speak_changes_nothing_in_their_order",
+    "test_a_killed_process_is_settled_live_to_a_reader_at_the_other",
+    "test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_once",
+    "test_a_session_that_is_deleted_at_one_node_is_gone_at_the_other",
+    "test_an_answer_to_an_ask_reaches_the_call_that_waits_elsewhere",
+    "test_an_ask_of_one_node_is_asked_again_and_answered_through_the_other",
+    "test_an_id_in_use_at_one_node_is_refused_at_the_other",
+    "test_the_newest_reader_wins_wherever_it_is",
+    "test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node",
+]
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(ON_POSTGRES, reason="all stories are told on PostgreSQL anyway")]
+
+
+@pytest.fixture
+def address() -> str:
+    return store_url()
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    schema = new_schema()
+    async with AsyncExitStack() as stack:
+        yield Start(stack, tmp_path, lambda _: PostgresStore(store_url(schema), timeout=BUSY_SECONDS))
+
+
+async def test_a_process_that_stood_still_beyond_its_lease_is_settled_and_ends(address: str) -> None:
+    """Promises 3 and 11: its lock is held all the time, so its lease tells. What it says afterwards is not written."""
+    options = ("--store", address, "--lease", "3s")
+    async with (
+        serving(TOOLBOX, *options) as paused,
+        serving(TOOLBOX, *options) as other,
+        PostgresStore(address, timeout=BUSY_SECONDS) as store,
+    ):
+
+        async def is_buried() -> bool:
+            return len(await store.nodes()) == 1
+
+        first, second = Web(paused.url), Web(other.url)
+        peer = await first.join()
+        wire = await peer.call("gate", name="never", id=8)
+        await wire.event()
+        reader = await peer.through(second).get(wire.last_id)
+        os.kill(paused.pid, signal.SIGSTOP)
+        try:
+            [unknown] = await reader.rest()
+            await until(is_buried)
+        finally:
+            os.kill(paused.pid, signal.SIGCONT)
+        assert (unknown["id"], unknown["error"]["code"]) == (8, -31001)
+        await until(lambda: any("took this process for dead" in line for line in paused.output))
+        assert await peer.through(second).result("open_gate", name="none") == "opened none"
+        await first.aclose()
+        await second.aclose()
