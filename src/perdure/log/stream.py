@@ -213,6 +213,8 @@ class StreamWriter:
     answers; repeated without harm."""
     written_ends: tuple[CallEnd, ...] = ()
     """The ends of calls that are written. Few streams have more than one call, so it is mostly empty."""
+    loss: str = ""
+    """What the store has lost, when it was last found behind."""
     written_taken: int = 0
     """The key of the last forwarded message whose event is written."""
     seals: bool = False
@@ -584,8 +586,13 @@ class Stream:
     def written(self, steps: Sequence[Step]) -> None:
         append = _append_of(steps)
         self.tail.durable = max(self.tail.durable, append.events[-1].seq)
-        if (append.ends or append.taken) and self.writer is not None:
-            self.writer.written(append)
+        if (writer := self.writer) is not None:
+            if append.ends or append.taken:
+                writer.written(append)
+            if append.lost:  # not before: a session that has ended loses its streams, and nothing is amiss
+                log_event(
+                    logging.ERROR, "stream.behind", f"the store has lost what stream {self.id} had: {writer.loss}"
+                )
         for step in steps[1:]:
             self._owner.on_step_written(self, step)
         if self.readers.remote is not None:
@@ -600,8 +607,7 @@ class Stream:
             return ()
         again = writer.after_loss(append, reason.last)
         first, last = reason.last + 1, again.events[0].seq - 1
-        gone = f"events {first} to {last} are gone" if last >= first else "they were written again"
-        log_event(logging.ERROR, "stream.behind", f"the store has lost what stream {self.id} had: {gone}")
+        writer.loss = f"events {first} to {last} are gone" if last >= first else "they were written again"
         return (writer.opening, again, *steps[1:])
 
     def refused(self, steps: Sequence[Step], reason: PerdureError) -> None:
