@@ -101,6 +101,9 @@ class Settings:
 
     event_ttl: float = _kept(3_600.0, "how long an event that is not a final answer is kept")
     replay_window: float = _kept(_DAY, "how long final answers, and a session after its last activity, are kept")
+    task_ttl: float = _kept(
+        _DAY, "how long a task, and the answer to a call with a key, is kept; never longer than `replay_window`"
+    )
     session_grace: float = _kept(1_800.0, "how long a session with no connection and no running call stays loaded")
     runtime_idle: float = _kept(300.0, "how long an unused runtime stays in memory; the next request loads it again")
     cleanup_interval: float = _kept(300.0, "how often expired events, answers and sessions are removed")

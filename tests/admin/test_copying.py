@@ -43,6 +43,7 @@ from perdure.testing._values import (
     a_put_call,
     a_reader,
     a_session,
+    a_single_call,
     a_stream,
     all_events,
     an_append,
@@ -130,6 +131,19 @@ async def fill(store: Store) -> None:
         replace(a_put_call(fence, attempt=2, request_id=7, progress=0.5), stream=StreamId("waits")),
         Release(stream=StreamId("waits"), fence=fence),
     )
+    # A single call that has ended, and what all processes know.
+    single = a_single_call("single", state=SessionState.DORMANT, active=3.0)
+    row = replace(a_call("call", stream="of single", session=single.id), digest=bytes(32))
+    await commit(
+        store,
+        PutSession(record=single),
+        OpenStream(record=a_stream(fence, "of single", session=single.id), calls=(row,)),
+        replace(
+            an_append(fence, some_events(1, 1, final=True), ends=(an_end("call"),), seal=True),
+            stream=StreamId("of single"),
+        ),
+    )
+    await store.keep_secret("name", b"kept")
     for session in (SESSION, SECOND):
         assert await store.put_chain(a_chain(f"chain-{session}", session=session, next_="next"))
     assert await store.reattach(SECOND)
@@ -146,6 +160,8 @@ async def pictured(store: Store) -> dict[str, Any]:
     for stream in (HOME, BATCH, STREAM, StreamId("waits")):
         seen[f"{stream}: forwarded"] = [message.payload for message in await store.forwarded(stream)]
         seen[f"{stream}: calls"] = list(await store.calls_on(stream))
+    seen["single"] = [await store.session(SessionId("single")), list(await store.calls(SessionId("single")))]
+    seen["secrets"] = await store.secrets()
     return seen | {"states": dict(await store.count_states()), "nodes": [node.id for node in await store.nodes()]}
 
 
@@ -160,7 +176,7 @@ async def test_everything_arrives_in_postgres_and_comes_back(tmp_path: Path) -> 
         before = await pictured(store)
     assert before["session-standalone: forwarded"] == [b"one", b"two\0", b"three"]
     unchanged = files(tmp_path)
-    counts = "4 sessions, 4 streams, 5 calls, 1,205 events, 3 answers, 3 waiting, 2 asks, 2 tokens"
+    counts = "5 sessions, 5 streams, 6 calls, 1,205 events, 4 answers, 3 waiting, 2 asks, 2 tokens, 1 secrets"
     [would] = await lines(tmp_path, "store", "copy", first, middle, "--dry-run")
     assert would == f"would copy {counts}"
     digests = set()
@@ -260,7 +276,7 @@ async def test_more_than_one_part_of_each_kind_arrives(tmp_path: Path) -> None:
         await store.leave(NODE)
         before = await picture(store, sessions=("s007", "s100"))
     for source, target in ((first, middle), (middle, last)):
-        counts = "101 sessions, 33 streams, 33 calls, 500 events, 33 answers, 0 waiting, 0 asks, 0 tokens"
+        counts = "101 sessions, 33 streams, 33 calls, 500 events, 33 answers, 0 waiting, 0 asks, 0 tokens, 0 secrets"
         assert (await copied(tmp_path, source, target))[0] == f"copied {counts}"
     async with open_store(last) as store:
         after = await picture(store, sessions=("s007", "s100"))
@@ -369,7 +385,7 @@ async def test_after_a_failure_the_target_is_empty_again_and_the_copy_can_be_rep
         for table in ("session", "stream", "event", "call", "generation", "forward", "chain", "ask", "node", "mail"):
             assert file.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
         assert file.execute("SELECT open, ended FROM tally").fetchone() == (0, 0)
-    assert (await copied(tmp_path, source, target))[0].startswith("copied 4 sessions")
+    assert (await copied(tmp_path, source, target))[0].startswith("copied 5 sessions")
 
 
 async def test_a_schema_is_emptied_too(tmp_path: Path) -> None:
@@ -448,7 +464,7 @@ async def test_a_copy_that_is_killed_leaves_a_store_that_the_next_one_does_not_t
     )
     with connection(target) as run:
         run(f"DROP SCHEMA {schema} CASCADE")
-    assert (await copied(tmp_path, source, target))[0].startswith("copied 4 sessions")
+    assert (await copied(tmp_path, source, target))[0].startswith("copied 5 sessions")
 
 
 async def test_control_c_leaves_the_target_empty(tmp_path: Path) -> None:

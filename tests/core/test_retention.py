@@ -73,7 +73,12 @@ def test_no_more_streams_are_looked_at_than_have_to_go() -> None:
 
 
 def test_times_before_which_things_have_expired() -> None:
-    assert cutoffs(now=1_000.0, event_ttl=60.0, replay_window=900.0) == Cutoffs(events=940.0, answers=100.0)
+    before = Cutoffs(events=940.0, answers=100.0, calls=700.0)
+    assert cutoffs(now=1_000.0, event_ttl=60.0, replay_window=900.0, task_ttl=300.0) == before
+
+
+def test_a_task_is_kept_no_longer_than_answers_are() -> None:
+    assert cutoffs(now=1_000.0, event_ttl=60.0, replay_window=300.0, task_ttl=900.0).calls == 700.0
 
 
 @given(

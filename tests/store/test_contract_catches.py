@@ -13,12 +13,15 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState
 from perdure.errors import StaleFence
 from perdure.store.base import (
     MAX_MAIL,
     Append,
+    CallRecord,
     DropStream,
+    EndSession,
     Event,
     Forward,
     Generation,
@@ -255,6 +258,45 @@ class CallsEveryRefusalStale(MemoryStore):
         return StaleFence(str(refusal)) if refusal is not None else None
 
 
+class CountsCallsAsSessions(MemoryStore):
+    """Sessions and single calls take each other's room."""
+
+    def _put_session(self, step: PutSession) -> StepRefusal | None:
+        kept = self._sessions
+        self._sessions = {name: replace(record, kind=step.record.kind) for name, record in kept.items()}
+        refusal = super()._put_session(step)
+        if refusal is None:
+            kept.setdefault(step.record.id, step.record)
+        self._sessions = kept
+        return refusal
+
+
+class KeepsEndedCalls(MemoryStore):
+    """A single call leaves a record, as a session does."""
+
+    def _end(self, step: EndSession) -> None:
+        record = self._sessions.get(step.session)
+        super()._end(step)
+        if record is not None:
+            self._sessions.setdefault(record.id, replace(record, state=SessionState.ENDED))
+
+
+class SweepsCallsAsSessions(MemoryStore):
+    async def sweep(self, cutoffs: Cutoffs) -> int:
+        return await super().sweep(replace(cutoffs, calls=cutoffs.answers))
+
+
+class ForgetsTheDigest(MemoryStore):
+    async def calls(self, session: SessionId) -> Sequence[CallRecord]:
+        return [replace(row, digest=row.digest if row.request else b"") for row in await super().calls(session)]
+
+
+class KeepsTheLastSecret(MemoryStore):
+    async def keep_secret(self, name: str, made: bytes) -> bytes:
+        self._secrets[name] = made
+        return made
+
+
 class TakesTheLivingForDead(MemoryStore):
     """When one leaves, all seem to have left."""
 
@@ -391,7 +433,7 @@ class CountsBeforehand(MemoryStore):
     async def commit(self, steps: Sequence[Step]) -> Refusals:
         for step in steps:
             if isinstance(step, PutSession) and step.limits is not None:
-                if await count_open(self) >= step.limits.total:
+                if await count_open(self) >= (step.limits.total or 0):
                     return await super().commit(steps)
                 await asyncio.sleep(0)
         return await super().commit([replace(s, limits=None) if isinstance(s, PutSession) else s for s in steps])
@@ -553,6 +595,11 @@ class CountsLostEventsAsRead(MemoryStore):
         (CountsNoCalls, "promise 14 calls beyond the limit"),
         (LooksAtNoRevision, "promise 21 a call is refused"),
         (KeepsTheRevision, "promise 21 whatever changes"),
+        (CountsCallsAsSessions, "promise 22 single calls and sessions"),
+        (KeepsEndedCalls, "promise 22 a single call that ends"),
+        (SweepsCallsAsSessions, "promise 22 a single call is given up"),
+        (ForgetsTheDigest, "a call keeps what stands for its request"),
+        (KeepsTheLastSecret, "promise 23 of several values"),
         (KeepsEveryEndedSession, "promise 14 of a callers ended sessions"),
         (ChangesWhateverIsThere, "promise 13 of several"),
         (KeepsChainsOfEndedSessions, "promise 13 a chain ends"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure._core.states import ClaimState, SessionState
 from perdure.errors import StoreUnavailable
@@ -161,13 +161,23 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.sessions(after=after, limit=limit)
 
-    async def count_states(self) -> Mapping[SessionState, int]:
+    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
         await _fail(self.reads)
-        return await self._inner.count_states()
+        return await self._inner.count_states(kind)
 
-    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
+    async def longest_dormant(
+        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+    ) -> SessionRecord | None:
         await _fail(self.reads)
-        return await self._inner.longest_dormant(owner, address)
+        return await self._inner.longest_dormant(owner, address, kind=kind)
+
+    async def keep_secret(self, name: str, made: bytes) -> bytes:
+        await _fail(self.writes)
+        return await self._inner.keep_secret(name, made)
+
+    async def secrets(self) -> Mapping[str, bytes]:
+        await _fail(self.reads)
+        return await self._inner.secrets()
 
     async def chain(self, name: str) -> Chain | None:
         await _fail(self.reads)

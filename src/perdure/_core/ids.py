@@ -52,6 +52,16 @@ class Kind(enum.Enum):
     """One for each session, read by GET; lives as long as the session."""
 
 
+class RecordKind(enum.Enum):
+    """What a session's record stands for."""
+
+    SESSION = "session"
+    """A session that a client has opened with its handshake."""
+
+    CALL = "call"
+    """A single request of a revision without sessions: a session of one call. It has no standalone stream."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Position:
     """A place in a stream: just behind the event with this sequence number (0: before the first)."""

@@ -5,6 +5,7 @@ They work on plain numbers; streams, sessions and the store apply them. A final 
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Cutoffs:
     """Events that are not final answers."""
     answers: float
     """Final answers, stream records, and sessions by their last activity."""
+    calls: float = -math.inf
+    """Single calls, by their last activity; none by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,8 +137,8 @@ def keeps_params(reason: str, size: int) -> bool:
     return reason == SessionStep.WINDOW_PASSED.value and size <= MAX_ENDED_PARAMS
 
 
-def cutoffs(*, now: float, event_ttl: float, replay_window: float) -> Cutoffs:
-    return Cutoffs(events=now - event_ttl, answers=now - replay_window)
+def cutoffs(*, now: float, event_ttl: float, replay_window: float, task_ttl: float) -> Cutoffs:
+    return Cutoffs(events=now - event_ttl, answers=now - replay_window, calls=now - min(task_ttl, replay_window))
 
 
 def answers_to_drop(kept: Iterable[StreamUsage], *, total: int, size: int, limits: Limits) -> Sequence[StreamId]:

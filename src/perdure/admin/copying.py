@@ -50,11 +50,19 @@ class StreamContent:
     generations: tuple[base.Generation, ...]
 
 
-Part = tuple[base.SessionRecord, ...] | tuple[StreamContent, ...] | Restored | base.AskRecord | Chain
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Secret:
+    name: str
+    value: bytes
+
+
+Part = tuple[base.SessionRecord, ...] | tuple[StreamContent, ...] | Restored | base.AskRecord | Chain | Secret
 
 
 async def parts(store: Store) -> AsyncIterator[Part]:
     """Everything that lasts, in its order."""
+    for name, value in sorted((await store.secrets()).items()):
+        yield Secret(name=name, value=value)
     after: SessionId | None = None
     while page := await store.sessions(after=after, limit=SESSIONS):
         yield tuple(replace(record, revision=0) for record in page)  # each store counts its own changes
@@ -114,6 +122,7 @@ class Tally:
     waiting: int = 0
     asks: int = 0
     tokens: int = 0
+    secrets: int = 0
     _hash: hashlib._Hash = field(default_factory=hashlib.sha256, repr=False, compare=False)
 
     @property
@@ -140,6 +149,8 @@ class Tally:
                     self.asks += 1
                 case Chain():
                     self.tokens += 1
+                case Secret():
+                    self.secrets += 1
                 case _:
                     self.waiting += 1
 
@@ -170,7 +181,7 @@ async def refuse_living(upkeep: Upkeep, *, but: Sequence[NodeId] = ()) -> None:
 
 async def refuse_full(store: Store, upkeep: Upkeep) -> None:
     """Raise if anything is in a store."""
-    if await store.sessions(after=None, limit=1) or await store.nodes():
+    if await store.sessions(after=None, limit=1) or await store.nodes() or await store.secrets():
         raise StoreError(
             f"{upkeep.shown} is not empty; give an empty store. If it holds a part of a copy that was killed, {REMOVE}"
         )
@@ -234,6 +245,8 @@ async def _write(target: CopyTarget, part: Part) -> None:
         case Chain():
             if not await target.put_chain(part):
                 raise StoreError(f"the resume token of session {part.session[:8]} was refused by the other store")
+        case Secret():
+            await target.keep_secret(part.name, part.value)
         case tuple():
             await _commit(target, [step for thing in part for step in _steps(thing)])
             streams = [thing for thing in part if isinstance(thing, StreamContent) and thing.generations]

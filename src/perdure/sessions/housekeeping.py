@@ -101,7 +101,12 @@ class Housekeeping:
         context, settings = self._context, self._context.settings
         if context.journal.state is LogState.DEGRADED or not self._times_are_written:
             return  # the store does not know yet what was used meanwhile
-        before = cutoffs(now=context.clock(), event_ttl=settings.event_ttl, replay_window=settings.replay_window)
+        before = cutoffs(
+            now=context.clock(),
+            event_ttl=settings.event_ttl,
+            replay_window=settings.replay_window,
+            task_ttl=settings.task_ttl,
+        )
         try:
             rows = await context.store.sweep(before)
         except Exception as failure:  # whatever it is, the next time it may work

@@ -62,6 +62,11 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     `store_timeout`. Time in which the store works on other calls, or in which this process is late, does not count.
 21. **As it was seen.** An `OpenStream` that carries a revision is refused (`StaleRecord`) if the session's record has
     another one. Whatever changes a record raises its revision; a change of `active` alone does not.
+22. **A call is not a session.** Records have a kind. Those of one kind are counted, limited and given up apart from
+    those of the other, and a single call that ends leaves no record. The limit of a caller's single calls is kept
+    nearly: those that are committed at the same moment may not count each other.
+23. **One secret for all.** Of several values that are offered for the same name at once, in whatever process, one is
+    kept, and all that ask get it.
 
 **A store that has lost its tail.** A server that crashed without waiting for its disk, a replica that lagged when it
 was promoted, or a file that was put back from a copy comes back with an earlier state of everything, whatever promise 3
@@ -77,7 +82,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState
@@ -95,8 +100,12 @@ from perdure.errors import (
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
-RECORD_VERSION = 2
-"""Written into every record; a release that meets a higher one refuses it by name."""
+RECORD_VERSION = 3
+"""The highest version of a record that this release knows; it refuses a higher one by name."""
+
+PLAIN_VERSION = 2
+"""Written into every record that the release before reads rightly: both may share a store while one replaces the
+other."""
 
 
 # --- Values ---------------------------------------------------------------------------------------------------------
@@ -140,6 +149,7 @@ class SessionRecord:
     """The address it was opened from, if it has no owner: this tells callers without a name apart."""
     revision: int = field(default=0, compare=False)
     """Rises with each change but that of `active` (21)."""
+    kind: RecordKind = RecordKind.SESSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +187,8 @@ class CallRecord:
     progress: float | None = None
     """The highest progress sent."""
     state: CallState = CallState.RUNNING
+    digest: bytes = b""
+    """Stands for what was asked for, also when the call has ended: of a call whose client may ask for it twice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -275,6 +287,16 @@ def next_key(last: int, *, now: float) -> int:
     return max(last + 1, int(now * 1_000_000))
 
 
+def record_version(record: object) -> int:
+    """The version that a record is written with."""
+    match record:
+        case SessionRecord(kind=RecordKind.CALL):
+            return RECORD_VERSION
+        case CallRecord(digest=digest) if digest:
+            return RECORD_VERSION
+    return PLAIN_VERSION
+
+
 # --- Steps ----------------------------------------------------------------------------------------------------------
 
 
@@ -286,9 +308,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionLimits:
-    """How many sessions may be open at once, the new one among them."""
+    """How many records of the new one's kind may be open at once, the new one among them (14, 22)."""
 
-    total: int
+    total: int | None
+    """Of all callers. `None`, as for single calls: any number. To count them exactly, every call would wait for all
+    others."""
     caller: int
     """Of one owner; where there is none, of one address. Callers with neither share the limit for all."""
 
@@ -332,7 +356,7 @@ class EndSession(Step):
     """Forget a session's streams, events, calls, asks and readers; its record stays, ENDED, until it is swept.
 
     The first reason stays. The record loses what the server answered and what it repeats, and `client_params` too
-    unless `_core.retention.keeps_params`; beyond a number of ended records the oldest go (14).
+    unless `_core.retention.keeps_params`; beyond a number of ended records the oldest go (14). Of a call nothing stays.
     """
 
     session: SessionId
@@ -570,12 +594,20 @@ class SessionStore(Protocol):
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         """Begin an incarnation: the record with the next number. `None` if it is not there or has ended."""
 
-    async def count_states(self) -> Mapping[SessionState, int]:
-        """How many are in each state; those without any may be missing."""
+    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
+        """How many records of a kind are in each state; those without any may be missing."""
 
-    async def longest_dormant(self, owner: str | None = None, address: str = "") -> SessionRecord | None:
-        """The one without activity for longest, of one caller or of all: of those that are dormant and in no use
-        (17)."""
+    async def longest_dormant(
+        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+    ) -> SessionRecord | None:
+        """The one without activity for longest, of one caller or of all: of those of a kind that are dormant and in no
+        use (17)."""
+
+    async def keep_secret(self, name: str, made: bytes) -> bytes:
+        """Keep a secret, unless there is one of that name; gives the one that is kept (23)."""
+
+    async def secrets(self) -> Mapping[str, bytes]:
+        """The secrets by their names."""
 
 
 class CallStore(Protocol):

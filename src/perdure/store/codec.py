@@ -62,6 +62,12 @@ class Payloads:
     def decode_all(self, records: Sequence[R]) -> Sequence[R]:
         return records if self.is_plain else [_changed(record, self._decode) for record in records]
 
+    def encode_one(self, payload: bytes) -> bytes:
+        return payload if self.is_plain else self._encode(payload)
+
+    def decode_one(self, stored: bytes) -> bytes:
+        return stored if self.is_plain else self._decode(stored)
+
     def size(self, stored: bytes) -> int:
         """Give the size of a payload, as limits count it: before it was encoded."""
         return max(0, len(stored) - self.overhead)

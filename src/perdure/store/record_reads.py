@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from perdure._core.ids import NodeId, SessionId, StreamId
+from perdure._core.ids import NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
@@ -56,8 +56,8 @@ class RecordReads(ABC):
 
     # Sessions, their calls and asks
 
-    async def count_states(self) -> Mapping[SessionState, int]:
-        return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1])))
+    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
+        return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1]), kind.value))
 
     async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
         return await self._all("calls_of_session", rows.call_record, session)
@@ -68,7 +68,11 @@ class RecordReads(ABC):
     async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
         return await self._all("asks_of_session", rows.ask_record, session)
 
-    # Nodes
+    # Secrets and nodes
+
+    async def secrets(self) -> Mapping[str, bytes]:
+        decode = self._payloads.decode_one
+        return dict(await self._all("all_secrets", lambda row: (str(row[0]), decode(bytes(row[1])))))
 
     async def nodes(self) -> Sequence[base.NodeRecord]:
         return await self._all("all_nodes", rows.node_record)

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Kind
+from perdure._core.ids import Kind, RecordKind
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import CallState, SessionState
 from perdure.errors import StoreTooNew
@@ -27,7 +27,7 @@ Row = tuple[Any, ...]
 
 def named_values(value: Any) -> dict[str, object]:
     """Give the fields of a record, or of a step, by their names."""
-    found: dict[str, object] = {"record": base.RECORD_VERSION}
+    found: dict[str, object] = {"record": base.record_version(value)}
     for name in value.__dataclass_fields__:
         field = getattr(value, name)
         found[name] = field.value if isinstance(field, enum.Enum) else field
@@ -40,15 +40,15 @@ def session_values(record: base.SessionRecord) -> dict[str, object]:
 
 def stream_row(record: base.StreamRecord, *, listed: bool, seen: int | None) -> Row:
     """With the session once more, at the end, and its revision: it is looked up, too."""
-    row = (record.id, base.RECORD_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
+    row = (record.id, base.PLAIN_VERSION, record.session, record.kind.value, record.node, record.fence, record.opened)
     return (*row, record.generation, record.last, record.sealed, listed, record.session, seen)
 
 
 def call_row(key: int, place: int, record: base.CallRecord) -> Row:
     id_ = request_id_text(record.request_id)
-    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, base.RECORD_VERSION)
+    row = (key, record.incarnation, id_, record.session, id_key(record.request_id), place, base.record_version(record))
     said = (loose(record.method), record.request, loose(record.principal))
-    return (*row, *said, record.attempt, record.progress, record.state.value)
+    return (*row, *said, record.attempt, record.progress, record.state.value, record.digest)
 
 
 def sticky_text(requests: tuple[bytes, ...]) -> str:
@@ -108,7 +108,13 @@ def record_maker(kind: Callable[..., R], what: str = "", /, **changes: Callable[
 
 
 session_record = record_maker(
-    base.SessionRecord, "session {id}", owner=strict, state=SessionState, initialized=bool, sticky=sticky_requests
+    base.SessionRecord,
+    "session {id}",
+    owner=strict,
+    state=SessionState,
+    initialized=bool,
+    sticky=sticky_requests,
+    kind=RecordKind,
 )
 stream_record = record_maker(base.StreamRecord, "stream {id}", kind=Kind, sealed=bool, unread=bool)
 call_record = record_maker(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from perdure._core import sticky
-from perdure._core.ids import NodeId, SessionId, StreamId
+from perdure._core.ids import NodeId, RecordKind, SessionId, StreamId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState, SessionStep
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
@@ -23,6 +23,7 @@ from perdure.testing._values import (
     a_put_call,
     a_reader,
     a_session,
+    a_single_call,
     a_sticky,
     a_stream,
     an_end,
@@ -383,6 +384,80 @@ class LimitChecks(Case):
 
 THIRD = NodeId("third")
 LEASE = 15.0
+
+
+class SingleCallChecks(Case):
+    """What is promised of requests that have no session of their own."""
+
+    async def promise_22_single_calls_and_sessions_are_counted_and_limited_apart(self) -> None:
+        limits = base.SessionLimits(total=1, caller=1), base.SessionLimits(total=None, caller=1)
+        records = a_session("s", owner="alice"), a_single_call("c", owner="alice")
+        for record, limit in zip(records, limits, strict=True):
+            await self.accept(base.PutSession(record=record, limits=limit))
+        for more, limit in zip(
+            (a_session("s2", owner="alice"), a_single_call("c2", owner="alice")), limits, strict=True
+        ):
+            [full] = await self.put(base.PutSession(record=more, limits=limit))
+            same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, True))
+        await self.accept(base.PutSession(record=a_single_call("c3", owner="bob"), limits=limits[1]))
+        [full] = await self.put(base.PutSession(record=a_session("s3", owner="bob"), limits=limits[0]))
+        same("why", (type(full), getattr(full, "of_caller", None)), (TooManySessions, False))
+        same("the record", await self.store.session(records[1].id), records[1])
+        for kind, count in ((RecordKind.SESSION, 1), (RecordKind.CALL, 2)):
+            same(f"each {kind.value}", dict(await self.store.count_states(kind)), {SessionState.ACTIVE: count})
+
+    async def promise_22_a_single_call_that_ends_leaves_no_record(self) -> None:
+        fence, call = await self.store.join(NODE), a_single_call()
+        opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))
+        await self.accept(base.PutSession(record=call), opened)
+        end = base.EndSession(session=call.id, time=1.0, reason="why")
+        await self.accept(end)
+        await self.accept(end)
+        same("the record", await self.store.session(call.id), None)
+        same("its streams", list(await self.store.streams(call.id)), [])
+        same("how many", dict(await self.store.count_states(RecordKind.CALL)), {})
+        refused(await self.put(opened), 0, why=SessionEnded)
+
+    async def promise_22_a_single_call_is_given_up_and_swept_by_its_own_time(self) -> None:
+        old, young = (
+            a_single_call(name, state=SessionState.DORMANT, active=at) for name, at in (("o", 5.0), ("y", 9.0))
+        )
+        session = a_session("s", state=SessionState.DORMANT, active=1.0)
+        await self.accept(*(base.PutSession(record=record) for record in (old, young, session)))
+        same("the call", await self.store.longest_dormant(kind=RecordKind.CALL), old)
+        same("the caller's call", await self.store.longest_dormant("owner", kind=RecordKind.CALL), old)
+        same("the session", await self.store.longest_dormant(), session)
+        await self.store.sweep(Cutoffs(events=0.0, answers=0.0, calls=7.0))
+        same("what is left", [record.id for record in await self.sessions()], ["s", "y"])
+        await self.store.sweep(Cutoffs(events=3.0, answers=3.0, calls=7.0))
+        same("what is left", [record.id for record in await self.sessions()], ["y"])
+
+    async def a_call_keeps_what_stands_for_its_request_when_it_has_ended(self) -> None:
+        fence, call = await self.store.join(NODE), a_single_call()
+        row = replace(a_call(session=call.id), digest=bytes(range(32)))
+        opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(row,))
+        await self.accept(base.PutSession(record=call), opened)
+        await self.accept(base.ChangeSession(session=call.id, state=SessionState.DORMANT, active=3.0))
+        final = base.Event(1, 1.0, b"answer", True)
+        await self.accept(base.Append(stream=STREAM, fence=fence, events=(final,), ends=(an_end(),), seal=True))
+        await self.reopen()
+        ended = replace(row, state=CallState.ANSWERED, request=b"")
+        same("the row", list(await self.store.calls(call.id)), [ended])
+
+    async def promise_23_of_several_values_for_a_secret_one_is_kept(self) -> None:
+        same("secrets", await self.store.secrets(), {})
+        async with self.elsewhere() as other:
+            offered = [bytes([number]) * 32 for number in range(8)]
+            stores = [self.store, other] * 4
+            asked = [store.keep_secret("name", made) for store, made in zip(stores, offered, strict=True)]
+            kept = set(await asyncio.gather(*asked))
+            same("how many were given", len(kept), 1)
+            same("whether it was offered", kept <= set(offered), True)
+            same("secrets", set((await other.secrets()).values()), kept)
+        same("another one", await self.store.keep_secret("another", b"x"), b"x")
+        await self.reopen()
+        same("a late one", {await self.store.keep_secret("name", b"late")}, kept)
+        same("secrets", await self.store.secrets(), {"name": kept.pop(), "another": b"x"})
 
 
 class MailChecks(StreamCase):

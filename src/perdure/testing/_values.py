@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure.store import base
 
@@ -43,6 +43,14 @@ def an_ended_session(id_: str = SESSION, *, active: float, ended: str) -> base.S
     """What is left of a session that has not expired."""
     record = a_session(id_, active=active, state=SessionState.ENDED)
     return replace(record, ended=ended, client_params=b"", result=b"", sticky=())
+
+
+def a_single_call(
+    id_: str = "call", *, active: float = 0.0, state: SessionState = SessionState.ACTIVE, owner: str = "owner"
+) -> base.SessionRecord:
+    """A request of a revision without sessions."""
+    record = a_session(id_, active=active, state=state, owner=owner)
+    return replace(record, version="2026-07-28", sticky=(), standalone=StreamId(""), kind=RecordKind.CALL)
 
 
 def a_sticky(method: str, **params: str) -> bytes:

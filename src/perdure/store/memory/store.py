@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from perdure._core.chains import Chain
-from perdure._core.ids import Generation, SessionId, StreamId
+from perdure._core.ids import Generation, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.states import SessionState
 from perdure.store import base
@@ -81,11 +81,14 @@ class MemoryStore(MemoryWrites, base.Opens):
         ids = sorted(i for i in self._sessions if after is None or i > after)
         return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])
 
-    async def count_states(self) -> Mapping[SessionState, int]:
-        return Counter(session.state for session in self._sessions.values())
+    async def count_states(self, kind: RecordKind = RecordKind.SESSION) -> Mapping[SessionState, int]:
+        return Counter(session.state for session in self._sessions.values() if session.kind is kind)
 
-    async def longest_dormant(self, owner: str | None = None, address: str = "") -> base.SessionRecord | None:
-        unused = [s for s in self._sessions.values() if s.state is SessionState.DORMANT and not self._in_use(s)]
+    async def longest_dormant(
+        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+    ) -> base.SessionRecord | None:
+        dormant = [s for s in self._sessions.values() if s.state is SessionState.DORMANT and s.kind is kind]
+        unused = [session for session in dormant if not self._in_use(session)]
         wanted = [session for session in unused if owner is None or caller(session) == (owner, address)]
         return self._payloads.decode(min(wanted, key=attrgetter("active"), default=None))
 

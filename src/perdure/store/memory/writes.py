@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 from perdure._core import retention
 from perdure._core.chains import Chain
-from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Generation, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
@@ -30,6 +30,7 @@ class MemoryWrites(MemoryNodes):
         self._asks: dict[SessionId, dict[str, base.AskRecord]] = {}
         self._chains: dict[SessionId, Chain] = {}
         self._chain_names: dict[str, SessionId] = {}
+        self._secrets: dict[str, bytes] = {}
         self._open_calls: dict[tuple[SessionId, int, int | str], StreamRow] = {}
         """Where each call that has not ended is, by its id as ids are compared."""
 
@@ -89,11 +90,12 @@ class MemoryWrites(MemoryNodes):
         if record.id in self._sessions:
             return None
         if limits is not None:
-            going_on = [s for s in self._sessions.values() if s.state is not SessionState.ENDED]
+            alike = [session for session in self._sessions.values() if session.kind is record.kind]
+            going_on = [session for session in alike if session.state is not SessionState.ENDED]
             of_caller = sum(caller(session) == caller(record) for session in going_on)
             if any(caller(record)) and of_caller >= limits.caller:
                 return refusal(step, Why.CALLER, of_caller)
-            if len(going_on) >= limits.total:
+            if limits.total is not None and len(going_on) >= limits.total:
                 return refusal(step, Why.ALL, len(going_on))
         self._sessions[record.id] = record
         return None
@@ -105,7 +107,9 @@ class MemoryWrites(MemoryNodes):
                 return
         for stream in list(self._of_session.get(step.session, ())):
             self._drop(stream)
-        if (record := self._going_on(step.session)) is not None:
+        if (record := self._going_on(step.session)) is not None and record.kind is RecordKind.CALL:
+            del self._sessions[step.session]
+        elif record is not None:
             params = record.client_params
             kept = params if retention.keeps_params(step.reason, self._payloads.size(params)) else b""
             ended = replace(
@@ -250,6 +254,13 @@ class MemoryWrites(MemoryNodes):
 
     # Changes that are not steps
 
+    async def keep_secret(self, name: str, made: bytes) -> bytes:
+        self._writes += 1
+        return self._secrets.setdefault(name, made)
+
+    async def secrets(self) -> Mapping[str, bytes]:
+        return dict(self._secrets)
+
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> base.StreamRecord | None:
         found = self._streams.get(stream)
         if found is None or found.record.fence != held or found.record.sealed:
@@ -302,10 +313,12 @@ class MemoryWrites(MemoryNodes):
             if over and not kept and stream.record.opened < cutoffs.answers:
                 self._drop(stream.record.id)
                 rows += 1
-        for session in [s for s in self._sessions.values() if s.active < cutoffs.answers and not self._in_use(s)]:
-            self._end(base.EndSession(session=session.id, time=session.active, reason=""))
-            del self._sessions[session.id]
-            rows += 1
+        for session in list(self._sessions.values()):
+            before = cutoffs.calls if session.kind is RecordKind.CALL else cutoffs.answers
+            if session.active < before and not self._in_use(session):
+                self._end(base.EndSession(session=session.id, time=session.active, reason=""))
+                self._sessions.pop(session.id, None)
+                rows += 1
         self._writes += 1
         return rows
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from perdure._core.chains import Chain
-from perdure._core.ids import SessionId, StreamId
+from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.states import SessionState
 from perdure.store import base, rows
 from perdure.store.postgres.connections import Connections
@@ -17,7 +17,13 @@ MAX_READ = 500
 """Events read in one go: more would be sized by the server for an answer that is full."""
 
 session_record = rows.record_maker(
-    base.SessionRecord, "session {id}", owner=rows.strict, state=SessionState, sticky=tuple, address=rows.strict
+    base.SessionRecord,
+    "session {id}",
+    owner=rows.strict,
+    state=SessionState,
+    sticky=tuple,
+    address=rows.strict,
+    kind=RecordKind,
 )
 _chain_record = rows.record_maker(Chain, "the chain of session {session}", holder=rows.strict)
 
@@ -44,10 +50,12 @@ class Reads(RecordReads):
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         return await self._all("sessions_after", session_record, after or "", limit)
 
-    async def longest_dormant(self, owner: str | None = None, address: str = "") -> base.SessionRecord | None:
+    async def longest_dormant(
+        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+    ) -> base.SessionRecord | None:
         if owner is None:
-            return await self._one("longest_dormant", session_record)
-        return await self._one("longest_dormant_of", session_record, caller_key(owner, address))
+            return await self._one("longest_dormant", session_record, kind.value)
+        return await self._one("longest_dormant_of", session_record, caller_key(owner, address), kind.value)
 
     async def chain(self, name: str) -> Chain | None:
         return await self._one("chain_by_name", _chain_record, name)

@@ -176,7 +176,7 @@ class CommitArguments:
             self._numbers += (call.incarnation, call.attempt, int(call.progress is not None))
             self._times.append(call.progress or 0.0)
             said = (stored(call.method), call.request, stored(call.principal))
-            self._blobs += (id_key(call.request_id), *said)
+            self._blobs += (id_key(call.request_id), *said, call.digest)
 
     def put_call(self, step: base.PutCall) -> None:
         texts = (step.stream, rows.request_id_text(step.request_id), step.state.value)
@@ -186,12 +186,11 @@ class CommitArguments:
     def put_session(self, step: base.PutSession) -> None:
         record, limits = step.record, step.limits
         self._sticky.setdefault(record.id, record.sticky)
-        most = (
-            (0, 0, 0, 0)
-            if limits is None
-            else (1, int(bool(record.owner or record.address)), limits.caller, limits.total)
-        )
-        texts = (record.id, record.state.value, record.version, record.standalone, record.ended)
+        most: tuple[int, ...] = (0, 0, 0, 0)
+        if limits is not None:
+            has_caller = int(bool(record.owner or record.address))
+            most = (1, has_caller, limits.caller, -1 if limits.total is None else limits.total)
+        texts = (record.id, record.state.value, record.version, record.standalone, record.ended, record.kind.value)
         numbers: tuple[int, ...] = (base.RECORD_VERSION, int(record.initialized), record.incarnation, *most)
         caller = caller_key(record.owner, record.address)
         blobs = (stored(record.owner), stored(record.address), caller, record.client_params, record.result)

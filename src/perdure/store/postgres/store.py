@@ -154,6 +154,11 @@ class PostgresStore(Reads, Opens):
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._one("next_incarnation", session_record, session)
 
+    async def keep_secret(self, name: str, made: bytes) -> bytes:
+        offered = self._payloads.encode_one(made)
+        await self._readers.fetch(self._queries["keep_secret"], name, offered)
+        return (await self.secrets())[name]
+
     async def put_chain(self, chain: Chain) -> bool:
         secrets_ = (stored(chain.holder), chain.current, chain.next)
         [(put,)] = await self._readers.fetch(

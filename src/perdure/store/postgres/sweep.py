@@ -32,9 +32,10 @@ async def sweep(connections: Connections, queries: Mapping[str, str], cutoffs: C
         gone += (await connections.fetch(queries["expire_streams"], keys, cutoffs.answers))[0][0]
         after = keys[-1]
     last = ""
-    while found := await connections.fetch(queries["stale_sessions"], cutoffs.answers, last, CHUNK):
-        for (session,) in found:
-            gone += (await connections.fetch(queries["expire_session"], session, cutoffs.answers))[0][0]
+    times = (cutoffs.answers, cutoffs.calls)
+    while found := await connections.fetch(queries["stale_sessions"], *times, last, CHUNK):
+        for session, since in found:
+            gone += (await connections.fetch(queries["expire_session"], session, since))[0][0]
         last = found[-1][0]
     await _rotate(connections, queries, cutoffs.events, now=now)
     return int(gone)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure._core.chains import Chain
-from perdure._core.ids import SessionId, StreamId
+from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure.errors import StoreUnavailable
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
@@ -112,10 +112,12 @@ class Reads(RecordReads):
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         return await self._all("sessions_after", rows.session_record, after or "", limit)
 
-    async def longest_dormant(self, owner: str | None = None, address: str = "") -> base.SessionRecord | None:
+    async def longest_dormant(
+        self, owner: str | None = None, address: str = "", *, kind: RecordKind = RecordKind.SESSION
+    ) -> base.SessionRecord | None:
         if owner is None:
-            return await self._one("longest_dormant", rows.session_record)
-        return await self._one("longest_dormant_of", rows.session_record, rows.loose(owner), address)
+            return await self._one("longest_dormant", rows.session_record, kind.value)
+        return await self._one("longest_dormant_of", rows.session_record, rows.loose(owner), address, kind.value)
 
     async def chain(self, name: str) -> Chain | None:
         return await self._one("chain_by_name", rows.chain_record, name)

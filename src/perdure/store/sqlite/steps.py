@@ -167,7 +167,7 @@ class StreamSteps:
         key = self._key(step.stream)
         if (refused := self._not_written(key, step)) is not None:
             return refused
-        row = (base.RECORD_VERSION, step.state.value, step.attempt, step.progress)
+        row = (step.state.value, step.attempt, step.progress)
         request_id = rows.request_id_text(step.request_id)
         self._cursor.execute(_SQL["put_call"], (*row, key, step.incarnation, request_id))
         return None
@@ -296,12 +296,12 @@ class StepWriter:
         if cursor.rowcount != 1 or step.limits is None:
             return None
         refused: base.StepRefusal | None = None
-        caller = rows.loose(record.owner), record.address
-        (of_caller,) = cursor.execute(_SQL["count_sessions_at"], caller).fetchone() if any(caller) else (0,)
+        caller, kind = (rows.loose(record.owner), record.address), record.kind.value
+        (of_caller,) = cursor.execute(_SQL["count_sessions_at"], (*caller, kind)).fetchone() if any(caller) else (0,)
         (total,) = cursor.execute(_SQL["count_sessions"]).fetchone()
         if of_caller > step.limits.caller:
             refused = refusal(step, Why.CALLER, of_caller - 1)
-        elif total > step.limits.total:
+        elif step.limits.total is not None and total > step.limits.total:
             refused = refusal(step, Why.ALL, total - 1)
         if refused is not None:
             cursor.execute(_SQL["unput_session"], (record.id,))
@@ -311,7 +311,7 @@ class StepWriter:
         row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
         if row is not None:
             requests = self._payloads.stick(rows.sticky_requests(row[0]), step.request)
-            values = {"record": base.RECORD_VERSION, "session": step.session, "sticky": rows.sticky_text(requests)}
+            values = {"record": base.PLAIN_VERSION, "session": step.session, "sticky": rows.sticky_text(requests)}
             self._cursor.execute(_SQL["set_sticky"], values)
 
     def _end_session(self, step: base.EndSession) -> None:
@@ -322,6 +322,7 @@ class StepWriter:
                 return
         self.streams.forget()
         cursor.execute(_SQL["drop_streams"], (step.session,))
+        cursor.execute(_SQL["end_call_record"], (step.session,))
         row = cursor.execute(_SQL["params_of"], (self._payloads.overhead, step.session)).fetchone()
         if row is None:
             return
@@ -348,6 +349,10 @@ class StepWriter:
         row = self._cursor.execute(_SQL["session_by_id"], (session,)).fetchone()
         return self._payloads.decode(rows.session_record(row))
 
+    def keep_secret(self, name: str, made: bytes) -> bytes:
+        self._cursor.execute(_SQL["keep_secret"], (name, made))
+        return bytes(self._cursor.execute(_SQL["secret"], (name,)).fetchone()[0])
+
     def put_chain(self, chain: Chain) -> bool:
         self._cursor.execute(_SQL["put_chain"], rows.named_values(chain))
         return self._cursor.rowcount == 1
@@ -357,7 +362,7 @@ class StepWriter:
         if chain is None:
             self._cursor.execute(_SQL["drop_chain"], where)
         else:
-            self._cursor.execute(_SQL["change_chain"], (base.RECORD_VERSION, chain.current, chain.next, *where))
+            self._cursor.execute(_SQL["change_chain"], (base.PLAIN_VERSION, chain.current, chain.next, *where))
         return self._cursor.rowcount == 1
 
 

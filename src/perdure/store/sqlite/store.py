@@ -119,6 +119,10 @@ class SqliteStore(Reads, Opens):
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._writer.run(lambda apply, _: apply.reattach(session))
 
+    async def keep_secret(self, name: str, made: bytes) -> bytes:
+        offered = self._payloads.encode_one(made)
+        return self._payloads.decode_one(await self._writer.run(lambda apply, _: apply.keep_secret(name, offered)))
+
     async def put_chain(self, chain: Chain) -> bool:
         return await self._writer.run(lambda apply, _: apply.put_chain(chain))
 

@@ -37,11 +37,12 @@ async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
             done, gone = await writer.run(partial(_expire, keys=keys, cutoffs=cutoffs), size=_WRITES)
             rows += gone
             del keys[:done]
-    while sessions := await readers.run(partial(_column, _SQL["stale_sessions"], (cutoffs.answers, PAGE))):
+    over = {"calls": cutoffs.calls, "answers": cutoffs.answers, "limit": PAGE}
+    while sessions := await readers.run(partial(_column, _SQL["stale_sessions"], over)):
         for session in sessions:
-            over = False
-            while not over:
-                gone, over = await writer.run(partial(_forget, session=session, cutoffs=cutoffs), size=_WRITES)
+            done = False
+            while not done:
+                gone, done = await writer.run(partial(_forget, session=session, cutoffs=cutoffs), size=_WRITES)
                 rows += gone
     return rows
 
@@ -73,11 +74,11 @@ def _forget(
 
     The events go first, then the rest with the record: a client that comes back in between finds the session.
     """
-    values = {"session": session, "answers": cutoffs.answers, "limit": CHUNK}
-    gone = connection.execute(_SQL["empty_session"], values).rowcount
+    values = {"session": session, "calls": cutoffs.calls, "answers": cutoffs.answers}
+    gone = connection.execute(_SQL["empty_session"], values | {"limit": CHUNK}).rowcount
     if gone == CHUNK:
         return gone, False
-    if connection.execute(_SQL["expire_session"], (session, cutoffs.answers)).rowcount:
+    if connection.execute(_SQL["expire_session"], values).rowcount:
         steps.streams.forget()
         connection.execute(_SQL["drop_streams"], (session,))
         gone += 1

@@ -148,7 +148,7 @@ class SqliteCopyTarget(SqliteStore):
 
     async def clear(self) -> None:
         def write(_: object, file: sqlite3.Connection) -> None:
-            for query in ("clear_sessions", "clear_streams", "clear_nodes", "clear_mail"):
+            for query in ("clear_sessions", "clear_streams", "clear_nodes", "clear_mail", "clear_secrets"):
                 file.execute(_SQL[query])
 
         await self._writer.run(write)

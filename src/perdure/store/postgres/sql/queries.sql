@@ -64,30 +64,30 @@ WHERE s.id = $1 ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM perdure.session WHERE id = $1;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM perdure.session WHERE id > $1 ORDER BY id LIMIT $2;
 
 -- count_states: how many sessions are in each state
-SELECT state, count(*) FROM perdure.session GROUP BY state;
+SELECT state, count(*) FROM perdure.session WHERE kind = $1 GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses, of one caller or of all
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM perdure.session AS s
-WHERE state = 'dormant' AND state <> 'ended'
+WHERE kind = $1 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
 ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM perdure.session AS s
-WHERE caller = $1 AND state = 'dormant' AND state <> 'ended'
+WHERE caller = $1 AND kind = $2 AND state = 'dormant' AND state <> 'ended'
     AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
 ORDER BY active LIMIT 1;
 
@@ -96,24 +96,24 @@ SELECT id, sticky FROM perdure.session WHERE id = ANY ($1) AND state <> 'ended';
 
 -- next_incarnation: a client begins again in a session that has not ended
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM perdure.reattach_1($1);
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state
+       c.state, c.digest
 FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
 WHERE s.session = $1 ORDER BY s.key, c.place;
 
 -- calls_of_stream: the ledger rows of what a stream answers, in order
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state
+       c.state, c.digest
 FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
 WHERE s.id = $1 ORDER BY c.place;
 
 -- call_by_id: the call that has not ended under an id
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state
+       c.state, c.digest
 FROM perdure.call AS c JOIN perdure.stream AS s ON s.key = c.stream
 WHERE c.session = $1 AND c.incarnation = $2 AND c.id_key = $3 AND c.state IN ('running', 'waiting');
 
@@ -224,10 +224,11 @@ ORDER BY key LIMIT $3;
 -- expire_streams: forget those of some streams that are over
 SELECT perdure.expire_streams_1($1, $2);
 
--- stale_sessions: some sessions that were not used for long, and are not in use
-SELECT id FROM perdure.session AS s
-WHERE active < $1 AND id > $2 AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
-ORDER BY id LIMIT $3;
+-- stale_sessions: some sessions and single calls that were not used since their times, which are given too
+SELECT id, since FROM (
+    SELECT id, active, CASE kind WHEN 'call' THEN $2::float8 ELSE $1::float8 END AS since FROM perdure.session) AS s
+WHERE active < since AND id > $3 AND NOT EXISTS (SELECT 1 FROM perdure.in_use AS u WHERE u.session = s.id)
+ORDER BY id LIMIT $4;
 
 -- expire_session: forget a session if it is still not used
 SELECT perdure.expire_session_1($1, $2);
@@ -270,7 +271,14 @@ WHERE s.key = x.stream;
 
 -- clear_tables: forget everything, when a copy has failed
 TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
-    perdure.reader, perdure.node, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender, perdure.chain;
+    perdure.reader, perdure.node, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender, perdure.chain,
+    perdure.secret;
 
 -- clear_tally: no session is left to be counted
 UPDATE perdure.tally SET open = 0, ended = 0;
+
+-- keep_secret: a secret, unless there is one of that name
+INSERT INTO perdure.secret (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING;
+
+-- all_secrets: every secret with its name
+SELECT name, value FROM perdure.secret;

@@ -48,10 +48,10 @@ DECLARE
 BEGIN
     IF has_caller THEN
         SELECT count(*) INTO found_ FROM perdure.session
-        WHERE caller = (SELECT caller FROM perdure.session WHERE id = session_) AND state <> 'ended';
+        WHERE (caller, kind) = (SELECT caller, kind FROM perdure.session WHERE id = session_) AND state <> 'ended';
         IF found_ > most_of_caller THEN refusal := ARRAY['caller', (found_ - 1)::text]; END IF;
     END IF;
-    IF refusal IS NULL THEN
+    IF refusal IS NULL AND most IS NOT NULL THEN
         SELECT open INTO found_ FROM perdure.tally;
         IF found_ > most THEN refusal := ARRAY['all', (found_ - 1)::text]; END IF;
     END IF;
@@ -82,6 +82,7 @@ BEGIN
     IF keys IS NOT NULL THEN
         PERFORM perdure.drop_streams_1(keys);
     END IF;
+    DELETE FROM perdure.session WHERE id = session_ AND kind = 'call';
     UPDATE perdure.session SET
         state = 'ended', active = time_, ended = reason, result = '', sticky = '{}', revision = revision + 1,
         client_params = CASE WHEN length(client_params) <= params THEN client_params ELSE '' END
@@ -266,7 +267,7 @@ BEGIN
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
-            -- key, method, request, principal
+            -- key, method, request, principal, digest
             PERFORM perdure.lock_session_1(texts[t + 1]);
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
             SELECT texts[t], numbers[n], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n + 1], times[f],
@@ -288,7 +289,8 @@ BEGIN
                 IF NOT done THEN
                     INSERT INTO perdure.call VALUES (
                         k, c, s.record, s.session, numbers[n], texts[t], blobs[b], blobs[b + 1], blobs[b + 2],
-                        blobs[b + 3], numbers[n + 1], CASE WHEN numbers[n + 2] = 1 THEN times[f] END, texts[t + 1])
+                        blobs[b + 3], numbers[n + 1], CASE WHEN numbers[n + 2] = 1 THEN times[f] END, texts[t + 1],
+                        blobs[b + 4])
                     ON CONFLICT DO NOTHING;
                     IF NOT FOUND THEN
                         why := ARRAY['taken', texts[t]];
@@ -298,7 +300,7 @@ BEGIN
                 t := t + 2;
                 n := n + 3;
                 f := f + 1;
-                b := b + 4;
+                b := b + 5;
             END LOOP;
             IF NOT done AND s.most >= 0 THEN
                 SELECT count(*) INTO count_ FROM perdure.call
@@ -346,24 +348,24 @@ BEGIN
                 t := t + 1;
                 n := n + 1;
             END IF;
-        WHEN 's' THEN  -- put session: id, state, version, standalone, ended; record, initialized, incarnation, limits,
-            -- has caller, most of caller, most, sticky, revision; created, active; owner, address, caller, params, result, sticky…
+        WHEN 's' THEN  -- put session: id, state, version, standalone, ended, kind; record, initialized, incarnation, limits,
+            -- has caller, most of caller, most or -1, sticky, revision; created, active; owner, address, caller, params, result, sticky…
             count_ := numbers[n + 7];
             INSERT INTO perdure.session (
                 id, state, version, standalone, ended, record, initialized, incarnation, created, active, owner, address,
-                caller, client_params, result, sticky, revision)
+                caller, client_params, result, sticky, revision, kind)
             VALUES (
                 texts[t], texts[t + 1], texts[t + 2], texts[t + 3], texts[t + 4], numbers[n], numbers[n + 1] = 1,
                 numbers[n + 2], times[f], times[f + 1], blobs[b], blobs[b + 1], blobs[b + 2], blobs[b + 3], blobs[b + 4],
-                blobs[b + 5 : b + 4 + count_], numbers[n + 8])
+                blobs[b + 5 : b + 4 + count_], numbers[n + 8], texts[t + 5])
             ON CONFLICT (id) DO NOTHING;
             IF FOUND AND numbers[n + 3] = 1 THEN
-                why := perdure.limit_sessions_1(texts[t], numbers[n + 4] = 1, numbers[n + 5], numbers[n + 6]);
+                why := perdure.limit_sessions_1(texts[t], numbers[n + 4] = 1, numbers[n + 5], nullif(numbers[n + 6], -1));
                 IF why IS NOT NULL THEN
                     refused := refused || ARRAY[(i - 1)::text] || why;
                 END IF;
             END IF;
-            t := t + 5;
+            t := t + 6;
             n := n + 9;
             f := f + 2;
             b := b + 5 + count_;

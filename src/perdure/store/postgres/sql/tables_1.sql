@@ -33,13 +33,14 @@ CREATE TABLE perdure.session (
     active        float8 NOT NULL,
     ended         text NOT NULL DEFAULT '',
     address       bytea NOT NULL DEFAULT '',
-    caller        bytea NOT NULL
+    caller        bytea NOT NULL,
+    kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call'))
 ) WITH (fillfactor = 80);
 
-CREATE INDEX session_of_caller ON perdure.session (caller) WHERE state <> 'ended';
+CREATE INDEX session_of_caller ON perdure.session (caller, kind) WHERE state <> 'ended';
 CREATE INDEX session_ended_of_caller ON perdure.session (caller, active) WHERE state = 'ended';
 CREATE INDEX session_ended ON perdure.session (active) WHERE state = 'ended';
-CREATE INDEX session_active ON perdure.session (active) WHERE state <> 'ended';
+CREATE INDEX session_active ON perdure.session (kind, active) WHERE state <> 'ended';
 
 -- Events up to "trimmed" are forgotten, final answers excepted; their rows go with their slot.
 -- "listed": no call of it is open. What a node writes is found by its open calls, and by this.
@@ -145,6 +146,7 @@ CREATE TABLE perdure.call (
     attempt     int NOT NULL CHECK (attempt >= 1),
     progress    float8,
     state       text NOT NULL CHECK (state IN ('running', 'waiting', 'answered', 'cancelled', 'settled')),
+    digest      bytea NOT NULL DEFAULT '',
     PRIMARY KEY (stream, place)
 ) WITH (fillfactor = 80);
 
@@ -251,6 +253,12 @@ CREATE TABLE perdure.tally (
 
 INSERT INTO perdure.tally DEFAULT VALUES;
 
+-- What all processes must know alike, and no client.
+CREATE TABLE perdure.secret (
+    name  text COLLATE "C" PRIMARY KEY,
+    value bytea NOT NULL
+);
+
 CREATE FUNCTION perdure.count_sessions() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     opened int := 0;
@@ -270,8 +278,12 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE TRIGGER session_counted AFTER INSERT OR DELETE ON perdure.session
-FOR EACH ROW EXECUTE FUNCTION perdure.count_sessions();
+-- Single calls are not counted: each would wait for the row of all others.
+CREATE TRIGGER session_new AFTER INSERT ON perdure.session
+FOR EACH ROW WHEN (NEW.kind = 'session') EXECUTE FUNCTION perdure.count_sessions();
+
+CREATE TRIGGER session_gone AFTER DELETE ON perdure.session
+FOR EACH ROW WHEN (OLD.kind = 'session') EXECUTE FUNCTION perdure.count_sessions();
 
 CREATE TRIGGER session_over AFTER UPDATE OF state ON perdure.session
 FOR EACH ROW WHEN (NEW.state = 'ended' AND OLD.state <> 'ended') EXECUTE FUNCTION perdure.count_sessions();

@@ -2,9 +2,9 @@
 
 -- put_session: a new session; nothing if it is there already
 INSERT INTO session (id, record, owner, state, version, client_params, result, initialized, sticky, incarnation,
-                     standalone, created, active, ended, address, revision)
+                     standalone, created, active, ended, address, revision, kind)
 VALUES (:id, :record, :owner, :state, :version, :client_params, :result, :initialized, :sticky, :incarnation,
-        :standalone, :created, :active, :ended, :address, :revision)
+        :standalone, :created, :active, :ended, :address, :revision, :kind)
 ON CONFLICT (id) DO NOTHING;
 
 -- unput_session: a session was one too many
@@ -14,7 +14,7 @@ DELETE FROM session WHERE id = ?;
 UPDATE session SET
     revision = revision + (coalesce(:state, state) <> state OR coalesce(:version, version) <> version
         OR coalesce(:result, result) <> result OR coalesce(:initialized, initialized) <> initialized),
-    record = :record, active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
+    record = max(record, :record), active = max(active, coalesce(:active, active)), state = coalesce(:state, state),
     version = coalesce(:version, version), result = coalesce(:result, result),
     initialized = coalesce(:initialized, initialized)
 WHERE id = :session AND state <> 'ended';
@@ -23,7 +23,7 @@ WHERE id = :session AND state <> 'ended';
 SELECT sticky FROM session WHERE id = ? AND state <> 'ended';
 
 -- set_sticky: what a session repeats from now on
-UPDATE session SET record = :record, revision = revision + (sticky <> :sticky), sticky = :sticky
+UPDATE session SET record = max(record, :record), revision = revision + (sticky <> :sticky), sticky = :sticky
 WHERE id = :session;
 
 -- next_incarnation: a client begins again in a session that has not ended
@@ -37,6 +37,9 @@ UPDATE session SET
     state = 'ended', revision = revision + 1, active = :time, ended = :reason, result = x'', sticky = '[]',
     client_params = CASE WHEN :keeps THEN client_params ELSE x'' END
 WHERE id = :session AND state <> 'ended';
+
+-- end_call_record: a single call ends, and leaves nothing; the record of a session is not touched
+DELETE FROM session WHERE id = ? AND kind = 'call';
 
 -- forget_ended_of: of the ended sessions of one session's caller, all but the newest
 DELETE FROM session WHERE id IN (
@@ -62,8 +65,8 @@ SELECT revision FROM session WHERE id = ? AND state <> 'ended';
 
 -- open_call: a ledger row of a new stream; nothing if the id is taken
 INSERT INTO call (stream, incarnation, request_id, session, id_key, place, record, method, request, principal, attempt,
-                  progress, state)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                  progress, state, digest)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING;
 
 -- count_calls: how many calls of a session have not ended
@@ -95,7 +98,7 @@ UPDATE call SET state = ?, request = x''
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
 -- put_call: change the row of a call that has not ended
-UPDATE call SET record = ?, state = ?, attempt = ?, progress = ?
+UPDATE call SET state = ?, attempt = ?, progress = ?
 WHERE stream = ? AND incarnation = ? AND request_id = ? AND state IN ('running', 'waiting');
 
 -- release_stream: no node writes a stream any more
@@ -180,53 +183,53 @@ WHERE s.id = ? ORDER BY g.generation;
 
 -- session_by_id: one session
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM session WHERE id = ?;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM session WHERE id > ? ORDER BY id LIMIT ?;
 
--- count_sessions: how many have not ended
+-- count_sessions: how many sessions have not ended
 SELECT open FROM tally WHERE only = 1;
 
--- count_sessions_at: how many that one caller has opened have not ended
-SELECT count(*) FROM session WHERE owner = ? AND address = ? AND state <> 'ended';
+-- count_sessions_at: how many of a kind that one caller has opened have not ended
+SELECT count(*) FROM session WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended';
 
--- count_states: how many sessions are in each state
-SELECT state, count(*) FROM session GROUP BY state;
+-- count_states: how many records of a kind are in each state
+SELECT state, count(*) FROM session WHERE kind = ? GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM session INDEXED BY session_dormant
-WHERE state = 'dormant' AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
+WHERE state = 'dormant' AND kind = ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
 -- longest_dormant_of: the same of one caller's (that it has not ended is said for the index)
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
-       active, ended, address, revision
+       active, ended, address, revision, kind
 FROM session INDEXED BY session_of_caller
-WHERE owner = ? AND address = ? AND state <> 'ended' AND state = 'dormant'
+WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended' AND state = 'dormant'
     AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id)
 ORDER BY active LIMIT 1;
 
 -- calls_of_session: a session's ledger, the oldest first
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state
+       c.state, c.digest
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.session = ? ORDER BY s.key, c.place;
 
 -- calls_of_stream: the ledger rows of what a stream answers, in order
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state
+       c.state, c.digest
 FROM stream AS s JOIN call AS c ON c.stream = s.key
 WHERE s.id = ? ORDER BY c.place;
 
 -- call_by_id: the call that has not ended under an id
 SELECT c.record, c.session, c.incarnation, c.request_id, s.id, c.method, c.request, c.principal, c.attempt, c.progress,
-       c.state
+       c.state, c.digest
 FROM call AS c JOIN stream AS s ON s.key = c.stream
 WHERE c.session = ? AND c.incarnation = ? AND c.id_key = ? AND c.state IN ('running', 'waiting');
 
@@ -377,6 +380,15 @@ DELETE FROM mail WHERE node = :node AND key <= :through;
 -- empty_mail: forget a node's messages
 DELETE FROM mail WHERE node = ?;
 
+-- keep_secret: a secret, unless there is one of that name
+INSERT INTO secret (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING;
+
+-- secret: the secret of a name
+SELECT value FROM secret WHERE name = ?;
+
+-- all_secrets: every secret with its name
+SELECT name, value FROM secret;
+
 -- write_ballast: bytes without a use, under the name of no node
 INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
@@ -406,18 +418,20 @@ WHERE key = :stream AND opened < :answers
 SELECT 1 FROM session
 WHERE id = ? AND active <= ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
 
--- stale_sessions: sessions that were not used for long, and are not in use
+-- stale_sessions: sessions and single calls that were not used for long, and are not in use
 SELECT id FROM session
-WHERE active < ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id) LIMIT ?;
+WHERE active < CASE kind WHEN 'call' THEN :calls ELSE :answers END
+  AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id) LIMIT :limit;
 
 -- expire_session: forget a session's record, if it is still not used
 DELETE FROM session
-WHERE id = ? AND active < ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
+WHERE id = :session AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
 
 -- empty_session: forget some of the events of a session that was not used for long, and is not in use
 DELETE FROM event WHERE (stream, seq) IN (
     SELECT e.stream, e.seq FROM stream AS s JOIN event AS e ON e.stream = s.key
-    WHERE s.session = :session AND EXISTS (SELECT 1 FROM session WHERE id = :session AND active < :answers)
+    WHERE s.session = :session AND EXISTS (
+        SELECT 1 FROM session WHERE id = :session AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END)
       AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = :session)
     LIMIT :limit);
 
@@ -432,3 +446,6 @@ DELETE FROM node;
 
 -- clear_mail: forget all messages
 DELETE FROM mail;
+
+-- clear_secrets: forget all secrets
+DELETE FROM secret;

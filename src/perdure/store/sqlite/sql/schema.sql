@@ -20,7 +20,8 @@ CREATE TABLE session (
     active        REAL NOT NULL,
     ended         TEXT NOT NULL DEFAULT '',
     address       TEXT NOT NULL DEFAULT '',
-    revision      INTEGER NOT NULL DEFAULT 0
+    revision      INTEGER NOT NULL DEFAULT 0,
+    kind          TEXT NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call'))
 );
 
 -- A caller is an owner or, where there is none, an address.
@@ -32,7 +33,7 @@ CREATE INDEX session_ended ON session (active) WHERE state = 'ended';
 
 CREATE INDEX session_state ON session (state);
 
-CREATE INDEX session_dormant ON session (active) WHERE state = 'dormant';
+CREATE INDEX session_dormant ON session (kind, active) WHERE state = 'dormant';
 
 CREATE TABLE stream (
     key        INTEGER PRIMARY KEY,
@@ -92,6 +93,7 @@ CREATE TABLE call (
     attempt     INTEGER NOT NULL CHECK (attempt >= 1),
     progress    REAL,
     state       TEXT NOT NULL CHECK (state IN ('running', 'waiting', 'answered', 'cancelled', 'settled')),
+    digest      BLOB NOT NULL DEFAULT x'',
     PRIMARY KEY (stream, incarnation, request_id)
 ) WITHOUT ROWID;
 
@@ -184,6 +186,12 @@ CREATE TABLE tally (
 
 INSERT INTO tally (only, open, ended) VALUES (1, 0, 0);
 
+-- What all processes must know alike, and no client.
+CREATE TABLE secret (
+    name  TEXT PRIMARY KEY NOT NULL,
+    value BLOB NOT NULL
+);
+
 -- One row: what a node adds to its monotonic clock, which all processes of a machine share, to get the store's time.
 CREATE TABLE clock (
     only   INTEGER PRIMARY KEY CHECK (only = 1),
@@ -209,7 +217,9 @@ END;
 
 CREATE TRIGGER session_new AFTER INSERT ON session
 BEGIN
-    UPDATE tally SET open = open + (NEW.state <> 'ended'), ended = ended + (NEW.state = 'ended');
+    UPDATE tally SET
+        open = open + (NEW.kind = 'session' AND NEW.state <> 'ended'),
+        ended = ended + (NEW.kind = 'session' AND NEW.state = 'ended');
 END;
 
 -- A session takes its chain along when it ends, however it does.
@@ -222,5 +232,7 @@ END;
 CREATE TRIGGER session_gone AFTER DELETE ON session
 BEGIN
     DELETE FROM chain WHERE session = OLD.id;
-    UPDATE tally SET open = open - (OLD.state <> 'ended'), ended = ended - (OLD.state = 'ended');
+    UPDATE tally SET
+        open = open - (OLD.kind = 'session' AND OLD.state <> 'ended'),
+        ended = ended - (OLD.kind = 'session' AND OLD.state = 'ended');
 END;
