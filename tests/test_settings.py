@@ -64,6 +64,7 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
     ("name", "good", "bad"),
     [
         ("eras", "session", "stateless"),
+        ("request_state", "own", "mine"),
         ("recover", "reissue", "lenient"),
         ("on_store_failure", "refuse", "panic"),
         ("json_response", True, 1),
@@ -85,6 +86,7 @@ def test_each_setting_has_been_proven_above() -> None:
     others = {name for name in FIELDS if name not in NUMBERS}
     assert others == {
         "eras",
+        "request_state",
         "on_store_failure",
         "recover",
         "json_response",

@@ -53,13 +53,12 @@ class ServerProcess:
     liveness: Liveness
     loop: asyncio.AbstractEventLoop
 
-    async def drain(self) -> None:
-        """Send idle clients elsewhere and wait for running calls, for `drain_timeout` at most."""
-        self.context.hub.end_idle()
+    async def drain(self, is_busy: Callable[[], bool]) -> None:
+        """Wait for running calls, for `drain_timeout` at most."""
         await self._learn_tools()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.context.settings.drain_timeout):
-                while self.sessions.running_calls():  # noqa: ASYNC110 - calls end at many places, and this once
+                while is_busy():  # noqa: ASYNC110 - calls end at many places, and this once
                     await asyncio.sleep(_DRAIN_LOOK)
 
     async def stop(self) -> None:

@@ -14,6 +14,7 @@ from perdure._core.text import format_duration, format_size, parse_count, parse_
 from perdure.errors import BadSetting
 
 Eras = Literal["both", "session"]
+RequestState = Literal["shared", "own"]
 OnStoreFailure = Literal["hold", "refuse"]
 Recover = Literal["strict", "reissue"]
 
@@ -125,6 +126,12 @@ class Settings:
     )
     eras: Eras = _connection(  # noqa: RUF009
         Eras, "`session` refuses 2026-07-28, so that clients fall back to a resumable revision"
+    )
+
+    request_state: RequestState = _connection(  # noqa: RUF009
+        RequestState,
+        "`shared` seals the state of multi-round calls with keys that all processes share; `own` leaves it to the"
+        " server, which has to share its keys itself",
     )
 
     max_stream_events: int = _limit(

@@ -26,6 +26,7 @@ from mcp.server.auth.provider import AccessToken, principal_components
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
+from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary
 from mcp.server.runner import ServerRunner, aclose_shielded
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.shared.dispatcher import CallOptions, coerce_request_id
@@ -422,3 +423,15 @@ async def test_uvicorn_keeps_the_state_of_a_response_where_we_look_for_it() -> N
 
 async def _nothing(scope: object, receive: object, send: object) -> None:
     pass
+
+
+def test_request_state_is_sealed_by_a_part_of_the_public_list_of_middleware() -> None:
+    """`perdure.runtime.request_state` puts another one in its place, on a copy of the server."""
+    server = MCPServer("seam")
+    server.streamable_http_app()
+    lowlevel = server.session_manager.app
+    told = moved("Server.middleware", "perdure.runtime.request_state")
+    assert [type(part) for part in lowlevel.middleware].count(RequestStateBoundary) == 1, told
+    assert list(parameters(RequestStateBoundary.__init__)) == ["self", "security", "default_audience"], told
+    codec = AESGCMRequestStateCodec([bytes(32), bytes([1]) * 32])
+    assert AESGCMRequestStateCodec([bytes([1]) * 32, bytes(32)]).unseal(codec.seal(b"state")) == b"state", told

@@ -7,8 +7,9 @@ path. Auth, custom routes and OAuth routes of the served server keep working: on
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
@@ -24,11 +25,13 @@ from perdure.assembly import ServerProcess, running
 from perdure.errors import Misuse, NodeBuried, StoreError, StoreLost
 from perdure.http.body import ClientGone, Headers, HostAndOrigin
 from perdure.http.credentials import principal_of
-from perdure.http.endpoint import ALLOW, Endpoint, SessionlessHandler
+from perdure.http.endpoint import ALLOW, Endpoint
 from perdure.http.event_stream import BREAK_OFF, EventStreamResponse
 from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
+from perdure.http.sessionless import SessionlessHandler
+from perdure.log.chores import cancel_all, keep_going
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.registry import SessionInfo
 from perdure.settings import Settings
@@ -130,6 +133,11 @@ class App:
                 own.session_manager = _EndpointInPlace(self._serve)
             if started.sessionless is not None:
                 await stack.enter_async_context(started.sessionless.run())
+            if (keys := started.state_keys) is not None:
+                store, clock = process.context.store, process.context.clock
+                await keys.load(store, clock)
+                renewing = asyncio.create_task(keep_going(partial(keys.renew, store, clock)))
+                stack.push_async_callback(cancel_all, [renewing])
             self._process = process
             self._endpoint = Endpoint(process, started.sessionless, is_draining=lambda: self._draining)
             try:
@@ -141,17 +149,27 @@ class App:
         """Take no new work, send idle clients elsewhere, and wait for running calls, for `drain_timeout` at most."""
         self._draining = True
         if self._process is not None:
-            await self._process.drain()
+            self.end_idle_readers()
+            await self._process.drain(is_busy=lambda: self.is_busy)
 
     @property
     def is_busy(self) -> bool:
         """Whether a call runs."""
-        return self._process is not None and bool(self._process.sessions.running_calls())
+        if self._process is None:
+            return False
+        return bool(self._process.sessions.running_calls()) or any(handler.is_busy for handler in self._sessionless)
+
+    @property
+    def _sessionless(self) -> Sequence[SessionlessHandler]:
+        handler = None if self._endpoint is None else self._endpoint.sessionless
+        return () if handler is None else (handler,)
 
     def end_idle_readers(self) -> None:
         """Send clients that only listen elsewhere. Nothing is refused."""
         if self._process is not None:
             self._process.context.hub.end_idle()
+        for handler in self._sessionless:
+            handler.end_listening()
 
     def begin_stop(self) -> None:
         """Stop now: refuse new requests, end what runs. May be called from a signal handler."""
@@ -178,8 +196,14 @@ class App:
         assert self._process is not None
         self._stopping = True
         if self._ending is None:
-            self._ending = self._process.loop.create_task(self._process.stop())
+            self._ending = self._process.loop.create_task(self._end())
         return self._ending
+
+    async def _end(self) -> None:
+        assert self._process is not None
+        await self._process.stop()
+        for handler in self._sessionless:
+            handler.end_all()
 
     def _buried(self) -> None:
         """Other nodes have settled what this one had: end at once."""
@@ -188,6 +212,8 @@ class App:
             self._ending = self._process.loop.create_future()
             self._ending.set_result(None)
             self._process.end()
+            for handler in self._sessionless:
+                handler.end_all()
         if self._on_lost is not None:
             self._on_lost(NodeBuried())
 

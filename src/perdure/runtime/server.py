@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from perdure.errors import BadTarget
 from perdure.runtime.base import Runtimes
+from perdure.runtime.request_state import SharedKeys, share_request_state
 from perdure.runtime.sdk import SdkRuntimes
 from perdure.settings import Settings
 
@@ -31,6 +32,8 @@ class Started:
     runtimes: Runtimes
     sessionless: StreamableHTTPSessionManager | None
     """Answers the requests of 2026-07-28; `None` where nothing does."""
+    state_keys: SharedKeys | None = None
+    """Seal the request state of multi-round calls; to be loaded from the store. `None` where others do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +110,9 @@ async def _enter(server: Server[Any], settings: Settings) -> AsyncIterator[Start
         # The SDK's own handler for 2026-07-28, on the same handlers and the lifespan that was entered already.
         twin = copy.copy(server)
         twin.lifespan = lambda _: contextlib.nullcontext(state)
+        state_keys = share_request_state(twin) if settings.request_state == "shared" else None
         sessionless = StreamableHTTPSessionManager(
             app=twin, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
         )
         runtimes = SdkRuntimes(server, state, can_ask=not settings.json_response)
-        yield Started(runtimes=runtimes, sessionless=sessionless)
+        yield Started(runtimes=runtimes, sessionless=sessionless, state_keys=state_keys)

@@ -1,0 +1,87 @@
+"""Seals the request state of multi-round calls with keys that all processes share.
+
+The SDK makes a key of its own in each process, so the second round of a call succeeds only at the process that answered
+the first. Here the keys are secrets of the store: a round may come to any process, also behind a restart. Where the
+operator gives keys (`PERDURE_STATE_KEYS`), those are used, for deployments that share no store.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp.server.lowlevel.server import Server
+from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary, RequestStateSecurity
+
+from perdure._core.key_ring import ring
+from perdure.errors import Misuse, StoreError
+from perdure.store.base import Store
+from perdure.telemetry.events import log_event
+
+KEYS = "PERDURE_STATE_KEYS"
+"""The environment variable with the operator's keys, separated by commas; the first one seals."""
+
+RING = "request-state"
+KEY_BYTES = 32
+
+RENEW_SECONDS = 3_600.0
+"""Seconds between two looks at the keys: often within the life of a key, and one small query."""
+
+
+@dataclass(slots=True, eq=False)
+class SharedKeys:
+    """The keys of the store, as a codec of the SDK's."""
+
+    _codec: AESGCMRequestStateCodec = field(
+        default_factory=lambda: AESGCMRequestStateCodec([secrets.token_bytes(KEY_BYTES)])
+    )
+
+    def seal(self, payload: bytes) -> str:
+        return self._codec.seal(payload)
+
+    def unseal(self, token: str) -> bytes:
+        return self._codec.unseal(token)
+
+    async def load(self, store: Store, clock: Callable[[], float]) -> None:
+        """Read the keys, and make those that are missing: the one that seals now, and the next one."""
+        names, kept = ring(RING, now=clock()), dict(await store.secrets())
+        for name in (names.present, names.next):
+            if name not in kept:
+                kept[name] = await store.keep_secret(name, secrets.token_bytes(KEY_BYTES))
+        self._codec = AESGCMRequestStateCodec([kept[name] for name in names if name in kept])
+
+    async def renew(self, store: Store, clock: Callable[[], float]) -> None:
+        """Read the keys again and again; runs for ever."""
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            try:
+                await self.load(store, clock)
+            except StoreError as failure:  # the keys in memory last for as long as a key does
+                log_event(logging.WARNING, "keys.unread", f"the keys for request state wait: {failure}")
+
+
+def given_keys() -> Sequence[str]:
+    """The operator's keys. Raises `Misuse` if they cannot be used."""
+    keys = [key.strip() for key in os.environ.get(KEYS, "").split(",") if key.strip()]
+    if keys:
+        try:
+            AESGCMRequestStateCodec(keys)
+        except ValueError as problem:
+            raise Misuse(f"{KEYS} cannot be used: {problem}") from None
+    return keys
+
+
+def share_request_state(server: Server[Any]) -> SharedKeys | None:
+    """Have a server seal its request state with shared keys. Gives those that have yet to be loaded from the store;
+    `None` if the operator gave keys, or the server seals nothing."""
+    if not any(isinstance(part, RequestStateBoundary) for part in server.middleware):
+        return None
+    keys = given_keys()
+    shared = None if keys else SharedKeys()
+    security = RequestStateSecurity(keys=keys) if shared is None else RequestStateSecurity(codec=shared)
+    boundary = RequestStateBoundary(security, default_audience=server.name)
+    server.middleware = [boundary if isinstance(part, RequestStateBoundary) else part for part in server.middleware]
+    return shared
