@@ -47,6 +47,10 @@ class Fleet:
         self._stack.push_async_callback(survivor.aclose)
         return survivor
 
+    def meet(self, survivor: Survivor) -> None:
+        """Let a client reach the nodes that came after it."""
+        survivor.peers += [survivor.peers[0].through(node.site) for node in self.nodes[len(survivor.peers) :]]
+
     def open(self, gate: str) -> None:
         for node in self.nodes:
             node.shop.open(gate)

@@ -64,10 +64,12 @@ class OwnServer(Server):
         self.stop("fast")
         self.start()
 
-    def copy_to(self, folder: Path, *, port: int = 0, standby: bool = False, **settings: str) -> OwnServer:
+    def copy_to(
+        self, folder: Path, *, port: int = 0, standby: bool = False, settings: Mapping[str, str] | None = None
+    ) -> OwnServer:
         """A base backup, ready to be started: as a server with what this one has now, or as its standby, which gets
         the rest through `port`."""
-        copy = OwnServer(folder, self._settings | settings)
+        copy = OwnServer(folder, self._settings | {**(settings or {})})
         way = f"host=127.0.0.1 port={port or self.port} user=postgres application_name=standby"
         more = ["-R"] if standby else []
         self.run("pg_basebackup", "-D", copy.data, "-d", way, "-c", "fast", "--no-sync", *more)
