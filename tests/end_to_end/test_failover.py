@@ -16,6 +16,8 @@ from tests.support.server_faults import OwnServer, hosts, own_server
 from tests.support.site import until
 from tests.support.survivors import Ledger
 
+WAITS_FOR_NO_STANDBY = {"synchronous_standby_names": ""}
+
 pytestmark = pytest.mark.anyio
 
 
@@ -58,7 +60,9 @@ async def replicated(
     try:
         await asyncio.to_thread(primary.start)
         async with cutting_proxy(primary.port) as link:
-            standby = await asyncio.to_thread(lambda: primary.copy_to(folder / "standby", port=link.port, standby=True))
+            standby = await asyncio.to_thread(
+                lambda: primary.copy_to(folder / "standby", port=link.port, standby=True, settings=WAITS_FOR_NO_STANDBY)
+            )
             await asyncio.to_thread(standby.start)
             yield Replicated(primary=primary, standby=standby, link=link)
     finally:
@@ -125,3 +129,56 @@ async def test_a_node_that_the_promoted_server_does_not_know_joins_again_and_its
         await until(lambda: all(len(node.site.app.other_nodes()) == 2 for node in nodes.nodes))
         await nodes.judge(Ledger(servers.standby.url), whole=False)
         await nodes.is_well()
+
+
+async def test_a_standby_that_commits_wait_for_has_everything(template: OwnServer, tmp_path: Path) -> None:
+    """With synchronous replication nothing is shown that a promoted standby does not have."""
+    settings = {"synchronous_standby_names": "standby"}
+    async with replicated(template, tmp_path, settings) as servers, fleet(servers.url) as nodes:
+        busy = await Busy.begin(nodes)
+        nodes.open("g/5")
+        await busy.saw(10, 2)
+        await servers.fail_over()
+        nodes.open("g/10")
+        assert await busy.client.result("announce", n=1, start=3) == "announced 1"
+        await busy.saw(15, 3)
+        await busy.finish(nodes)
+        assert [len(told.gaps) for told in busy.client.streams] == [0] * 4
+        assert len(busy.asking.asks) == 1
+        await nodes.judge(Ledger(servers.standby.url), whole=True)
+
+
+async def test_claims_and_mail_that_were_lost_hold_nothing_up_and_no_fence_comes_twice(
+    template: OwnServer, tmp_path: Path
+) -> None:
+    """The home of a session moved after the lag began, and an answer was on its way between two nodes."""
+    fences = "SELECT fence FROM perdure.stream WHERE generation > 1"
+    async with replicated(template, tmp_path) as servers, fleet(servers.url) as nodes:
+        client = await nodes.join()
+        alone = await client.listen(at=1)
+        assert await client.result("announce", n=2) == "announced 2"
+        await until(lambda: alone.notices == [1, 2])
+        asking = await client.call("ask", id=3, at=0, question="Why?")
+        await until(lambda: asking.asks)
+        await servers.caught_up()
+        before = {row[0] for row in Ledger(servers.primary.url).rows(fences)}
+        servers.link.hold()
+        subscribed = client.peers[1].request("resources/subscribe", {"uri": "a://1"})
+        assert (await client.insist(subscribed, at=1)).status_code == 200
+        assert await client.result("announce", n=2, start=3, at=1) == "announced 2"
+        await until(lambda: alone.notices[-2:] == [3, 4])
+        assert alone.events[-1][0].generation > 1, "the home has moved"
+        lost = {row[0] for row in Ledger(servers.primary.url).rows(fences)} - before
+        await servers.fail_over()
+        await client.answer_all(**{"Why?": "Because"})
+        await client.ended()
+        assert asking.text == "Because"
+        assert await client.result("announce", n=2, start=5, at=1) == "announced 2"
+        assert await client.result("announce", n=1, start=7, at=0) == "announced 1"
+        await until(lambda: {5, 6, 7} <= {*alone.notices})
+        ledger = Ledger(servers.standby.url)
+        await until(lambda: asyncio.to_thread(lambda: ledger.open_calls() == 0))
+        after = {row[0] for row in ledger.rows(fences)}
+        assert lost
+        assert not lost & after
+        await nodes.judge(ledger, whole=False)

@@ -36,6 +36,11 @@ class Told:
     """The id of the call's request; `None`: this is the standalone stream."""
     events: list[tuple[Position, Message]] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    faults: list[tuple[str, object]] = field(default_factory=list)
+    """What no promise allows."""
+    _at: int = 0
+    _told: set[int] = field(default_factory=set)
+    """Numbers of events that the client was told to be gone."""
     position: str = ""
     refused: Message | None = None
     """The refusal that told the client that there is nothing to come back to, and its status."""
@@ -76,24 +81,32 @@ class Told:
         return int(answer["error"]["code"])
 
     def take(self, event_id: str, message: Message) -> None:
-        if gap := gaps_of([message]):
-            self.gaps += gap
-        else:
-            position = parse_position(event_id)
-            assert position is not None, (self.name, event_id)
-            self.events.append((position, message))
+        """Note what came, and whether it may come now. Behind a gap that was told, the stream goes on in front of it:
+        whatever has its numbers there counts as new, because the client was told that it does not know them."""
+        position = parse_position(event_id)
+        assert position is not None, (self.name, event_id)
+        for first, last in (gaps := gaps_of([message])):
+            self._told.update(range(first, last + 1))
+            self._at = min(self._at, first - 1)
+        if gaps:
+            self.gaps += gaps
+            self._at = position.seq if position.seq == self._at + 1 else self._at  # it has a number itself
+            return
+        if position.seq <= self._at:
+            self.faults.append(("twice, or out of order", position))
+        if missing := {*range(self._at + 1, position.seq)} - self._told:
+            self.faults.append(("lost in silence", missing))
+        earlier = [place.seq for place, known in self.events if known == message and place.seq != position.seq]
+        if ("method" not in message and earlier) or not {*earlier} <= self._told:
+            self.faults.append(("twice", message))
+        self._at = position.seq
+        self.events.append((position, message))
 
     def judge(self) -> None:
         """Nothing twice, nothing out of order, nothing lost in silence, one answer, and nothing behind it."""
-        seen = [position.seq for position, _ in self.events]
-        places = [(position.generation, position.seq) for position, _ in self.events]
-        assert places == sorted(set(places)), (self.name, "twice, or out of order", places)
-        told = {number for first, last in self.gaps for number in range(first, last + 1)}
-        missing = set(range(1, max(seen, default=0) + 1)) - {*seen} - told
-        assert not missing, (self.name, "lost in silence", missing, seen, self.gaps)
-        for what in (self.progress, self.notices):
-            assert what == sorted(set(what)), (self.name, "twice, or out of order", what)
+        assert self.faults == [], (self.name, self.events, self.gaps)
         if self.request is not None:
+            assert self.progress == sorted({*self.progress}), (self.name, self.progress)
             count = 0 if self.refused is not None else 1
             assert len(self.answers) == count, (self.name, self.messages, self.refused)
             assert self.answers == self.messages[len(self.messages) - count :], (self.name, "behind the answer")
