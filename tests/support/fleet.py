@@ -55,14 +55,13 @@ class Fleet:
         for node in self.nodes:
             node.shop.open(gate)
 
+    async def has_health(self, status: str) -> bool:
+        """Whether each node says this of itself."""
+        answers = [await node.site.http.get(f"http://127.0.0.1:{node.site.port}/healthz") for node in self.nodes]
+        return all(answer.json()["status"] == status for answer in answers)
+
     async def is_well(self) -> None:
-        """Wait until each node says so."""
-
-        async def well() -> bool:
-            answers = [await node.site.http.get(f"http://127.0.0.1:{node.site.port}/healthz") for node in self.nodes]
-            return all(answer.json()["status"] == "ok" for answer in answers)
-
-        await until(well)
+        await until(lambda: self.has_health("ok"))
 
     async def judge(self, ledger: Ledger, *, whole: bool) -> None:
         """Wait until no call is open, then judge clients and store."""

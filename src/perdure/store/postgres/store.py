@@ -23,7 +23,7 @@ from perdure.store import base, rows
 from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.postgres import sql_files
-from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.address import for_writing, parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
@@ -70,7 +70,7 @@ class PostgresStore(Reads, Opens):
         codec: Codec = PLAIN,
         wall: Callable[[], float] | None = None,
     ) -> None:
-        self._address = address = parse_address(url)
+        self._address = address = for_writing(parse_address(url)) if writes else parse_address(url)
         self._makes = makes
         self._writes = writes
         self._wall = wall
