@@ -57,8 +57,13 @@ class Fleet:
 
     async def has_health(self, status: str) -> bool:
         """Whether each node says this of itself."""
-        answers = [await node.site.http.get(f"http://127.0.0.1:{node.site.port}/healthz") for node in self.nodes]
-        return all(answer.json()["status"] == status for answer in answers)
+        return all([await self.health(number) == status for number in range(len(self.nodes))])
+
+    async def health(self, number: int) -> str:
+        """What a node says of itself."""
+        site = self.nodes[number].site
+        answer = await site.http.get(f"http://127.0.0.1:{site.port}/healthz")
+        return str(answer.json()["status"])
 
     async def is_well(self) -> None:
         await until(lambda: self.has_health("ok"))

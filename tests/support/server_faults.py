@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from tests.support.postgres import Server, connection, programs
@@ -94,6 +97,65 @@ class OwnServer(Server):
     def end(self) -> None:
         if self.is_running:
             self.stop()
+
+
+class SmallDisk(OwnServer):
+    """A server with a tablespace `small` on a disk of so many megabytes, which goes with the server.
+
+    The disk is a file system in memory. It is mounted in a namespace of the server's own, for which no rights are
+    needed where the kernel lets users have namespaces.
+    """
+
+    def __init__(self, folder: Path, megabytes: int) -> None:
+        super().__init__(folder, {})
+        self._disk = folder / "disk"
+        self._megabytes = megabytes
+
+    def make(self) -> None:
+        super().make()
+        self._disk.mkdir()
+
+    def run(self, program: str, *arguments: object) -> None:
+        if arguments[-1] != "start":
+            super().run(program, *arguments)
+            return
+        mount = f"mount -t tmpfs -o size={self._megabytes}m tmpfs {self._disk}"
+        within = ["unshare", "-U", str(self._programs / program), *map(str, arguments)]
+        with tempfile.TemporaryFile() as said:
+            command = ["unshare", "-Urm", "sh", "-c", f"{mount} && exec {shlex.join(within)}"]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False)
+            said.seek(0)
+            if done.returncode:
+                raise RuntimeError(f"{program} failed: {said.read().decode(errors='replace')}")
+
+    def start(self) -> None:
+        super().start()
+        self.tell(f"CREATE TABLESPACE small LOCATION '{self._disk}'")
+
+    def fill(self) -> None:
+        """Leave no free page on the disk."""
+        self.tell("CREATE TABLE ballast (junk bytea STORAGE PLAIN) WITH (autovacuum_enabled = off) TABLESPACE small")
+        for pages in (100, 1):
+            with contextlib.suppress(asyncpg.DiskFullError):
+                while True:
+                    junk = "decode(repeat('00', 7000), 'hex')"
+                    self.tell(f"INSERT INTO ballast SELECT {junk} FROM generate_series(1, {pages})")
+
+    def make_room(self) -> None:
+        self.tell("DROP TABLE ballast")
+
+
+def why_no_namespaces() -> str:
+    """Why this machine cannot have a disk of a server's own; empty if it can."""
+    if shutil.which("unshare") is None:
+        return "no `unshare` here: a full disk needs a namespace of Linux"
+    tried = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs tmpfs /mnt && unshare -U true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"namespaces are not allowed here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
 @contextlib.contextmanager
