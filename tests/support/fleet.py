@@ -47,6 +47,13 @@ class Fleet:
         self._stack.push_async_callback(survivor.aclose)
         return survivor
 
+    def adopt(self, survivor: Survivor) -> None:
+        """Let a client of earlier nodes, which has been away, come back to these."""
+        survivor.peers = [survivor.peers[0].through(node.site) for node in self.nodes]
+        self._survivors.append(survivor)
+        self._stack.push_async_callback(survivor.aclose)
+        survivor.come_back()
+
     def meet(self, survivor: Survivor) -> None:
         """Let a client reach the nodes that came after it."""
         survivor.peers += [survivor.peers[0].through(node.site) for node in self.nodes[len(survivor.peers) :]]

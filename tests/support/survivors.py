@@ -148,7 +148,14 @@ class Survivor:
         self.streams.append(told)
         self._reading.append(asyncio.create_task(self._follow(told, wire)))
 
+    def come_back(self) -> None:
+        """Read on wherever something is missing, after the client was away."""
+        for told in self.streams:
+            if not told.is_over:
+                self._reading.append(asyncio.create_task(self._follow(told, None)))
+
     async def _follow(self, told: Told, wire: Wire | None) -> None:
+        wire = wire or await self._come_back(told)
         while wire is not None:
             with contextlib.suppress(Ended, httpx2.TransportError):
                 while True:
@@ -224,6 +231,7 @@ class Survivor:
         for task in self._reading:
             task.cancel()
         done = await asyncio.gather(*self._reading, return_exceptions=True)
+        self._reading.clear()
         for failure in done:
             if isinstance(failure, Exception):
                 raise failure
