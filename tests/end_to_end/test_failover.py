@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure._core.codes import OUTCOME_UNKNOWN
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.fleet import Busy, fleet
 from tests.support.server_faults import OwnServer, hosts, own_server
@@ -76,10 +77,15 @@ async def test_a_standby_that_lagged_is_promoted_and_what_it_lacks_is_told(templ
     the lost end knew is gone."""
     async with replicated(template, tmp_path) as servers, fleet(servers.url) as nodes:
         busy = await Busy.begin(nodes)
+        short = await busy.client.call("count", id=5, at=0, n=6, gate="short", pauses=[3])
+        await until(lambda: short.progress[-1:] == [3])
+        early = short.position
         await busy.stored(Ledger(servers.primary.url).has)
         await servers.caught_up()
         servers.link.hold()
         nodes.open("g/5")
+        nodes.open("short/3")
+        await until(lambda: short.is_over)
         assert await busy.client.result("announce", n=2, start=3, at=1) == "announced 2"
         asked_late = await busy.client.call("ask", id=4, at=0, question="When?")
         await busy.saw(10, 4)
@@ -97,6 +103,9 @@ async def test_a_standby_that_lagged_is_promoted_and_what_it_lacks_is_told(templ
         await busy.finish(nodes)
         nodes.open("late/5")
         await late.ended()
+        unknown = (await (await busy.client.peers[1].get(early)).rest())[-1]
+        assert (unknown["id"], unknown["error"]["code"]) == (5, OUTCOME_UNKNOWN), "nothing knows the lost answer"
+        assert short.text == "counted to 6"
         assert (await late.insist(late.peers[0].tool("count", n=1))).status_code == 404
         assert (await nodes.join(at=1)).session != late.session
         await nodes.judge(ledger, whole=False)

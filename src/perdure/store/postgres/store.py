@@ -8,7 +8,8 @@ connections of its own, and so has the ear (`ear.py`), on which nodes show that 
 
 Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for nearly two
 seconds, without a beat meanwhile (`_core.leases`). Such a node may live, cut off. So nothing is committed for a process
-of which a node is not in the store any more. Wake-ups (8) are notifications, or polling where there are none.
+of which a node is not in the store any more. A node that no other has buried was lost by the server, which came back
+without its last moments: it joins again first. Wake-ups (8) are notifications, or polling where there are none.
 """
 
 import asyncio
