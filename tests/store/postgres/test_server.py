@@ -168,6 +168,50 @@ async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why
         assert list(await there.commit([PutSession(record=a_session("goes on"))])) == [None]
 
 
+@pytest.mark.parametrize("at", ["commit", "claim", "bury", "beat"])
+async def test_a_process_whose_node_the_server_has_lost_joins_again_and_goes_on(
+    other: asyncpg.Connection[asyncpg.Record], at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promise 11: no node has buried it, so none has settled its calls. The server came back without its last moments,
+    in which the node had joined."""
+    url = store_url()
+    schema = parse_address(url).schema
+    async with PostgresStore(url, timeout=20.0) as here, PostgresStore(url, timeout=20.0) as there:
+        fence = await opened(here)
+        mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: 0.0)
+        await there.join(OTHER)
+        await other.execute(f"DELETE FROM {schema}.node WHERE id = $1", NODE)
+        await other.execute(f"DELETE FROM {schema}.mailbox WHERE node = $1", NODE)
+        attempts: dict[str, Callable[[], Awaitable[object]]] = {
+            "commit": lambda: here.commit([OpenStream(record=a_stream(fence, "late"))]),
+            "claim": lambda: here.claim(STREAM, node=NODE, held=fence),
+            "bury": lambda: here.bury(NodeId("a third one"), heir=NODE),
+            "beat": lambda: mine.beat(b"{}"),
+        }
+        await attempts[at]()
+        assert {node.id for node in await there.nodes()} == {NODE, OTHER}
+        assert mine.own_claim is ClaimState.HOLDING
+        assert [record.message for record in caplog.records if "joins again" in record.message] != []
+        assert list(await there.commit([SendMail(node=NODE, message=b"found")])) == [None]
+        theirs = there.liveness(OTHER, lease=LEASE, monotonic=lambda: 0.0)
+        assert list(await theirs.dead()) == [], "its lock is the one that it holds"
+
+
+@pytest.mark.parametrize(("burials", "is_known"), [(999, True), (1_000, False)])
+async def test_the_last_thousand_burials_are_remembered(
+    other: asyncpg.Connection[asyncpg.Record], burials: int, is_known: bool
+) -> None:
+    url = store_url()
+    schema = parse_address(url).schema
+    async with PostgresStore(url, timeout=20.0) as store:
+        await store.join(OTHER)
+        await store.bury(OTHER, heir=NODE)
+        await other.execute(f"SELECT {schema}.note_buried_1('node ' || n) FROM generate_series(1, {burials}) AS n")
+        rows = await other.fetch(f"SELECT node FROM {schema}.buried WHERE node = $1", OTHER)
+        assert bool(rows) is is_known
+        assert await other.fetchval(f"SELECT count(*) FROM {schema}.buried") == 1_000
+
+
 async def test_a_burial_waits_for_the_commit_that_is_on_its_way(other: asyncpg.Connection[asyncpg.Record]) -> None:
     """So what it accepts is there when the one that buries looks for it again, or is refused."""
     url = store_url()

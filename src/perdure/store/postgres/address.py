@@ -1,7 +1,7 @@
 """Reads the address of a PostgreSQL store: what is ours in it, and what the driver gets."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from perdure.errors import BadSetting
@@ -12,6 +12,12 @@ DEFAULT_SCHEMA = "perdure"
 
 _HOST = re.compile(r"(\[[^]]*\]|[^][:]*)(:[0-9]*)?")
 """One of several hosts, and its port."""
+
+_TARGET = "target_session_attrs"
+_TARGETS = ("any", "primary", "standby", "prefer-standby", "read-write", "read-only")
+"""The values that the driver knows."""
+_WRITING = ("primary", "read-write")
+"""Those by which every connection finds the server that takes writes, whichever of several hosts that is."""
 
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 """Names that need no quotes, and that are short enough to stand in the name of a channel."""
@@ -52,11 +58,41 @@ def parse_address(url: str) -> Address:
         raise BadSetting(
             f"store is {shown!r}; schema is {schema!r}, allowed: up to 40 small letters, digits and underscores"
         )
+    target = dict(kept).get(_TARGET, "any")
+    if target not in _TARGETS:
+        raise BadSetting(f"store is {shown!r}; {_TARGET} is {target!r}, allowed: {', '.join(_TARGETS)}")
     dsn = _joined(parts, kept)
     listen = ours.get("listen", dsn)
     if urlsplit(listen).scheme not in SCHEMES:
         raise BadSetting(f"store is {shown!r}; listen is {without_password(listen)!r}, allowed: {FORM}")
     return Address(dsn=dsn, listen=listen, schema=schema, shown=shown)
+
+
+def for_writing(address: Address) -> Address:
+    """Give the address of a store that is written: of several hosts, the one that takes writes. Raises `BadSetting` if
+    it asks for another one."""
+    parts = urlsplit(address.dsn)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    target = dict(options).get(_TARGET)
+    is_one_of_several = len(each_host(address.dsn)) > 1
+    if target is None and is_one_of_several:
+        dsn = _joined(parts, [*options, (_TARGET, "read-write")])
+        return replace(address, dsn=dsn, listen=dsn if address.listen == address.dsn else address.listen)
+    if target in _WRITING or target is None or (target == "any" and not is_one_of_several):
+        return address
+    raise BadSetting(
+        f"store is {address.shown!r}; {_TARGET} is {target!r}, by which a server that only reads may answer; a store"
+        f" that is written needs {_TARGET}=read-write"
+    )
+
+
+def each_host(dsn: str) -> list[str]:
+    """Give an address for each of its hosts."""
+    parts = urlsplit(dsn)
+    user, at, hosts = parts.netloc.rpartition("@")
+    if "," not in hosts or f"{_TARGET}=prefer-standby" in parts.query:  # of those the driver has to see all
+        return [dsn]
+    return [dsn.replace(f"//{parts.netloc}", f"//{user}{at}{host}", 1) for host in hosts.split(",")]
 
 
 def _split(url: str) -> SplitResult | None:

@@ -6,12 +6,14 @@ to cancel it; whether it was done is not known, and need not be, because steps a
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
 from perdure.errors import StoreUnavailable
+from perdure.store.postgres.address import each_host
 from perdure.store.postgres.failures import NAMED, failure
 from perdure.store.time_limit import TimeLimit
 
@@ -28,6 +30,10 @@ takes longer than the read."""
 _READ_ONLY = {"default_transaction_read_only": "on"}
 """For an operator's commands: the server itself refuses what would write."""
 
+HOST_SECONDS = 0.2
+"""How long a host has, of several, before the next one is asked too. A server on the same network answers sooner; all
+of a few are asked within `store_timeout`, which is a second."""
+
 CLOSE_SECONDS = 2.0
 """How long a connection that is closed waits for the server; then it is cut."""
 
@@ -38,6 +44,7 @@ class Connector:
     def __init__(self, dsn: str, shown: str, *, timeout: float, reads_only: bool = False) -> None:
         self.shown = shown
         self._dsn = dsn
+        self._hosts = each_host(dsn)
         self._reads_only = reads_only
         self._timeout = timeout
         self.is_pooled = False
@@ -46,12 +53,43 @@ class Connector:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> Connection:
-        """Make a connection, or raise what the driver raises."""
+        """Make a connection to the first host that is fit, or raise what the driver raises.
+
+        The driver by itself would wait for each host in turn, and a machine that lost its power never answers: another
+        host gets its turn soon, and the first connection that comes is used.
+        """
+        waiting = deque(self._hosts)
+        trying: set[asyncio.Task[Connection]] = set()
+        failures: list[BaseException] = []
+        try:
+            while waiting or trying:
+                if waiting:
+                    trying.add(asyncio.create_task(self._connect(waiting.popleft())))
+                pause = HOST_SECONDS if waiting else None
+                done, trying = await asyncio.wait(trying, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                connections = [task.result() for task in done if task.exception() is None]
+                for connection in connections[1:]:
+                    self.discard(connection)
+                if connections:
+                    return connections[0]
+                failures += [failure for task in done if (failure := task.exception()) is not None]
+        finally:
+            for task in trying:
+                task.add_done_callback(self._discard_late)
+                task.cancel()
+        # What a server says tells more than that another one cannot be reached.
+        raise next((failure for failure in failures if not isinstance(failure, OSError)), failures[-1])
+
+    def _discard_late(self, task: "asyncio.Task[Connection]") -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.discard(task.result())
+
+    async def _connect(self, dsn: str) -> Connection:
         settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
         if not self.is_pooled:  # a pooler refuses settings that it does not know
             settings |= _SETTINGS | (_READ_ONLY if self._reads_only else {})
         return await asyncpg.connect(
-            self._dsn,
+            dsn,
             timeout=self._timeout,
             statement_cache_size=0 if self.is_pooled else STATEMENTS,
             max_cached_statement_lifetime=0,

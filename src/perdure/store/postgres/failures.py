@@ -17,9 +17,18 @@ AGAIN = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 BURIED = "PD001"
 """What `refuse_buried_1` raises, with the names of the nodes."""
 
-_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED)
+UNKNOWN = "PD002"
+"""The same for nodes that the server has lost, with what came after they had joined."""
+
+_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED, UNKNOWN)
 """Classes of conditions that may pass: connection, rollback, resources, lock, operator's intervention, system error,
-a transaction's state (the server only reads: another one has become the primary), and nodes that were buried."""
+a transaction's state (the server only reads: another one has become the primary), and nodes that were buried or
+lost."""
+
+
+def is_unknown(error: BaseException | None) -> bool:
+    """Whether the server refused something because it has lost the node that asks."""
+    return getattr(error, "sqlstate", None) == UNKNOWN
 
 
 def failure(error: BaseException, shown: str, doing: str) -> StoreError:

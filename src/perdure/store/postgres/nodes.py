@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from perdure._core.ids import NodeId
 from perdure._core.leases import Leases
 from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
 from perdure.store.postgres.ear import Ear
-from perdure.store.postgres.failures import BURIED
+from perdure.store.postgres.failures import BURIED, is_unknown
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
 """How long a node has to answer whether it holds anything. One that does not answer counts as a holder."""
@@ -39,9 +44,11 @@ class Holding:
     asked, by a notification, and only a node that answers that it holds nothing is not named (15).
     """
 
-    def __init__(self, ear: Ear, queries: Mapping[str, str]) -> None:
+    def __init__(self, ear: Ear, queries: Mapping[str, str], *, enter: Callable[[NodeId], Awaitable[None]]) -> None:
+        """`enter`: writes that a node is there."""
         self._ear = ear
         self._queries = queries
+        self._enter = enter
         self.joined: set[NodeId] = set()
         """The nodes of this process. A commit is refused if one of them is not in the store any more."""
         self._buried: set[NodeId] = set()
@@ -83,15 +90,34 @@ class Holding:
         if getattr(error, "sqlstate", None) == BURIED:
             self.bury(NodeId(node) for node in str(getattr(error, "detail", "")).split(" "))
 
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """The same for what leaves a block under its own name."""
+    async def as_members(self, work: Callable[[list[NodeId]], Awaitable[T]]) -> T:
+        """Work that the server refuses if one of the nodes here is not in the store. If the server has lost them, they
+        join again, and the work is done then."""
         try:
-            yield
+            return await work(self.members())
         except StoreUnavailable as failure:
-            if failure.__cause__ is not None:
-                self.refused(failure.__cause__)
-            raise
+            cause = failure.__cause__
+            if cause is not None:
+                self.refused(cause)
+            if not is_unknown(cause):
+                raise
+        await self.join_again()
+        return await work(self.members())
+
+    async def join_again(self) -> None:
+        """Enter the nodes here that the server does not know and that no other node has buried: it has lost its last
+        moments, or was put back from a copy. Nothing of theirs is left there for other nodes to settle."""
+        nodes = list(self.joined)
+        there = {row[0] for row in await self._ear.fetch(self._queries["all_nodes"])}
+        if missing := [node for node in nodes if node not in there]:
+            self.bury(NodeId(row[0]) for row in await self._ear.fetch(self._queries["buried"], missing))
+            for node in self.joined.intersection(missing):
+                await self._enter(node)
+                _log.warning(
+                    "the database has lost that node %s had joined: it joins again",
+                    node[:8],
+                    extra={"action": "store.node_lost"},
+                )
 
     async def show_life(self) -> None:
         """Raise the beats of the nodes here: other nodes see that their lock is free."""
@@ -99,7 +125,8 @@ class Holding:
         if shown:
             with contextlib.suppress(StoreError):
                 there = {row[0] for row in await self._ear.fetch(self._queries["show_life"], shown)}
-                self.bury(node for node in shown if node not in there)
+                if not self.joined <= there:
+                    await self.join_again()
 
     async def aclose(self) -> None:
         for task in self._answering:
@@ -228,10 +255,13 @@ class PostgresLiveness:
         sent = self._monotonic()
         if self.own_claim is ClaimState.BURIED:
             return
-        if await self._ear.fetch(self._queries["beat"], self._node, facts, self._clock()):
-            self._leases.beaten(sent=sent, now=self._monotonic())
-        else:
-            self._holding.bury([self._node])
+        beat = (self._queries["beat"], self._node, facts, self._clock())
+        if not await self._ear.fetch(*beat):
+            await self._holding.join_again()
+            if self._node not in self._holding.joined or not await self._ear.fetch(*beat):
+                self._holding.bury([self._node])
+                return
+        self._leases.beaten(sent=sent, now=self._monotonic())
 
     async def dead(self) -> Sequence[NodeId]:
         dead = await self._look()

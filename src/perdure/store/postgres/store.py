@@ -8,7 +8,8 @@ connections of its own, and so has the ear (`ear.py`), on which nodes show that 
 
 Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for nearly two
 seconds, without a beat meanwhile (`_core.leases`). Such a node may live, cut off. So nothing is committed for a process
-of which a node is not in the store any more. Wake-ups (8) are notifications, or polling where there are none.
+of which a node is not in the store any more. A node that no other has buried was lost by the server, which came back
+without its last moments: it joins again first. Wake-ups (8) are notifications, or polling where there are none.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from perdure.store import base, rows
 from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.postgres import sql_files
-from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.address import for_writing, parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
@@ -70,7 +71,7 @@ class PostgresStore(Reads, Opens):
         codec: Codec = PLAIN,
         wall: Callable[[], float] | None = None,
     ) -> None:
-        self._address = address = parse_address(url)
+        self._address = address = for_writing(parse_address(url)) if writes else parse_address(url)
         self._makes = makes
         self._writes = writes
         self._wall = wall
@@ -89,7 +90,7 @@ class PostgresStore(Reads, Opens):
             heard=self._on_word,
             show_life=lambda: self._holding.show_life(),
         )
-        self._holding = Holding(self._ear, queries)
+        self._holding = Holding(self._ear, queries, enter=self._enter)
         self._writer = Writer(
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
@@ -148,8 +149,7 @@ class PostgresStore(Reads, Opens):
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), base.KEPT_GENERATIONS)
-        with self._holding.noting():
-            return await self._one("claim", rows.stream_record, *values, self._holding.members())
+        return await self._holding.as_members(lambda members: self._one("claim", rows.stream_record, *values, members))
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._one("next_incarnation", session_record, session)
@@ -208,15 +208,24 @@ class PostgresStore(Reads, Opens):
         """The lock first: a row whose lock is free is that of a dead node."""
         await self._ear.open()
         await self._ear.listen(node)
-        lock = None if self._ear.is_deaf else self._ear.lock
         wall = None if self._wall is None else self._wall()
         asked = time.monotonic()
-        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall)
-        [(told,)] = await self._readers.fetch(self._queries["join"], *values)
+        told = await self._put_node(node, wall)
         self._offset = told - (asked + time.monotonic()) / 2
         self._holding.join(node)
         self._hints.poll()
         return new_fence(1, secrets.token_bytes)
+
+    async def _enter(self, node: NodeId) -> None:
+        """A node that the server has lost keeps its time."""
+        await self._put_node(node, self.clock())
+
+    async def _put_node(self, node: NodeId, wall: float | None) -> float:
+        """Write that a node is there; gives the store's time."""
+        lock = None if self._ear.is_deaf else self._ear.lock
+        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall)
+        [(told,)] = await self._readers.fetch(self._queries["join"], *values)
+        return float(told)
 
     def clock(self) -> float:
         return time.monotonic() + self._offset
@@ -239,9 +248,9 @@ class PostgresStore(Reads, Opens):
         )
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
-        with self._holding.noting():
-            values = (node, heir, beat, self._holding.members())
-            [(mail, keys)] = await self._readers.fetch(self._queries["bury"], *values)
+        [(mail, keys)] = await self._holding.as_members(
+            lambda members: self._readers.fetch(self._queries["bury"], node, heir, beat, members)
+        )
         if mail is None:
             return None
         self._holding.bury([node])

@@ -12,7 +12,7 @@ from perdure.errors import StoreUnavailable
 from perdure.store import base
 from perdure.store.codec import Payloads
 from perdure.store.postgres.connections import Connection, Connector
-from perdure.store.postgres.failures import AGAIN, NAMED, failure
+from perdure.store.postgres.failures import AGAIN, NAMED, failure, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.postgres.steps import CommitArguments, lock_order
 from perdure.store.refusals import Why, refusal
@@ -88,9 +88,11 @@ class Writer:
                 arguments.add(encoded[place])
             try:
                 found = await connection.fetchval(self._queries["commit"], *arguments.values(self.name, members))
-            except AGAIN:
-                if attempt == TRIES:
+            except asyncpg.PostgresError as error:
+                if attempt == TRIES or not (isinstance(error, AGAIN) or is_unknown(error)):
                     raise
+                if is_unknown(error):
+                    await self._holding.join_again()
                 continue
             return _refusals(steps, order, found)
         raise AssertionError("unreachable")

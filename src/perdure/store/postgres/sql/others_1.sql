@@ -76,8 +76,16 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET
         record = excluded.record, lock = excluded.lock, writer = excluded.writer, gone = false;
     INSERT INTO perdure.mailbox (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
+    DELETE FROM perdure.buried WHERE node = node_;
     RETURN told;
 END $$;
+
+-- Note that a node is not there any more because it was buried, or has left. The last thousand are remembered: a node
+-- learns it with its next beat, or when it is awake again, and by then a thousand others have hardly come and gone.
+CREATE FUNCTION perdure.note_buried_1(node_ text) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO perdure.buried (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
+    DELETE FROM perdure.buried WHERE key <= (SELECT max(key) FROM perdure.buried) - 1000;
+$$;
 
 -- The streams that a node writes, sealed ones excepted: what is listed, and what has open calls.
 CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LANGUAGE sql STABLE AS $$
@@ -99,6 +107,7 @@ BEGIN
     ELSE
         DELETE FROM perdure.mailbox WHERE node = node_;
         DELETE FROM perdure.node WHERE id = node_;
+        PERFORM perdure.note_buried_1(node_);
     END IF;
 END $$;
 
@@ -123,6 +132,7 @@ BEGIN
         END IF;
         -- A commit of it that runs comes to its end; the next one finds that the node is not there.
         PERFORM pg_advisory_xact_lock(n.writer);
+        PERFORM perdure.note_buried_1(node_);
     END IF;
     PERFORM 1 FROM perdure.mailbox WHERE node IN (node_, heir) ORDER BY node FOR UPDATE;
     SELECT array_agg(r.stream) INTO keys FROM perdure.reader AS r WHERE r.node = node_;

@@ -162,6 +162,9 @@ SELECT perdure.leave_1($1);
 -- bury: a dead node is forgotten; gives how many messages the heir got (NULL: it has beaten), and the streams it read
 SELECT mail, keys FROM perdure.bury_1($1, $2, $3, $4);
 
+-- buried: those of some nodes that were buried, or have left
+SELECT node FROM perdure.buried WHERE node = ANY ($1);
+
 -- beat: a node shows that it lives
 UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_timestamp()
 WHERE id = $1 AND NOT gone RETURNING true;
@@ -270,7 +273,7 @@ WHERE s.key = x.stream;
 
 -- clear_tables: forget everything, when a copy has failed
 TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
-    perdure.reader, perdure.node, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender, perdure.chain;
+    perdure.reader, perdure.node, perdure.buried, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender, perdure.chain;
 
 -- clear_tally: no session is left to be counted
 UPDATE perdure.tally SET open = 0, ended = 0;

@@ -8,15 +8,19 @@ CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS void LANGUAGE sql 
 $$;
 
 -- Refuse whatever a process does of which a node was buried: other nodes have settled its calls, and would not settle
--- one that it accepts now. (A node may be buried by its lock, which its process has lost, before its lease ends.)
+-- one that it accepts now. (A node may be buried by its lock, which its process has lost, before its lease ends.) A node
+-- that is unknown because the server has lost it has to join again first, for the same reason.
 CREATE FUNCTION perdure.refuse_buried_1(members text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     missing text[];
+    buried_ text[];
 BEGIN
-    SELECT array_agg(m) INTO missing FROM unnest(members) AS m WHERE NOT EXISTS (
-        SELECT 1 FROM perdure.node WHERE id = m);
-    IF missing IS NOT NULL THEN
-        RAISE EXCEPTION 'other nodes have buried this one' USING ERRCODE = 'PD001', DETAIL = array_to_string(missing, ' ');
+    SELECT array_agg(m), array_agg(m) FILTER (WHERE EXISTS (SELECT 1 FROM perdure.buried WHERE node = m))
+    INTO missing, buried_ FROM unnest(members) AS m WHERE NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = m);
+    IF buried_ IS NOT NULL THEN
+        RAISE EXCEPTION 'other nodes have buried this one' USING ERRCODE = 'PD001', DETAIL = array_to_string(buried_, ' ');
+    ELSIF missing IS NOT NULL THEN
+        RAISE EXCEPTION 'the server does not know this node' USING ERRCODE = 'PD002', DETAIL = array_to_string(missing, ' ');
     END IF;
 END $$;
 

@@ -192,6 +192,13 @@ CREATE TABLE perdure.node (
     seen     timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
+-- The nodes that were buried, or have left, last: a node that is in neither table was lost by the server, with what came
+-- after it, and joins again.
+CREATE TABLE perdure.buried (
+    key  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    node text COLLATE "C" NOT NULL UNIQUE
+);
+
 -- Senders lock the row of the mailbox until they have committed, so keys become visible in their order. It is apart
 -- from the node, whose beats wait for no sender. "last": the key of its last message.
 CREATE TABLE perdure.mailbox (
