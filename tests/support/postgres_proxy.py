@@ -27,7 +27,8 @@ from tests.support.cutting_proxy import CHUNK, PATIENCE, reset
 SSL_REQUEST, GSS_REQUEST, CANCEL_REQUEST = 80877103, 80877104, 80877102
 """What may come in place of the message that begins a session."""
 
-PARSE, QUERY, SYNC, TERMINATE, READY = b"P", b"Q", b"S", b"X", b"Z"
+PARSE, QUERY, SYNC, TERMINATE = b"P", b"Q", b"S", b"X"
+READY, KEY = b"Z", b"K"
 
 
 class Role(enum.Enum):
@@ -94,6 +95,8 @@ class PostgresProxy:
         self.port = 0
         #: The roles of all requests so far, in their order. A session that begins is a request of a NEW connection.
         self.requests: list[Role] = []
+        #: It says another number for the server's process than that has, by which poolers are known.
+        self.is_pooler = False
         #: Seconds by which what goes to the server is late.
         self.delay = 0.0
         self._links: set[Link] = set()
@@ -230,6 +233,8 @@ class PostgresProxy:
             if link.cut is not None:
                 link.cut.happened.set()
                 self._lose(link)
+        if kind == KEY and self.is_pooler:
+            message = message[:5] + (1).to_bytes(4, "big") + message[9:]
         if link in self._links and not (link.cut and link.is_asked):
             link.store.write(message)
 

@@ -1,0 +1,161 @@
+"""A PostgreSQL server that does not answer for a while: to all nodes, or to one that is cut off or stands still.
+
+PERDURE_TEST_OUTAGES=real tells the stories of hangs with the default lease and real outages of up to a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perdure.store.postgres.store import PostgresStore
+from tests.support.faulty_town import Node, town
+from tests.support.postgres import store_url
+from tests.support.postgres_proxy import Direction, PostgresProxy
+from tests.support.serving import serving
+from tests.support.site import until
+from tests.support.stores import BUSY_SECONDS
+from tests.support.survey import HALF, OUTCOME_UNKNOWN, Client, assert_sound
+
+IS_REAL = os.environ.get("PERDURE_TEST_OUTAGES") == "real"
+
+LEASE, TIMEOUT = (15.0, 1.0) if IS_REAL else (2.4, 0.4)
+"""`lease` and `store_timeout`: the defaults, or the same scaled down."""
+
+SHORT = 2.5 if IS_REAL else 0.9
+"""Seconds of an outage that is longer than `store_timeout`, and shorter than a node's own share of its lease."""
+
+LONG = (14.0, 60.0) if IS_REAL else (3.0,)
+"""Seconds of outages after which nodes are frozen."""
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300 if IS_REAL else 120)]
+
+
+WAYS: dict[str, Callable[[PostgresProxy], None]] = {"hangs": PostgresProxy.hang, "swallows": PostgresProxy.swallow}
+
+
+@pytest.mark.parametrize("seconds", [SHORT, *LONG])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_server_that_is_silent_for_a_while_loses_nothing(tmp_path: Path, way: str, seconds: float) -> None:
+    """Promises 3 and 7: nodes say that they are degraded, come back by themselves, and none takes another for dead.
+    What is sent arrives later, or never."""
+    async with town(tmp_path) as it:
+        nodes = [await it.add(lease=LEASE, timeout=TIMEOUT) for _ in range(2)]
+        clients = [it.client(*nodes), it.client(*reversed(nodes))]
+        for client in clients:
+            client.has_gate = True
+            await client.open()
+            await client.ask_for_survey()
+        for node in nodes:
+            WAYS[way](node.proxy)
+        began = time.monotonic()
+        for client in clients:
+            client.gate.touch()  # a node that has nothing to write notices it later
+        for node in nodes:
+            await until(node.is_degraded)
+        going_on = [asyncio.create_task(_go_on(client)) for client in clients]
+        await asyncio.sleep(began + seconds - time.monotonic())
+        assert [await node.health() for node in nodes] == ["degraded"] * 2
+        for node in nodes:
+            node.proxy.heal()
+        await asyncio.gather(*going_on)
+        for node in nodes:
+            await until(node.is_well)
+        await it.judge(*clients)
+        assert [node.site.app.counters.nodes_settled for node in nodes] == [0, 0]
+        await it.tell(*nodes)
+
+
+async def _go_on(client: Client) -> None:
+    async with client.listening():
+        await client.go_on()
+    await client.read_again()
+
+
+# --- One node of two ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("directions", [tuple(Direction), (Direction.UP,), (Direction.DOWN,)])
+async def test_a_node_that_is_cut_off_beyond_its_lease_shows_nothing_more_and_ends(
+    tmp_path: Path, directions: tuple[Direction, ...]
+) -> None:
+    """Promises 3 and 11: the other node settles its call. What it says afterwards is neither shown nor written, whether
+    nothing arrives at the server, no answer arrives from it, or neither."""
+    async with town(tmp_path) as it:
+        cut, other = [await it.add(lease=2.0, timeout=TIMEOUT) for _ in range(2)]
+        client = it.client(cut, other)
+        client.has_gate = True
+        await client.open()
+        async with client.listening():
+            await client.ask_for_survey()
+            await until(lambda: client.standalone.notices)
+            reader = await client.at(client.near).resume(client.call.position)
+            assert await reader.head() == 200
+            cut.proxy.swallow(*directions)
+            await until(lambda: _is_frozen(cut))
+            client.gate.touch()  # its tool goes on, and is not heard
+            await client.go_on()
+            await until(lambda: other.site.app.counters.nodes_settled == 1)
+            assert await _is_frozen(cut), "it cannot know yet that it is buried"
+            assert reader.messages == []
+            cut.proxy.heal()
+            await until(lambda: _is_stopping(cut))
+            assert (await reader.answer()).messages == [], "its readers are sent away, to the other node"
+            await reader.aclose()
+        assert [answer["error"]["code"] for answer in client.call.answers] == [OUTCOME_UNKNOWN]
+        await it.judge(client, is_known=False)
+        await it.tell(other)
+
+
+async def _is_frozen(node: Node) -> bool:
+    """It takes no new work."""
+    response = await node.site.http.get(f"http://127.0.0.1:{node.site.port}/healthz")
+    return (response.status_code, response.json()["status"]) == (503, "degraded")
+
+
+async def _is_stopping(node: Node) -> bool:
+    return await node.health() == "stopping"
+
+
+async def test_a_process_that_stands_still_beyond_its_lease_says_nothing_more_of_its_calls(tmp_path: Path) -> None:
+    """Promises 3 and 11: all its connections stand, and its lock is held; its lease tells."""
+    url = store_url()
+    options = ("--store", url, "--lease", "2s")
+    async with (
+        serving("tests.support.survey:server", *options) as paused,
+        serving("tests.support.survey:server", *options) as other,
+        PostgresStore(url, timeout=BUSY_SECONDS) as store,
+    ):
+
+        async def is_buried() -> bool:
+            return len(await store.nodes()) == 1
+
+        client = Client(near=paused.port, far=other.port, key="survey", folder=tmp_path, has_gate=True)
+        await client.open()
+        async with client.listening():
+            await client.ask_for_survey()
+            await until(lambda: client.standalone.notices)
+            reader = await client.at(client.near).resume(client.call.position)
+            assert await reader.head() == 200
+            os.kill(paused.pid, signal.SIGSTOP)
+            try:
+                client.gate.touch()
+                await client.go_on()
+                await until(is_buried)
+            finally:
+                os.kill(paused.pid, signal.SIGCONT)
+            assert (await reader.answer()).messages == []
+            await reader.aclose()
+        await until(lambda: any("took this process for dead" in line for line in paused.output))
+        assert len(client.call.progress) == HALF
+        assert [answer["error"]["code"] for answer in client.call.answers] == [OUTCOME_UNKNOWN]
+        await assert_sound(store, client, is_known=False)
+        later = Client(near=other.port, far=other.port, key="later", folder=tmp_path)
+        await later.tell()
+        await assert_sound(store, later)
