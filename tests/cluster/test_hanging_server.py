@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure._core.ids import SessionId
 from perdure.store.postgres.store import PostgresStore
 from tests.support.faulty_town import Node, town
 from tests.support.postgres import store_url
@@ -78,6 +79,16 @@ async def _go_on(client: Client) -> None:
     await client.read_again()
 
 
+async def test_a_slow_network_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    async with town(tmp_path) as it:
+        nodes = [await it.add() for _ in range(2)]
+        for node in nodes:
+            node.proxy.delay = 0.02
+        client = await it.tell(*nodes)
+        assert client.refused == 0
+        assert [node.site.app.counters.outages for node in nodes] == [0, 0]
+
+
 # --- One node of two ------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +122,32 @@ async def test_a_node_that_is_cut_off_beyond_its_lease_shows_nothing_more_and_en
         assert [answer["error"]["code"] for answer in client.call.answers] == [OUTCOME_UNKNOWN]
         await it.judge(client, is_known=False)
         await it.tell(other)
+
+
+async def test_what_a_node_showed_between_the_cut_and_the_end_of_its_claim_is_told_as_a_gap(tmp_path: Path) -> None:
+    """Promise 4: it went on from memory, as it may. Its client has seen what the log does not have, and is told so by
+    the node that settles the call."""
+    async with town(tmp_path) as it:
+        cut, other = [await it.add(lease=2.0, timeout=TIMEOUT) for _ in range(2)]
+        client = it.client(cut, other)
+        client.has_gate = True
+        await client.open()
+        await client.ask_for_survey()
+        async with await client.at(client.near).resume(client.call.position) as reader:
+            assert await reader.head() == 200
+            cut.proxy.swallow()
+            client.gate.touch()
+            while not client.asked:
+                assert await client.call.read(reader)
+        shown = len(client.call.events)
+        await client.read(client.far, client.call, lambda: bool(client.call.answers))
+        [gap, answer] = client.call.messages[shown:]
+        assert (gap["method"], answer["error"]["code"]) == ("notifications/perdure/gap", OUTCOME_UNKNOWN)
+        [call] = [call for call in await it.look.calls(SessionId(client.session.id)) if call.request_id == 1]
+        assert [event.final for event in await it.look.read(call.stream, after=0, limit=99)] == [False] * HALF + [True]
+        await until(lambda: other.site.app.counters.nodes_settled == 1)
+        cut.proxy.heal()
+        await until(lambda: _is_stopping(cut))
 
 
 async def _is_frozen(node: Node) -> bool:
