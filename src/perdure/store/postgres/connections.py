@@ -27,6 +27,13 @@ _SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
 """Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
 takes longer than the read."""
 
+ISOLATION = "read committed"
+"""A statement of the store waits for locks, and looks then what is so. At a stricter level it would see what was so
+before it waited: a commit would not notice that its node has been buried meanwhile."""
+
+_OWN = {"default_transaction_isolation": ISOLATION, "idle_session_timeout": "0"}
+"""What a role or a database may have set otherwise. Connections rest: the ear between two beats, readers for long."""
+
 _READ_ONLY = {"default_transaction_read_only": "on"}
 """For an operator's commands: the server itself refuses what would write."""
 
@@ -87,7 +94,7 @@ class Connector:
     async def _connect(self, dsn: str) -> Connection:
         settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
         if not self.is_pooled:  # a pooler refuses settings that it does not know
-            settings |= _SETTINGS | (_READ_ONLY if self._reads_only else {})
+            settings |= _SETTINGS | _OWN | (_READ_ONLY if self._reads_only else {})
         return await asyncpg.connect(
             dsn,
             timeout=self._timeout,

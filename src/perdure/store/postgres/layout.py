@@ -5,7 +5,7 @@ import asyncpg
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import Address
-from perdure.store.postgres.connections import Connection
+from perdure.store.postgres.connections import ISOLATION, Connection
 
 OLDEST_SERVER = 15
 """The oldest major version of PostgreSQL that is tested."""
@@ -34,7 +34,8 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
             " migrate`"
         )
     try:
-        async with connection.transaction():
+        # At a stricter level, what another process has made while this one waited would not be seen.
+        async with connection.transaction(isolation="read_committed"):
             await connection.execute(LOCK, f"{address.schema}.migration")
             before = await schema_version(connection, address)
             if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
@@ -68,6 +69,16 @@ async def _check_server(connection: Connection, address: Address, *, writes: boo
         raise StoreUnavailable(
             f"the server of {address.shown} only reads (a standby, or default_transaction_read_only); give the primary,"
             " or several hosts with target_session_attrs=read-write"
+        )
+
+
+async def check_isolation(connection: Connection, address: Address) -> None:
+    """Refuse a stricter isolation than the store's. For a pooler, to which a process cannot say which one it wants."""
+    level = await connection.fetchval("SELECT current_setting('default_transaction_isolation')")
+    if level != ISOLATION:
+        raise StoreError(
+            f"transactions in {address.shown} are {level!r} by default; Perdure needs {ISOLATION!r}, and cannot choose"
+            f" it through a pooler: ALTER ROLE … SET default_transaction_isolation = '{ISOLATION}'"
         )
 
 

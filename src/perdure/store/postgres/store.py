@@ -28,7 +28,7 @@ from perdure.store.postgres.address import for_writing, parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
-from perdure.store.postgres.layout import prepare
+from perdure.store.postgres.layout import check_isolation, prepare
 from perdure.store.postgres.nodes import Holding, PostgresLiveness
 from perdure.store.postgres.reads import Reads, session_record
 from perdure.store.postgres.steps import stored
@@ -114,6 +114,8 @@ class PostgresStore(Reads, Opens):
         try:
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
+            if self._connector.is_pooled:
+                await check_isolation(connection, self._address)
             if self._address.listen == self._address.dsn:
                 self._direct.is_pooled = self._connector.is_pooled
         finally:
