@@ -9,12 +9,13 @@ import signal
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Kind, NodeId, SessionId, StreamId, parse_position
 from perdure.log.stream import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
@@ -50,6 +51,43 @@ async def test_events_of_a_generation_that_is_not_known_yet_are_not_shown(pair: 
     later = tuple(Event(seq, 1.0, b"{}") for seq in (3, 4))
     await pair.b.site.store.commit([Append(stream=stream.id, fence=claimed.fence, events=later)])
     assert [event.seq for event in await held.standalone.read(after=0, limit=10)] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", Kind)
+async def test_a_position_of_the_node_that_took_a_stream_is_not_lost_to_the_one_that_does_not_know(
+    pair: Pair, kind: Kind
+) -> None:
+    """Promises 2 and 4: a process that stood still goes on, and a client comes to it with what others have shown."""
+    at_a, _ = await pair.join()
+    if kind is Kind.CALL:
+        call = await at_a.call("count", n=2, gate="never", pauses=[2], token=1)
+        await call.messages(2)
+        first = parse_position(call.last_id)
+        await call.drop()
+    else:
+        await at_a.result("announce", n=2)
+        standalone = await at_a.get()
+        await standalone.messages(2)
+        first = parse_position(standalone.last_id)
+        await standalone.drop()
+    assert first is not None
+    store = pair.b.site.store
+    stream = await stream_by_id(store, first.stream)
+    assert stream is not None
+    claimed = await store.claim(stream.id, node=NodeId("other"), held=stream.fence)
+    assert claimed is not None
+    said = tuple(Event(seq, 1.0, b'{"said": %d}' % seq) for seq in (3, 4))
+    await store.commit([Append(stream=stream.id, fence=claimed.fence, events=said)])
+    third = replace(first, generation=claimed.generation, seq=3)
+    reader = await at_a.get(str(third))
+    assert await reader.messages(1) == [{"said": 4}]
+    later = Event(5, 1.0, b'{"said": 5}')
+    await store.commit([Append(stream=stream.id, fence=claimed.fence, events=(later,))])
+    assert await reader.messages(1) == [{"said": 5}]
+    assert [event.id for event in reader.seen if event.data] == [
+        str(replace(third, seq=4)),
+        str(replace(third, seq=5)),
+    ]
 
 
 class SlowList(Library):
