@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from tests.support.crashbox import diary
@@ -74,6 +75,7 @@ class Soak:
         self._between = between
         self._choice = random.Random(f"{seed}/killer")
         self._ports = Ports([0] * store.nodes)
+        self._turn = asyncio.Lock()
         self._seconds = seconds
         self._deadline = 0.0
 
@@ -110,21 +112,32 @@ class Soak:
     async def _harm(self, nodes: Nodes) -> None:
         """Do harm to one part after the other, and start again what has ended."""
         acts = ACTS if self._store.lease else {"nodes": 1}
+        if self._store.holds:
+            acts = {act: weight for act, weight in acts.items() if act != "kill of both"}
         while not self._over():
             await asyncio.sleep(self._choice.uniform(*self._between))
             [act] = self._choice.choices(list(acts), list(acts.values())) if len(acts) > 1 else acts
-            if self._store.holds and self._store.lease:
-                # What a node shows and holds dies with it, as it says.
-                await nodes.all_well()
-                act = "nodes" if act == "kill of both" else act
-            await self._do(act, nodes)
+            async with self._alone(nodes):
+                await self._do(act, nodes)
             await nodes.revive()
 
     async def _pause_some(self, nodes: Nodes) -> None:
         choice = random.Random(f"{self._seed}/pauses")
         while not self._over():
             await asyncio.sleep(choice.uniform(*BETWEEN_PAUSES) * self._store.lease)
-            await nodes.pause(choice.randrange(self._store.nodes), choice.uniform(*PAUSES) * self._store.lease)
+            async with self._alone(nodes):
+                await nodes.pause(choice.randrange(self._store.nodes), choice.uniform(*PAUSES) * self._store.lease)
+
+    @asynccontextmanager
+    async def _alone(self, nodes: Nodes) -> AsyncIterator[None]:
+        """Where nodes show what they hold, and lose it when they die, as they say: do one harm at a time, when nothing
+        is held. Otherwise all at once."""
+        if not (self._store.holds and self._store.lease):
+            yield
+            return
+        async with self._turn:
+            await nodes.all_well()
+            yield
 
     async def _do(self, act: str, nodes: Nodes) -> None:
         match act:

@@ -1,6 +1,7 @@
 """Where servers die: functions of the product and edges of them, as data (`crash_child` says how they are met).
 
-A function that waits is left each time it does, and entered each time it goes on.
+A function that waits is left each time it does, and entered each time it goes on. The driver of PostgreSQL waits twice
+for a statement that it sends for the first time on a connection: to prepare it, and for what it gives.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ SQLITE_SECOND_POINTS = {
 }
 
 POSTGRES_SECOND_POINTS = {
-    "when a claim is on its way": at(POSTGRES, "PostgresStore.claim", "leave"),
-    "when a stream is claimed and the process does not know": at(POSTGRES, "PostgresStore.claim", "enter", 2),
-    "before the second stream is claimed": at(POSTGRES, "PostgresStore.claim", "enter", 3),
-    "when a settled answer is on its way": at(POSTGRES_WRITER, "Writer._attempts", "leave"),
+    "when a claim is on its way": at(POSTGRES, "PostgresStore.claim", "leave", 2),
+    "when a stream is claimed and the process does not know": at(POSTGRES, "PostgresStore.claim", "enter", 3),
+    "before the second stream is claimed": at(POSTGRES, "PostgresStore.claim", "enter", 4),
+    "when a settled answer is on its way": at(POSTGRES_WRITER, "Writer._attempts", "leave", 2),
     "when an answer is settled and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter", 2),
     "before the dead are buried": at(POSTGRES, "PostgresStore.bury", "enter"),
-    "when a burial is on its way": at(POSTGRES, "PostgresStore.bury", "leave"),
+    "when a burial is on its way": at(POSTGRES, "PostgresStore.bury", "leave", 2),
     "when the dead are buried and the process does not know": at(POSTGRES_NODES, "Holding.bury", "enter"),
 }
 

@@ -78,7 +78,8 @@ class PostgresServer:
     def __init__(self, folder: Path, *, lease: float = LEASE, holds: bool = False) -> None:
         self.lease = lease
         self.holds = holds
-        self.options: tuple[str, ...] = ("--lease", f"{lease:g}s", "--on-store-failure", "hold" if holds else "refuse")
+        on_failure = ("hold", "--store-timeout", "20s") if holds else ("refuse",)  # a busy machine holds nothing
+        self.options: tuple[str, ...] = ("--lease", f"{lease:g}s", "--on-store-failure", *on_failure)
         self._server = Server(folder, synchronous_commit="on")
 
     @property

@@ -135,7 +135,7 @@ class GetHandler:
         cursor = place(position, generation=stream.generation, last=stream.tail.last, ended=ended)
         if cursor == position.seq:
             return _Start(cursor)
-        if stream.writer is not None and await is_taken(session, stream):
+        if await is_taken(session, stream):
             return await self._place(session, stream, position)  # it names what the other node has shown
         context.counters.positions_lost += 1
         return self._gap(session, stream, cursor + 1, position.seq, reason="lost", cursor=cursor)

@@ -401,12 +401,10 @@ async def catch_up(session: Session, stream: Stream) -> None:
 
 
 async def is_taken(session: Session, stream: Stream) -> bool:
-    """Whether another node has claimed a stream that this one believes to write: this one stood still for a while, and
-    has not looked yet. The stream is followed then. Raises `StoreUnavailable` where what this node still writes has to
-    be refused first."""
+    """Whether another node has claimed a stream since this one last looked: this one may have stood still, and believe
+    that it writes. The stream is followed then. Raises `StoreUnavailable` where what this node still writes has to be
+    refused first."""
     record = await stream_by_id(session.context.store, stream.id)
-    if stream.writer is None:
-        return True  # it was found out meanwhile
     if record is None or record.fence == stream.fence:
         return False
     if stream is session.standalone:
