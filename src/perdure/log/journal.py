@@ -117,7 +117,7 @@ class Journal:
     @property
     def may_show(self) -> bool:
         """What is accepted may be shown: this node holds its claim, and has held it since it last had written all."""
-        return self._has_claim and not self._has_lapsed
+        return not self._has_lapsed and self._claim() is ClaimState.HOLDING
 
     @property
     def _has_claim(self) -> bool:
