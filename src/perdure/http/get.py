@@ -14,7 +14,7 @@ from perdure.http.refusals import Refusal, Refused
 from perdure.log.hub import warning_frames
 from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
-from perdure.sessions.session import Session, catch_up, find_stream, look_how_far
+from perdure.sessions.session import Session, catch_up, find_stream, is_taken, look_how_far
 
 
 class _Start(NamedTuple):
@@ -135,6 +135,8 @@ class GetHandler:
         cursor = place(position, generation=stream.generation, last=stream.tail.last, ended=ended)
         if cursor == position.seq:
             return _Start(cursor)
+        if await is_taken(session, stream):
+            return await self._place(session, stream, position)  # it names what the other node has shown
         context.counters.positions_lost += 1
         return self._gap(session, stream, cursor + 1, position.seq, reason="lost", cursor=cursor)
 

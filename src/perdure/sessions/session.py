@@ -400,6 +400,22 @@ async def catch_up(session: Session, stream: Stream) -> None:
         await look_at(session.context, stream)
 
 
+async def is_taken(session: Session, stream: Stream) -> bool:
+    """Whether another node has claimed a stream since this one last looked: this one may have stood still, and believe
+    that it writes. The stream is followed then. Raises `StoreUnavailable` where what this node still writes has to be
+    refused first."""
+    record = await stream_by_id(session.context.store, stream.id)
+    if record is None or record.fence == stream.fence:
+        return False
+    if stream is session.standalone:
+        stream.follow(record)
+    else:
+        session.call_streams.follow(record)
+    if stream.writer is not None:
+        raise StoreUnavailable(f"another node writes stream {stream.id}, and this one is about to learn it")
+    return True
+
+
 async def look_how_far(session: Session) -> None:
     """See how far readers at other nodes have got on the standalone stream. While the store fails, what is known here
     counts."""
