@@ -21,11 +21,20 @@ _OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED)
 """Classes of conditions that may pass: connection, rollback, resources, lock, operator's intervention, system error,
 a transaction's state (the server only reads: another one has become the primary), and nodes that were buried."""
 
+_ADVICE = {
+    "unsupported startup parameter": "the pooler takes no such setting: leave it out of the address, and set it for"
+    " the role with ALTER ROLE … SET",
+    "statement pooling mode": "the pooler takes no transactions: make or migrate the schema with `perdure store init`"
+    " or `migrate` at an address past it",
+}
+"""What to do about sentences of PgBouncer, by a part of each."""
+
 
 def failure(error: BaseException, shown: str, doing: str) -> StoreError:
     """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    sentence = f"the database {shown} cannot be {doing}: {reason}"
+    advice = "".join(f"; {advice}" for part, advice in _ADVICE.items() if part in reason)
+    sentence = f"the database {shown} cannot be {doing}: {reason}{advice}"
     state = getattr(error, "sqlstate", None) or ""
     if isinstance(error, asyncpg.PostgresError) and state:
         return (StoreUnavailable if state.startswith(_OF_THE_MOMENT) else StoreError)(sentence)

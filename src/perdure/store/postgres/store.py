@@ -108,15 +108,25 @@ class PostgresStore(Reads, Opens):
             self._is_open = True
 
     async def _prepare(self) -> None:
-        self._connector.is_pooled = True  # nothing is prepared until it is known what answers
+        self._connector.is_pooled = self._direct.is_pooled = True  # nothing is prepared until it is known what answers
         connection = await self._connector.connect()
         try:
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
-            if self._address.listen == self._address.dsn:
-                self._direct.is_pooled = self._connector.is_pooled
         finally:
             await self._connector.aclose([connection])
+        if self._address.listen == self._address.dsn:
+            self._direct.is_pooled = self._connector.is_pooled
+        elif self._writes:
+            await self._look_at_direct_way()
+
+    async def _look_at_direct_way(self) -> None:
+        """A wrong address for listening is told now, and not when a node joins."""
+        connection = await self._direct.connect()
+        try:
+            await self._direct.look_for_pooler(connection)
+        finally:
+            await self._direct.aclose([connection])
 
     async def aclose(self) -> None:
         """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""

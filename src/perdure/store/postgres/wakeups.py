@@ -37,7 +37,8 @@ Hinted = set[StreamId] | None
 
 
 class Hints:
-    """Tells listeners. `look` gives a value that changes with whatever is written to the server."""
+    """Tells listeners. `look` gives a value that changes whenever a commit becomes visible. (The end of the server's
+    log would not do: a commit is written there a moment before other connections see it.)"""
 
     def __init__(self, ear: Ear, *, look: Callable[[], Awaitable[object]]) -> None:
         self._ear = ear
