@@ -1,17 +1,30 @@
 """Makes the store's schema in a database, migrates it, and refuses what this release cannot use."""
 
+import asyncio
+
 import asyncpg
 
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import Address
 from perdure.store.postgres.connections import Connection
+from perdure.store.postgres.failures import AGAIN
 
 OLDEST_SERVER = 15
 """The oldest major version of PostgreSQL that is tested."""
 
 LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 """Of several that make or migrate a schema, one at a time does."""
+
+SHORT_LOCKS = "SET LOCAL lock_timeout = '500ms'"
+"""A migration that waits for a table, behind a backup for example, keeps all commits waiting behind itself. So it gives
+up before they fail (the default of `store_timeout` is a second), lets them pass, and tries again."""
+
+PAUSE = 0.5
+"""Seconds between two tries: as long as commits were kept waiting."""
+
+TRIES = 60
+"""About a minute. What is in the way for longer is for people to look at."""
 
 
 async def prepare(connection: Connection, address: Address, *, makes: bool, writes: bool = True) -> None:
@@ -34,19 +47,38 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
             " migrate`"
         )
     try:
-        async with connection.transaction():
-            await connection.execute(LOCK, f"{address.schema}.migration")
-            before = await schema_version(connection, address)
-            if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
-                await connection.execute(f"CREATE SCHEMA {address.schema}")
-            for number in range(before + 1, sql_files.VERSION + 1):
-                await connection.execute(sql_files.migration(number, address.schema))
+        for attempt in range(1, TRIES + 1):
+            try:
+                await _migrate(connection, address)
+                return
+            except (*AGAIN, asyncpg.LockNotAvailableError):
+                if attempt == TRIES:
+                    raise
+                await asyncio.sleep(PAUSE)
     except asyncpg.InsufficientPrivilegeError as error:
         done, command = ("migrate", "migrate") if version else ("make", "init")
         raise StoreError(
             f"the role may not {done} the schema {address.schema} in {address.shown} ({error}); let a role that may run"
             f" `perdure store {command}`, or grant CREATE on the database"
         ) from error
+    except asyncpg.LockNotAvailableError as error:
+        raise StoreUnavailable(
+            f"the schema {address.schema} of {address.shown} cannot be migrated now: another program keeps its tables"
+            f" locked ({error}); find it in pg_stat_activity, and start again when it has ended"
+        ) from error
+
+
+async def _migrate(connection: Connection, address: Address) -> None:
+    """Make the schema, or bring it further, as one transaction, while processes of the release before it serve."""
+    async with connection.transaction():
+        await connection.execute(LOCK, f"{address.schema}.migration")
+        before = await schema_version(connection, address)
+        if before:
+            await connection.execute(SHORT_LOCKS)
+        if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
+            await connection.execute(f"CREATE SCHEMA {address.schema}")
+        for number in range(before + 1, sql_files.VERSION + 1):
+            await connection.execute(sql_files.migration(number, address.schema))
 
 
 async def _check_server(connection: Connection, address: Address, *, writes: bool) -> None:

@@ -14,7 +14,7 @@ from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connection, Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
-from perdure.store.postgres.layout import OLDEST_SERVER, prepare, schema_version
+from perdure.store.postgres.layout import OLDEST_SERVER, SHORT_LOCKS, prepare, schema_version
 from perdure.store.postgres.store import OPEN_SECONDS, PostgresStore
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.time_limit import TimeLimit
@@ -86,7 +86,7 @@ class PostgresUpkeep:
             "-- Run it in the database, as the role that is to own the schema; it is one transaction.",
             "BEGIN;",
             f"SELECT pg_advisory_xact_lock(hashtextextended('{schema}.migration', 0));",
-            f"CREATE SCHEMA IF NOT EXISTS {schema};",
+            f"{SHORT_LOCKS};" if version else f"CREATE SCHEMA IF NOT EXISTS {schema};",
             *(sql_files.migration(number, schema) for number in range(version + 1, self.latest + 1)),
             *self._grants(grant),
             "COMMIT;",
