@@ -7,9 +7,17 @@ import asyncpg
 
 from perdure.errors import StoreError, StoreUnavailable
 
-NAMED = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, ValueError, TypeError)
+NAMED = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    ValueError,
+    TypeError,
+    UserWarning,
+)
 """What may come out of the driver; each leaves the store as a `StoreError`. (`TimeoutError` is an `OSError`; values
-that cannot be encoded are a `ValueError` or a `TypeError`.)"""
+that cannot be encoded are a `ValueError` or a `TypeError`; a password file that others can read is a `UserWarning`.)"""
 
 AGAIN = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 """Two transactions were in each other's way, and nothing was done: the same is tried again."""

@@ -26,6 +26,24 @@ PAUSE = 0.5
 TRIES = 60
 """About a minute. What is in the way for longer is for people to look at."""
 
+_STRANGE = """
+SELECT min(relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+"""
+"""A table of another program in the schema. (Functions may be there: extensions put theirs into any schema.)"""
+
+_MISSING = """
+SELECT right_ || ' on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace,
+    unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
+WHERE n.nspname = $1 AND c.relname = ANY ($2) AND NOT has_table_privilege(c.oid, right_)
+    AND (c.relkind IN ('r', 'p') OR c.relkind = 'v' AND right_ = 'SELECT')
+    AND (right_ <> 'TRUNCATE' OR c.relname LIKE 'event!_%' ESCAPE '!')
+UNION ALL
+SELECT 'EXECUTE on ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+WHERE n.nspname = $1 AND p.proname = ANY ($2) AND NOT has_function_privilege(p.oid, 'EXECUTE')
+ORDER BY 1
+"""
+
 
 async def prepare(connection: Connection, address: Address, *, makes: bool, writes: bool = True) -> None:
     """Check the database, and bring its schema to this release's version. Without `makes` nothing is made or changed;
@@ -36,6 +54,11 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
     await _check_server(connection, address, writes=writes)
     version = await schema_version(connection, address)
     if version == sql_files.VERSION:
+        if writes and (missing := await missing_rights(connection, address.schema)):
+            raise StoreError(
+                f"the role may not serve from the schema {address.schema} of {address.shown}: it lacks {missing}; let"
+                " the schema's owner run `perdure store init --grant ROLE`"
+            )
         return
     if not makes:
         raise StoreError(
@@ -75,6 +98,8 @@ async def _migrate(connection: Connection, address: Address) -> None:
         before = await schema_version(connection, address)
         if before:
             await connection.execute(SHORT_LOCKS)
+        elif strange := await connection.fetchval(_STRANGE, address.schema):
+            raise StoreError(_not_a_store(address, f"it holds {strange}"))
         if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
             await connection.execute(f"CREATE SCHEMA {address.schema}")
         for number in range(before + 1, sql_files.VERSION + 1):
@@ -103,6 +128,19 @@ async def _check_server(connection: Connection, address: Address, *, writes: boo
         )
 
 
+def _not_a_store(address: Address, why: str) -> str:
+    return (
+        f"the schema {address.schema} of {address.shown} is not a Perdure store; name another one with ?schema=, which"
+        f" need not be there yet: {why}"
+    )
+
+
+async def missing_rights(connection: Connection, schema: str) -> str:
+    """Name some of the rights that the role lacks to serve; nothing if it has all."""
+    missing = [row[0] for row in await connection.fetch(_MISSING, schema, list(sql_files.made()))]
+    return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+
+
 async def schema_version(connection: Connection, address: Address) -> int:
     """The version of the schema; 0 if there is none. Raises `StoreTooNew` for one that this release cannot use."""
     try:
@@ -115,9 +153,7 @@ async def schema_version(connection: Connection, address: Address) -> int:
             " schema, and its rights on the tables"
         ) from error
     except (asyncpg.UndefinedColumnError, asyncpg.WrongObjectTypeError, ValueError) as error:
-        raise StoreError(
-            f"the schema {address.schema} of {address.shown} is not a Perdure store; name another one with ?schema="
-        ) from error
+        raise StoreError(_not_a_store(address, f"its table of versions is another one ({error})")) from error
     if oldest > sql_files.VERSION:
         raise StoreTooNew(
             f"the schema {address.schema} of {address.shown} has version {version}, written by a newer release; this"

@@ -5,6 +5,7 @@ deployment is being replaced, so the functions of a release have its version in 
 release adds others beside them (`commit_2`). What no release that may still run uses is dropped by a later migration.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,8 @@ MIGRATIONS: Mapping[int, Migration] = {
 
 VERSION = max(MIGRATIONS)
 
+_MADE = re.compile(rf"^CREATE (?:TABLE|VIEW|FUNCTION) {DEFAULT_SCHEMA}\.(\w+)", re.MULTILINE)
+
 _SET_VERSION = """
 INSERT INTO {schema}.version (version, oldest) VALUES ({version}, {oldest})
 ON CONFLICT (one) DO UPDATE SET version = excluded.version, oldest = excluded.oldest;
@@ -51,6 +54,13 @@ def migration(version: int, schema: str) -> str:
     step = MIGRATIONS[version]
     said = _SET_VERSION.format(schema=schema, version=version, oldest=step.oldest)
     return "\n".join([*(_read(name, schema) for name in step.files), said])
+
+
+@cache
+def made() -> frozenset[str]:
+    """The names of the tables, views and functions that this release makes."""
+    scripts = (migration(version, DEFAULT_SCHEMA) for version in MIGRATIONS)
+    return frozenset(name for script in scripts for name in _MADE.findall(script))
 
 
 def _read(name: str, schema: str) -> str:

@@ -40,9 +40,6 @@ READERS = 4
 """Connections for reading and for small changes: enough that a long replay keeps no other reader waiting, few enough
 that ten processes leave room on a server with its hundred connections."""
 
-OPEN_SECONDS = 10.0
-"""How long a connection may take when the store is opened: a server on another network, with TLS, that starts."""
-
 SWEEP_SECONDS = 60.0
 """How long one statement of a sweep may take. It is in the way of nothing."""
 
@@ -77,8 +74,8 @@ class PostgresStore(Reads, Opens):
         self._offset = (wall or time.time)() - time.monotonic()
         self._payloads = Payloads(codec)
         self._queries = queries = sql_files.queries(address.schema)
-        self._connector = Connector(address.dsn, address.shown, timeout=OPEN_SECONDS, reads_only=not writes)
-        self._direct = Connector(address.listen, address.shown, timeout=OPEN_SECONDS)
+        self._connector = Connector(address.dsn, address.shown, timeout=address.patience, reads_only=not writes)
+        self._direct = Connector(address.listen, address.shown, timeout=address.patience)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
         self._ear = Ear(
