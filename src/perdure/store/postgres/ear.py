@@ -45,6 +45,11 @@ Heard = Callable[[str, str], None]
 """Called with a channel and what was said there; with two empty texts when something may have been missed."""
 
 
+def channel_of(schema: str, node: NodeId) -> str:
+    """The channel of a node, whatever its name: PostgreSQL takes 63 bytes."""
+    return f"{schema}_{hashlib.sha256(node.encode()).hexdigest()[:20]}"
+
+
 class Ear:
     """Listens for the nodes of one process. `heard` is called in the event loop.
 
@@ -77,8 +82,7 @@ class Ear:
         self._is_open = False
 
     def channel(self, node: NodeId) -> str:
-        """The channel of a node, whatever its name: PostgreSQL takes 63 bytes."""
-        return f"{self._schema}_{hashlib.sha256(node.encode()).hexdigest()[:20]}"
+        return channel_of(self._schema, node)
 
     async def open(self) -> None:
         """Open it, once."""
