@@ -64,6 +64,7 @@ class Stores:
             run("ROLLBACK")
 
 
+@pytest.mark.timeout(300)
 async def test_the_store_keeps_its_promises_behind_a_pooler(bouncer: Bouncer) -> None:
     """Promises 1 to 21: no session of the server is its own."""
     stores = Stores(bouncer)
@@ -114,6 +115,24 @@ async def test_a_process_behind_a_pooler_says_once_that_it_is_deaf_and_looks_ins
         nodes = await borrower.fetch(f"SELECT lock FROM {parse_address(url).schema}.node")
         assert [node[0] for node in nodes] == [None] * 3
         await borrower.close()
+
+
+async def test_a_process_notices_by_the_silence_that_it_is_deaf_where_sessions_take_turns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a pooler is not seen to lend one session to two connections, because it lends another one each time."""
+    async with bouncing(tmp_path, server_round_robin="1") as bouncer:
+        busy = [await asyncpg.connect(bouncer.url, statement_cache_size=0) for _ in range(3)]
+        await asyncio.gather(*(one.fetch("SELECT pg_sleep(0.2)") for one in busy))  # now it has three sessions
+        async with PostgresStore(f"{bouncer.url}?schema={new_schema()}", timeout=BUSY_SECONDS) as store:
+            await store.join(NODE)
+            assert len(said_to_be_deaf(caplog)) == 1
+            told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+            store.subscribe(NODE, told.put_nowait)
+            await store.commit([PutSession(record=a_session())])
+            assert await told.get() == ()
+        for one in busy:
+            await one.close()
 
 
 async def test_a_look_is_told_of_a_commit_when_it_can_be_seen_and_not_before(tmp_path: Path) -> None:
