@@ -10,6 +10,16 @@ SCHEMES = ("postgresql", "postgres")
 FORM = "postgresql://USER@HOST/DATABASE"
 DEFAULT_SCHEMA = "perdure"
 
+OPEN_SECONDS = 10.0
+"""How long a connection may take to be made, if the address does not say it: a server on another network, with TLS,
+that starts."""
+
+LONGEST_PATIENCE = 600.0
+"""The most that an address may ask for: a database that sleeps while it is not used wakes within seconds."""
+
+OURS = ("schema", "listen", "connect_timeout", "channel_binding")
+"""Options that the driver does not get. It knows the last two not: it would send them to the server as settings."""
+
 _HOST = re.compile(r"(\[[^]]*\]|[^][:]*)(:[0-9]*)?")
 """One of several hosts, and its port."""
 
@@ -35,6 +45,8 @@ class Address:
     schema: str
     shown: str
     """The address for people: without the password."""
+    patience: float = OPEN_SECONDS
+    """Seconds in which a connection must be made."""
 
 
 def parse_address(url: str) -> Address:
@@ -47,7 +59,7 @@ def parse_address(url: str) -> Address:
             " %2F %3F %23 %40"
         )
     options = parse_qsl(parts.query, keep_blank_values=True)
-    ours = {name: value for name, value in options if name in ("schema", "listen")}
+    ours = {name: value for name, value in options if name in OURS}
     kept = [(name, value) for name, value in options if name not in ours]
     if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}://"):
         raise BadSetting(f"store is {shown!r}; allowed: {FORM}")
@@ -61,11 +73,41 @@ def parse_address(url: str) -> Address:
     target = dict(kept).get(_TARGET, "any")
     if target not in _TARGETS:
         raise BadSetting(f"store is {shown!r}; {_TARGET} is {target!r}, allowed: {', '.join(_TARGETS)}")
+    _refuse_binding(options, shown)
     dsn = _joined(parts, kept)
-    listen = ours.get("listen", dsn)
-    if urlsplit(listen).scheme not in SCHEMES:
-        raise BadSetting(f"store is {shown!r}; listen is {without_password(listen)!r}, allowed: {FORM}")
-    return Address(dsn=dsn, listen=listen, schema=schema, shown=shown)
+    listen = _listening(ours["listen"], shown) if "listen" in ours else dsn
+    patience = _patience(ours.get("connect_timeout", str(OPEN_SECONDS)), shown)
+    return Address(dsn=dsn, listen=listen, schema=schema, shown=shown, patience=patience)
+
+
+def _listening(url: str, shown: str) -> str:
+    """The second address, as the driver reads it."""
+    parts = _split(url)
+    if parts is None or parts.scheme not in SCHEMES:
+        raise BadSetting(f"store is {shown!r}; listen is {without_password(url)!r}, allowed: {FORM}")
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    _refuse_binding(options, shown)
+    return _joined(parts, [(name, value) for name, value in options if name not in OURS])
+
+
+def _refuse_binding(options: list[tuple[str, str]], shown: str) -> None:
+    """What an address demands and the driver cannot do is not passed over."""
+    binding = dict(options).get("channel_binding", "prefer")
+    if binding not in ("disable", "prefer"):
+        raise BadSetting(
+            f"store is {shown!r}; channel_binding is {binding!r}, which the driver cannot do: leave it out, and have"
+            " the server's certificate checked with sslmode=verify-full"
+        )
+
+
+def _patience(text: str, shown: str) -> float:
+    seconds = float(text) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) else 0.0
+    if not 0.0 < seconds <= LONGEST_PATIENCE:
+        raise BadSetting(
+            f"store is {shown!r}; connect_timeout is {text!r}, allowed: a number of seconds, more than 0, up to"
+            f" {LONGEST_PATIENCE:g}"
+        )
+    return seconds
 
 
 def for_writing(address: Address) -> Address:

@@ -6,6 +6,7 @@ to cancel it; whether it was done is not known, and need not be, because steps a
 
 import asyncio
 import contextlib
+import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -40,6 +41,9 @@ _READ_ONLY = {"default_transaction_read_only": "on"}
 HOST_SECONDS = 0.2
 """How long a host has, of several, before the next one is asked too. A server on the same network answers sooner; all
 of a few are asked within `store_timeout`, which is a second."""
+# The driver only warns of a password file that others can read, and goes on without it: the server would then refuse an
+# empty password, and the reason would stand in another line.
+warnings.filterwarnings("error", message="password file", category=UserWarning)
 
 CLOSE_SECONDS = 2.0
 """How long a connection that is closed waits for the server; then it is cut."""
@@ -95,13 +99,16 @@ class Connector:
         settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
         if not self.is_pooled:  # a pooler refuses settings that it does not know
             settings |= _SETTINGS | _OWN | (_READ_ONLY if self._reads_only else {})
-        return await asyncpg.connect(
-            dsn,
-            timeout=self._timeout,
-            statement_cache_size=0 if self.is_pooled else STATEMENTS,
-            max_cached_statement_lifetime=0,
-            server_settings=settings,
-        )
+        try:
+            return await asyncpg.connect(
+                dsn,
+                timeout=self._timeout,
+                statement_cache_size=0 if self.is_pooled else STATEMENTS,
+                max_cached_statement_lifetime=0,
+                server_settings=settings,
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"there was no answer within {self._timeout:g} s") from error
 
     async def look_for_pooler(self, connection: Connection) -> None:
         """Find out, on a connection that was made without prepared statements, what answers."""

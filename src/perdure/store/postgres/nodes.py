@@ -193,18 +193,21 @@ class Holding:
     # Being asked
 
     def on_word(self, channel: str, word: str) -> None:
-        """A question, or an answer, came."""
-        kind, number, *rest = word.split(" ")
-        if kind == ANSWER:
-            if number in self._asked:
-                answers, more = self._asked[number]
-                answers[NodeId(rest[0])] = rest[1] == HOLDS
-                more.set()
-            return
+        """A question, or an answer, came. What is neither is a newer release's, or another program's."""
+        match word.split(" "):
+            case [kind, number, node, says] if kind == ANSWER:
+                if number in self._asked:
+                    answers, more = self._asked[number]
+                    answers[NodeId(node)] = says == HOLDS
+                    more.set()
+            case [kind, number, where] if kind == QUESTION:
+                self._answer(channel, number, where)
+
+    def _answer(self, channel: str, number: str, where: str) -> None:
         node = next((node for node in self.joined if self._ear.channel(node) == channel), None)
         if node is None:
             return
-        if where := rest[0]:
+        if where:
             answer = HOLDS if node in self._holding else HOLDS_NOTHING
             work = self._ear.notify([(where, f"{ANSWER} {number} {node} {answer}")])
         else:

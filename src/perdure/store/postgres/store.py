@@ -41,9 +41,6 @@ READERS = 4
 """Connections for reading and for small changes: enough that a long replay keeps no other reader waiting, few enough
 that ten processes leave room on a server with its hundred connections."""
 
-OPEN_SECONDS = 10.0
-"""How long a connection may take when the store is opened: a server on another network, with TLS, that starts."""
-
 SWEEP_SECONDS = 60.0
 """How long one statement of a sweep may take. It is in the way of nothing."""
 
@@ -78,8 +75,8 @@ class PostgresStore(Reads, Opens):
         self._offset = (wall or time.time)() - time.monotonic()
         self._payloads = Payloads(codec)
         self._queries = queries = sql_files.queries(address.schema)
-        self._connector = Connector(address.dsn, address.shown, timeout=OPEN_SECONDS, reads_only=not writes)
-        self._direct = Connector(address.listen, address.shown, timeout=OPEN_SECONDS)
+        self._connector = Connector(address.dsn, address.shown, timeout=address.patience, reads_only=not writes)
+        self._direct = Connector(address.listen, address.shown, timeout=address.patience)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
         self._ear = Ear(
@@ -109,17 +106,27 @@ class PostgresStore(Reads, Opens):
             self._is_open = True
 
     async def _prepare(self) -> None:
-        self._connector.is_pooled = True  # nothing is prepared until it is known what answers
+        self._connector.is_pooled = self._direct.is_pooled = True  # nothing is prepared until it is known what answers
         connection = await self._connector.connect()
         try:
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
             if self._connector.is_pooled:
                 await check_isolation(connection, self._address)
-            if self._address.listen == self._address.dsn:
-                self._direct.is_pooled = self._connector.is_pooled
         finally:
             await self._connector.aclose([connection])
+        if self._address.listen == self._address.dsn:
+            self._direct.is_pooled = self._connector.is_pooled
+        elif self._writes:
+            await self._look_at_direct_way()
+
+    async def _look_at_direct_way(self) -> None:
+        """A wrong address for listening is told now, and not when a node joins."""
+        connection = await self._direct.connect()
+        try:
+            await self._direct.look_for_pooler(connection)
+        finally:
+            await self._direct.aclose([connection])
 
     async def aclose(self) -> None:
         """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""

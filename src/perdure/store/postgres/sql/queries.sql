@@ -187,8 +187,8 @@ SELECT id, answered FROM perdure.node WHERE id = ANY ($1);
 -- answer: nodes of this process hold nothing
 UPDATE perdure.node SET answered = asked WHERE id = ANY ($1) AND answered < asked;
 
--- poll: a value that changes with whatever is written, and whether one of these nodes is asked something
-SELECT pg_current_wal_insert_lsn()::text,
+-- poll: a value that changes whenever a commit becomes visible, and whether one of these nodes is asked something
+SELECT pg_current_snapshot()::text,
        EXISTS (SELECT 1 FROM perdure.node WHERE id = ANY ($1) AND answered < asked);
 
 -- write_ballast: bytes without a use, under the name of no node

@@ -13,8 +13,6 @@ CREATE TABLE perdure.version (
     oldest  int NOT NULL
 );
 
-INSERT INTO perdure.version (version, oldest) VALUES (1, 1);
-
 -- "caller" is a hash of owner and address, which may be long. "revision" rises with every change but that of "active".
 CREATE TABLE perdure.session (
     id            text COLLATE "C" PRIMARY KEY,
