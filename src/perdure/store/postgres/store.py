@@ -31,7 +31,7 @@ from perdure.store.postgres.layout import prepare
 from perdure.store.postgres.nodes import Holding, PostgresLiveness
 from perdure.store.postgres.reads import Reads, session_record
 from perdure.store.postgres.steps import stored
-from perdure.store.postgres.sweep import sweep
+from perdure.store.postgres.sweep import Sweep, Sweeps
 from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.postgres.writer import Writer
 from perdure.store.time_limit import TimeLimit
@@ -94,6 +94,7 @@ class PostgresStore(Reads, Opens):
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
         self._hints = Hints(self._ear, look=self._look)
+        self._sweeps = Sweeps()
         self._is_open = False
         self._turning = asyncio.Lock()
 
@@ -169,7 +170,11 @@ class PostgresStore(Reads, Opens):
         return bool(await self._readers.fetch(self._queries["change_chain"], *changed, *where))
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
-        return await sweep(self._sweeper, self._queries, cutoffs, now=self.clock())
+        """Of the processes that sweep at the same time one does the work."""
+        async with self._ear.alone(f"{self._address.schema}.sweep") as is_alone:
+            if not is_alone:
+                return 0
+            return await Sweep(self._sweeper, self._queries, self._sweeps, cutoffs, now=self.clock()).run()
 
     async def probe(self, size: int) -> None:
         """Two commits: what comes and goes within one need not be written at all."""

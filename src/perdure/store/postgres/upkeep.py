@@ -29,7 +29,7 @@ _GRANTS = (
     "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};",
     "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};",
 )
-"""What a role needs to serve. TRUNCATE is how expired events go."""
+"""What a role needs to serve. TRUNCATE is how expired events and answers go."""
 
 _SERVER = """
 SELECT current_setting('server_version'), current_setting('server_encoding'), current_user::text,
@@ -41,7 +41,7 @@ _MISSING = """
 SELECT right_ || ' on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace,
     unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
 WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND NOT has_table_privilege(c.oid, right_)
-    AND (right_ <> 'TRUNCATE' OR c.relname LIKE 'event!_%' ESCAPE '!')
+    AND (right_ <> 'TRUNCATE' OR c.relname ~ '^(event|answer)_')
 UNION ALL
 SELECT 'EXECUTE on ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE')
