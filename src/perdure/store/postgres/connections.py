@@ -5,12 +5,13 @@ to cancel it; whether it was done is not known, and need not be, because steps a
 """
 
 import asyncio
-import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
+from perdure._core.histograms import Histogram
 from perdure.errors import StoreUnavailable
 from perdure.store.postgres.failures import NAMED, failure
 from perdure.store.time_limit import TimeLimit
@@ -43,6 +44,8 @@ class Connector:
         self.is_pooled = False
         """A pooler answers, and not the server itself: the number of the process that was told when the connection was
         made is not the one that works for it."""
+        self.lost = 0
+        """Connections that were lost or given up."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> Connection:
@@ -62,8 +65,13 @@ class Connector:
         """Find out, on a connection that was made without prepared statements, what answers."""
         self.is_pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
 
+    def give_up(self, connection: Connection) -> None:
+        """Close a connection that was lost, or whose state is not known."""
+        self.lost += 1
+        self.discard(connection)
+
     def discard(self, connection: Connection) -> None:
-        """Close a connection whose state is not known, without waiting for it."""
+        """Close a connection without waiting for it."""
         task = asyncio.get_running_loop().create_task(self._close(connection))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -91,7 +99,23 @@ class Connections:
         self._room = asyncio.Semaphore(size)
         self._size = size
         self._idle: list[Connection] = []
+        self.took = Histogram()
+        """How long work takes on a connection."""
         self._is_open = False
+        self._asked = 0
+        """Work that is done or waits."""
+
+    @property
+    def busy(self) -> int:
+        return min(self._asked, self._size)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def waiting(self) -> int:
+        return self._asked - self.busy
 
     def open(self) -> None:
         self._is_open = True
@@ -109,7 +133,11 @@ class Connections:
         """Work on a connection that has no other work. `doing` says what, for the failure's sentence."""
         if not self._is_open:
             raise StoreUnavailable(f"the database {self._connector.shown} is closed")
-        return await self._limit.wait(self._run(doing, work))
+        self._asked += 1
+        try:
+            return await self._limit.wait(self._run(doing, work))
+        finally:
+            self._asked -= 1
 
     async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
         return await self.run("read", lambda connection: connection.fetch(query, *values))
@@ -119,14 +147,16 @@ class Connections:
             connection: Connection | None = None
             try:
                 connection = await self._connection()
+                began = time.perf_counter()
                 result = await work(connection)
+                self.took.observe(time.perf_counter() - began)
             except BaseException as error:
                 # After an answer, even a bad one, a connection goes on; after anything else its state is not known.
                 if connection is not None:
                     if isinstance(error, asyncpg.PostgresError) and not connection.is_closed():
                         self._idle.append(connection)
                     else:
-                        self._connector.discard(connection)
+                        self._connector.give_up(connection)
                 if isinstance(error, NAMED):
                     raise failure(error, self._connector.shown, doing) from error
                 raise
@@ -138,6 +168,5 @@ class Connections:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-            with contextlib.suppress(*NAMED):
-                connection.terminate()
+            self._connector.give_up(connection)
         return await self._connector.connect()

@@ -223,6 +223,7 @@ class Ear:
 
     def _lost(self, connection: object) -> None:
         if self._is_open and connection is self._connection and self._reconnecting is None:
+            self._connector.lost += 1
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:

@@ -47,6 +47,8 @@ class Hints:
         self._sending: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._is_crowded = False
+        self.sent = self.heard = 0
+        """Hints that were sent to other processes, and that came from them."""
 
     @property
     def polls(self) -> bool:
@@ -85,6 +87,7 @@ class Hints:
 
     def on_hint(self, channel: str, streams: Sequence[str]) -> None:
         """A hint came on a channel; on none: for every node."""
+        self.heard += channel != ""
         for node in list(self._listeners):
             if channel in ("", self._ear.channel(node)):
                 self._tell(node, {StreamId(stream) for stream in streams} or None)
@@ -131,6 +134,7 @@ class Hints:
                 began = time.monotonic()
                 try:
                     await self._ear.notify(words)
+                    self.sent += len(words)
                 except StoreError:
                     continue  # a hint may be lost (8)
                 await asyncio.sleep(max(0.0, began + APART - time.monotonic()))

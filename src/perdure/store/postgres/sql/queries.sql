@@ -240,6 +240,18 @@ SELECT perdure.empty_slot_1($1, $2, $3);
 -- next_slot: begin the next slot if it is time
 SELECT perdure.next_slot_1($1, $2, $3);
 
+-- table_sizes: the bytes of each table with its indexes and large values, and about how many rows it has
+SELECT relname::text, pg_total_relation_size(oid), pg_stat_get_live_tuples(oid) FROM pg_class
+WHERE relnamespace = to_regnamespace($1) AND relkind = 'r' ORDER BY relname;
+
+-- rotated: since when the present slots are written
+SELECT part, since FROM perdure.rotation WHERE since IS NOT NULL;
+
+-- standbys: how far each standby is behind in bytes and in seconds, of those whose figures this role may see
+SELECT application_name, max(pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn))::bigint,
+       coalesce(extract(epoch FROM max(replay_lag)), 0)::float8
+FROM pg_stat_replication WHERE replay_lsn IS NOT NULL AND NOT pg_is_in_recovery() GROUP BY application_name;
+
 -- outside_look: each node; whether it has left, holds its lock (NULL: it has none), and beat within so many seconds
 SELECT id, gone, perdure.is_held_1(lock), seen > clock_timestamp() - make_interval(secs => $1)
 FROM perdure.node ORDER BY key;
