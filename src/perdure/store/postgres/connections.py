@@ -22,9 +22,9 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 STATEMENTS = 200
 """Prepared statements that a connection keeps: more than there are."""
 
-_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
+_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off", "max_parallel_workers_per_gather": "0"}
 """Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
-takes longer than the read."""
+takes longer than the read. A sweep, which reads more, must not take more than its share of the server."""
 
 _READ_ONLY = {"default_transaction_read_only": "on"}
 """For an operator's commands: the server itself refuses what would write."""

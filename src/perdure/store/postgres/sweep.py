@@ -30,8 +30,9 @@ SHORTEST = 1.0
 """Seconds of such a part, at the least: however short the time is, a sweep has a bounded number of statements."""
 
 MARGIN = 60.0
-"""Seconds for which a slot stays that has expired: clocks of nodes differ a little, and an event that was held while
-the store failed is older than its row."""
+"""Seconds for which a slot stays that has expired, and by which an event may be older or younger than the time in which
+its slot is written: clocks of nodes differ a little, and an event is held while the store fails. One that was held for
+longer is shown until its slot is emptied."""
 
 _EXPIRED = {EVENT: "expired_events", ANSWER: "expired_answers"}
 
@@ -93,11 +94,13 @@ class Sweep:
         gone, before = 0, self._before[part]
         [(swept,)] = await self._connections.fetch(self._queries["swept_before"], part)
         for begin, end in spans(swept, before, now=self._now):
-            expired = await self._connections.fetch(self._queries[_EXPIRED[part]], begin, end)
+            slots = await self._connections.fetch(self._queries["slots_of_span"], part, begin, end, MARGIN)
+            values = (begin, end, [row[0] for row in slots])
+            expired = await self._connections.fetch(self._queries[_EXPIRED[part]], *values) if slots else []
             for start in range(0, len(expired), CHUNK):
                 some = expired[start : start + CHUNK]
-                values = ([row[0] for row in some], [row[1] for row in some])
-                await self._connections.fetch(self._queries["hide_expired"], part, *values)
+                last = ([row[0] for row in some], [row[1] for row in some])
+                await self._connections.fetch(self._queries["hide_expired"], part, *last)
             await self._connections.fetch(self._queries["set_swept"], part, end)
             gone += sum(row[2] for row in expired)
         return gone

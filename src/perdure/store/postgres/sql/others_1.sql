@@ -201,7 +201,7 @@ BEGIN
     END IF;
     PERFORM set_config('lock_timeout', '100ms', true);
     EXECUTE format('TRUNCATE perdure.%I', part_ || '_' || slot_);
-    UPDATE perdure.slot SET closed = NULL WHERE part = part_ AND slot = slot_;
+    UPDATE perdure.slot SET began = NULL, closed = NULL WHERE part = part_ AND slot = slot_;
     RETURN true;
 END $$;
 
@@ -221,6 +221,7 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE perdure.slot SET closed = now_ WHERE part = part_ AND slot = r.slot;
+    UPDATE perdure.slot SET began = now_ WHERE part = part_ AND slot = next_;
     UPDATE perdure.rotation SET slot = next_, since = now_ WHERE part = part_;
     RETURN true;
 END $$;

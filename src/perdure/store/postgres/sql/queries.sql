@@ -198,13 +198,23 @@ DELETE FROM perdure.mail WHERE node = '';
 -- swept_before: up to which time events, or answers, that have expired are hidden already
 SELECT swept FROM perdure.rotation WHERE part = $1;
 
--- expired_events: the streams with events of a span of time, the last one that they still show, and how many
-SELECT s.key, max(e.seq), count(*) FROM perdure.event AS e JOIN perdure.stream AS s ON s.key = e.stream
-WHERE e.time >= $1 AND e.time < $2 AND e.seq > s.trimmed GROUP BY s.key;
+-- slots_of_span: the slots that were written in a span of time, with so many seconds before and behind it
+SELECT s.slot FROM perdure.slot AS s JOIN perdure.rotation AS r USING (part)
+WHERE s.part = $1 AND (s.closed IS NOT NULL OR s.slot = r.slot)
+    AND coalesce(s.began, '-infinity') - $4::float8 < $3::float8
+    AND coalesce(s.closed, 'infinity') + $4::float8 >= $2::float8;
+
+-- expired_events: the streams with events of a span of time in some slots, the last one, and how many
+SELECT s.key, x.last, x.number FROM (
+    SELECT stream, max(seq) AS last, count(*) AS number FROM perdure.event
+    WHERE time >= $1 AND time < $2 AND slot = ANY ($3::smallint[]) GROUP BY stream) AS x
+JOIN perdure.stream AS s ON s.key = x.stream WHERE s.trimmed < x.last;
 
 -- expired_answers: the same of answers
-SELECT s.key, max(a.seq), count(*) FROM perdure.answer AS a JOIN perdure.stream AS s ON s.key = a.stream
-WHERE a.time >= $1 AND a.time < $2 AND a.seq > s.forgotten GROUP BY s.key;
+SELECT s.key, x.last, x.number FROM (
+    SELECT stream, max(seq) AS last, count(*) AS number FROM perdure.answer
+    WHERE time >= $1 AND time < $2 AND slot = ANY ($3::smallint[]) GROUP BY stream) AS x
+JOIN perdure.stream AS s ON s.key = x.stream WHERE s.forgotten < x.last;
 
 -- hide_expired: hide the events or the answers of some streams up to a number each
 SELECT perdure.hide_1($1, $2, $3);

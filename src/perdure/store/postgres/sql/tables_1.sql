@@ -100,7 +100,8 @@ CREATE TABLE perdure.event_4 PARTITION OF perdure.event FOR VALUES IN (4)
 CREATE TABLE perdure.event_5 PARTITION OF perdure.event FOR VALUES IN (5)
     WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
 
-CREATE INDEX event_time ON perdure.event USING brin (time) WITH (pages_per_range = 16, autosummarize = on);
+-- Summarized by autovacuum, a megabyte at a time: it takes no more than 256 requests between two of its rounds.
+CREATE INDEX event_time ON perdure.event USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
 
 -- Final answers outlive the events of their streams. They are in slots of their own, hidden by "forgotten". There are
 -- fewer of them, because each slot makes each read a little slower.
@@ -124,7 +125,7 @@ CREATE TABLE perdure.answer_2 PARTITION OF perdure.answer FOR VALUES IN (2)
 CREATE TABLE perdure.answer_3 PARTITION OF perdure.answer FOR VALUES IN (3)
     WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
 
-CREATE INDEX answer_time ON perdure.answer USING brin (time) WITH (pages_per_range = 16, autosummarize = on);
+CREATE INDEX answer_time ON perdure.answer USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
 
 -- Of events and of answers: the slot that is written, since when, and up to which time what has expired is hidden.
 CREATE TABLE perdure.rotation (
@@ -136,10 +137,12 @@ CREATE TABLE perdure.rotation (
 
 INSERT INTO perdure.rotation (part) VALUES ('event'), ('answer');
 
--- When each slot was written last; NULL: it is written, or empty.
+-- From when to when each slot was written. "began" is NULL for those that are empty, and for the first one; "closed" for
+-- those that are written or empty.
 CREATE TABLE perdure.slot (
     part   text COLLATE "C" NOT NULL,
     slot   smallint NOT NULL,
+    began  float8,
     closed float8,
     PRIMARY KEY (part, slot)
 );
