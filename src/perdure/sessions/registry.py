@@ -22,7 +22,16 @@ from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session
-from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, Step, stream_by_id
+from perdure.store.base import (
+    EndSession,
+    OpenStream,
+    PutSession,
+    SessionLimits,
+    SessionRecord,
+    Step,
+    measures_of,
+    stream_by_id,
+)
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 from perdure.telemetry.prometheus import Snapshot, snapshot
@@ -393,6 +402,7 @@ class SessionRegistry:
             streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
             readers=len(context.hub.readers),
             degraded=context.journal.state is LogState.DEGRADED,
+            measures=measures_of(context.store),
         )
 
     def ids(self) -> Sequence[str]:

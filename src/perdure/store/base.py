@@ -77,6 +77,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from perdure._core.chains import Chain
+from perdure._core.histograms import Histogram
 from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
@@ -695,6 +696,41 @@ class NodeStore(Protocol):
         """A node's messages that it has not dealt with yet, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measures:
+    """Tells what one process has counted of its store. Other nodes see it with the process's beats."""
+
+    figures: Mapping[str, float]
+    """Counts since the start, and numbers of this moment, by names that `telemetry.prometheus` knows."""
+    seconds: Mapping[str, Histogram]
+    """How long a `commit` and a `read` took, from asking the server to its answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """Tells what a server says of the whole store."""
+
+    sizes: Mapping[str, int]
+    """Bytes, by the name of a table."""
+    rows: Mapping[str, int]
+    """Nearly, by the name of a table."""
+    rotated: Mapping[str, float]
+    """When each part of the store began to be written to its present place, by the store's clock."""
+    lag_bytes: Mapping[str, int]
+    """How far each standby is behind."""
+    lag_seconds: Mapping[str, float]
+
+
+class Measured(Protocol):
+    """Is kept by a store that has something to tell for the metrics; `measures_of` and `survey_of` ask any store."""
+
+    def measures(self) -> Measures:
+        """Never waits: it goes with each beat."""
+
+    async def survey(self) -> Survey:
+        """Asked for with each scrape. What is costly to find out may be some time old."""
+
+
 class Opens:
     """Opens a store for the time of an `async with`."""
 
@@ -753,6 +789,18 @@ async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[
         for item in page:
             yield item
         after = page[-1][0]
+
+
+def measures_of(store: object) -> Measures | None:
+    """Give what a store has to tell, or `None` if it has nothing."""
+    measured: Measured | None = store if hasattr(store, "measures") else None  # type: ignore[assignment]
+    return None if measured is None else measured.measures()
+
+
+async def survey_of(store: object) -> Survey | None:
+    """Give what a store's server says, or `None` if there is none."""
+    measured: Measured | None = store if hasattr(store, "survey") else None  # type: ignore[assignment]
+    return None if measured is None else await measured.survey()
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

@@ -14,16 +14,11 @@ import pytest
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.leases import FREE_SECONDS
-from perdure._core.retention import Cutoffs
 from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
 from perdure.store.base import ChangeSession, OpenStream, PutSession, SendMail
-from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
-from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.sweep import SLOTS, sweep
-from perdure.store.time_limit import TimeLimit
 from perdure.testing._values import (
     NODE,
     OTHER,
@@ -418,57 +413,7 @@ async def test_a_server_that_restarts_has_everything_and_is_found_again(tmp_path
         await asyncio.to_thread(server.stop)
 
 
-# --- Retention ------------------------------------------------------------------------------------------------------
-
-
-async def test_expired_events_leave_no_row_behind_and_none_is_deleted(
-    other: asyncpg.Connection[asyncpg.Record],
-) -> None:
-    """Slots are emptied as a whole, while others are written."""
-    url = store_url()
-    address = parse_address(url)
-    queries = sql_files.queries(address.schema)
-    ttl, step = 3_600.0, 300.0
-    sweeper = Connections(Connector(address.dsn, address.shown, timeout=10), TimeLimit(20.0), size=1)
-    sweeper.open()
-    async with PostgresStore(url, timeout=20.0) as store:
-        fence = await opened(store)
-        sizes: list[int] = []
-        for turn in range(60):
-            now = 10_000.0 + turn * step
-            events = some_events(turn * 50 + 1, turn * 50 + 50, time=now)
-            assert list(await store.commit([an_append(fence, events)])) == [None]
-            await sweep(sweeper, queries, Cutoffs(events=now - ttl, answers=0.0), now=now)
-            sizes.append(await other.fetchval(f"SELECT count(*) FROM {address.schema}.event"))
-        kept = int(ttl / step)
-        assert await numbers(store) == list(range((59 - kept) * 50 + 1, 3_001))
-        assert max(sizes) <= 50 * kept * 2
-        slots = await other.fetch(f"SELECT DISTINCT slot FROM {address.schema}.event")
-        assert 2 <= len(slots) <= SLOTS
-        deleted = "SELECT sum(n_tup_del) FROM pg_stat_user_tables WHERE schemaname = $1 AND relname LIKE 'event%'"
-        assert not await other.fetchval(deleted, address.schema)
-    await sweeper.aclose()
-
-
-async def test_a_long_replay_does_not_wait_for_a_slot_that_is_emptied(
-    other: asyncpg.Connection[asyncpg.Record],
-) -> None:
-    """The sweep gives up at once, and tries again the next time."""
-    url = store_url()
-    schema = parse_address(url).schema
-    async with PostgresStore(url, timeout=20.0, wall=lambda: 1_000_000.0) as store:
-        fence = await opened(store)
-        await store.commit([an_append(fence, some_events(1, 9, time=1.0))])
-        await store.sweep(Cutoffs(events=2.0, answers=0.0))
-        await other.execute(
-            f"UPDATE {schema}.slot SET closed = 1.0 WHERE slot = 0; UPDATE {schema}.rotation SET slot = 1"
-        )
-        async with other.transaction():
-            await other.fetch(f"SELECT 1 FROM {schema}.event")
-            await store.sweep(Cutoffs(events=1_000.0, answers=0.0))
-            assert await other.fetchval(f"SELECT count(*) FROM {schema}.event") == 9
-        await store.sweep(Cutoffs(events=1_000.0, answers=0.0))
-        assert await other.fetchval(f"SELECT count(*) FROM {schema}.event") == 0
+# --- Values -----------------------------------------------------------------------------------------------------------
 
 
 async def test_ids_and_names_of_any_length_and_content_are_kept() -> None:

@@ -5,7 +5,7 @@ to cancel it; whether it was done is not known, and need not be, because steps a
 """
 
 import asyncio
-import contextlib
+import time
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
+from perdure._core.histograms import Histogram
 from perdure.errors import StoreUnavailable
 from perdure.store.postgres.address import each_host
 from perdure.store.postgres.failures import NAMED, failure
@@ -24,9 +25,9 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 STATEMENTS = 200
 """Prepared statements that a connection keeps: more than there are."""
 
-_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
+_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off", "max_parallel_workers_per_gather": "0"}
 """Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
-takes longer than the read."""
+takes longer than the read. A sweep, which reads more, must not take more than its share of the server."""
 
 ISOLATION = "read committed"
 """A statement of the store waits for locks, and looks then what is so. At a stricter level it would see what was so
@@ -61,6 +62,8 @@ class Connector:
         self.is_pooled = False
         """A pooler answers, and not the server itself: the number of the process that was told when the connection was
         made is not the one that works for it."""
+        self.lost = 0
+        """Connections that were lost or given up."""
         self._closing: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> Connection:
@@ -114,8 +117,13 @@ class Connector:
         """Find out, on a connection that was made without prepared statements, what answers."""
         self.is_pooled = await connection.fetchval("SELECT pg_backend_pid()") != connection.get_server_pid()
 
+    def give_up(self, connection: Connection) -> None:
+        """Close a connection that was lost, or whose state is not known."""
+        self.lost += 1
+        self.discard(connection)
+
     def discard(self, connection: Connection) -> None:
-        """Close a connection whose state is not known, without waiting for it."""
+        """Close a connection without waiting for it."""
         task = asyncio.get_running_loop().create_task(self._close(connection))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -143,7 +151,23 @@ class Connections:
         self._room = asyncio.Semaphore(size)
         self._size = size
         self._idle: list[Connection] = []
+        self.took = Histogram()
+        """How long work takes on a connection."""
         self._is_open = False
+        self._asked = 0
+        """Work that is done or waits."""
+
+    @property
+    def busy(self) -> int:
+        return min(self._asked, self._size)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def waiting(self) -> int:
+        return self._asked - self.busy
 
     def open(self) -> None:
         self._is_open = True
@@ -161,7 +185,11 @@ class Connections:
         """Work on a connection that has no other work. `doing` says what, for the failure's sentence."""
         if not self._is_open:
             raise StoreUnavailable(f"the database {self._connector.shown} is closed")
-        return await self._limit.wait(self._run(doing, work))
+        self._asked += 1
+        try:
+            return await self._limit.wait(self._run(doing, work))
+        finally:
+            self._asked -= 1
 
     async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
         return await self.run("read", lambda connection: connection.fetch(query, *values))
@@ -171,14 +199,16 @@ class Connections:
             connection: Connection | None = None
             try:
                 connection = await self._connection()
+                began = time.perf_counter()
                 result = await work(connection)
+                self.took.observe(time.perf_counter() - began)
             except BaseException as error:
                 # After an answer, even a bad one, a connection goes on; after anything else its state is not known.
                 if connection is not None:
                     if isinstance(error, asyncpg.PostgresError) and not connection.is_closed():
                         self._idle.append(connection)
                     else:
-                        self._connector.discard(connection)
+                        self._connector.give_up(connection)
                 if isinstance(error, NAMED):
                     raise failure(error, self._connector.shown, doing) from error
                 raise
@@ -190,6 +220,5 @@ class Connections:
             connection = self._idle.pop()
             if not connection.is_closed():
                 return connection
-            with contextlib.suppress(*NAMED):
-                connection.terminate()
+            self._connector.give_up(connection)
         return await self._connector.connect()

@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import asyncpg
@@ -80,6 +80,10 @@ class Ear:
         self._connection: Connection | None = None
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_open = False
+
+    @property
+    def has_connection(self) -> bool:
+        return self._is_open and self._connection is not None and not self._connection.is_closed()
 
     def channel(self, node: NodeId) -> str:
         return channel_of(self._schema, node)
@@ -144,7 +148,7 @@ class Ear:
 
     async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
         """Ask on this connection; if there is none, on one of the others."""
-        if self.is_deaf or not self._is_open or self._connection is None or self._connection.is_closed():
+        if not self.has_connection:
             return await self._others.fetch(query, *values)
         found: list[asyncpg.Record] = await self.run(lambda connection: connection.fetch(query, *values))
         return found
@@ -154,6 +158,25 @@ class Ear:
         channels, said = zip(*words, strict=True)
         statement = "SELECT pg_notify(c, w) FROM unnest($1::text[], $2::text[]) AS x (c, w)"
         await self.fetch(statement, list(channels), list(said))
+
+    @contextlib.asynccontextmanager
+    async def alone(self, name: str) -> AsyncIterator[bool]:
+        """Whether no other process does something of that name, for the time of a block. The server forgets it when
+        this connection ends. Without the connection it is not known, and the answer is yes."""
+        try:
+            is_alone = not self.has_connection or await self._lock("SELECT pg_try_advisory_lock(%s)", name)
+        except StoreUnavailable:
+            is_alone = True
+        try:
+            yield is_alone
+        finally:
+            if is_alone and self.has_connection:
+                with contextlib.suppress(StoreUnavailable):
+                    await self._lock("SELECT pg_advisory_unlock(%s)", name)
+
+    async def _lock(self, statement: str, name: str) -> bool:
+        query = statement % "hashtextextended($1, 0)"
+        return bool(await self.run(lambda connection: connection.fetchval(query, name)))
 
     async def run(self, work: Callable[[Connection], Any]) -> Any:
         return await self._limit.wait(self._run(work))
@@ -226,6 +249,7 @@ class Ear:
 
     def _lost(self, connection: object) -> None:
         if self._is_open and connection is self._connection and self._reconnecting is None:
+            self._connector.lost += 1
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:

@@ -37,7 +37,7 @@ SELECT right_ || ' on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n O
     unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
 WHERE n.nspname = $1 AND c.relname = ANY ($2) AND NOT has_table_privilege(c.oid, right_)
     AND (c.relkind IN ('r', 'p') OR c.relkind = 'v' AND right_ = 'SELECT')
-    AND (right_ <> 'TRUNCATE' OR c.relname LIKE 'event!_%' ESCAPE '!')
+    AND (right_ <> 'TRUNCATE' OR c.relname ~ '^(event|answer)_')
 UNION ALL
 SELECT 'EXECUTE on ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
 WHERE n.nspname = $1 AND p.proname = ANY ($2) AND NOT has_function_privilege(p.oid, 'EXECUTE')

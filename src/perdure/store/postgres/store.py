@@ -21,7 +21,18 @@ from perdure._core.chains import Chain
 from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.retention import Cutoffs
 from perdure.store import base, rows
-from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
+from perdure.store.base import (
+    HintListener,
+    Liveness,
+    Measures,
+    Opens,
+    Refusals,
+    SendMail,
+    SessionRecord,
+    Step,
+    StreamRecord,
+    Survey,
+)
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import for_writing, parse_address
@@ -29,10 +40,11 @@ from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
 from perdure.store.postgres.layout import check_isolation, prepare
+from perdure.store.postgres.meter import Meter
 from perdure.store.postgres.nodes import Holding, PostgresLiveness
 from perdure.store.postgres.reads import Reads, session_record
 from perdure.store.postgres.steps import stored
-from perdure.store.postgres.sweep import sweep
+from perdure.store.postgres.sweep import Sweep
 from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.postgres.writer import Writer
 from perdure.store.time_limit import TimeLimit
@@ -92,6 +104,16 @@ class PostgresStore(Reads, Opens):
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
         self._hints = Hints(self._ear, look=self._look)
+        self._meter = Meter(
+            queries,
+            address.schema,
+            readers=self._readers,
+            sweeper=self._sweeper,
+            writer=self._writer,
+            ear=self._ear,
+            hints=self._hints,
+            connectors=(self._connector, self._direct),
+        )
         self._is_open = False
         self._turning = asyncio.Lock()
 
@@ -178,12 +200,24 @@ class PostgresStore(Reads, Opens):
         return bool(await self._readers.fetch(self._queries["change_chain"], *changed, *where))
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
-        return await sweep(self._sweeper, self._queries, cutoffs, now=self.clock())
+        """Of the processes that sweep at the same time one does the work."""
+        async with self._ear.alone(f"{self._address.schema}.sweep") as is_alone:
+            if not is_alone:
+                return 0
+            return await Sweep(self._sweeper, self._queries, self._meter.sweeps, cutoffs, now=self.clock()).run()
 
     async def probe(self, size: int) -> None:
         """Two commits: what comes and goes within one need not be written at all."""
         await self._readers.fetch(self._queries["write_ballast"], bytes(size))
         await self._readers.fetch(self._queries["drop_ballast"])
+
+    # Measures
+
+    def measures(self) -> Measures:
+        return self._meter.measures()
+
+    async def survey(self) -> Survey:
+        return await self._meter.survey()
 
     # Wake-ups
 

@@ -29,7 +29,7 @@ _GRANTS = (
     "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};",
     "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};",
 )
-"""What a role needs to serve. TRUNCATE is how expired events go."""
+"""What a role needs to serve. TRUNCATE is how expired events and answers go."""
 
 _SERVER = """
 SELECT current_setting('server_version'), current_setting('server_encoding'), current_user::text,

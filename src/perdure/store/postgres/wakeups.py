@@ -55,6 +55,8 @@ class Hints:
         self._is_crowded = False
         self._changed = -math.inf
         """When that was another way last, by the monotonic clock."""
+        self.sent = self.heard = 0
+        """Hints that were sent to other processes, and that came from them."""
 
     @property
     def polls(self) -> bool:
@@ -103,6 +105,7 @@ class Hints:
 
     def on_hint(self, channel: str, streams: Sequence[str]) -> None:
         """A hint came on a channel; on none: for every node."""
+        self.heard += channel != ""
         for node in list(self._listeners):
             if channel in ("", self._ear.channel(node)):
                 self._tell(node, {StreamId(stream) for stream in streams} or None)
@@ -149,6 +152,7 @@ class Hints:
                 began = time.monotonic()
                 try:
                     await self._ear.notify(words)
+                    self.sent += len(words)
                 except StoreError:
                     continue  # a hint may be lost (8)
                 await asyncio.sleep(max(0.0, began + APART - time.monotonic()))

@@ -1,7 +1,7 @@
 -- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
 
 -- read_events: the retained events of a stream after a number, up to the one that brings them to so many bytes
-WITH s AS MATERIALIZED (SELECT key, trimmed FROM perdure.stream WHERE id = $1)
+WITH s AS MATERIALIZED (SELECT key, trimmed, forgotten FROM perdure.stream WHERE id = $1)
 SELECT seq, time, payload, final FROM (
     SELECT seq, time, payload, final,
            sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
@@ -12,7 +12,8 @@ SELECT seq, time, payload, final FROM (
          ORDER BY seq LIMIT $3::int)
         UNION ALL
         (SELECT seq, time, payload, true FROM perdure.answer
-         WHERE stream = (SELECT key FROM s) AND seq > $2::int ORDER BY seq LIMIT $3::int)
+         WHERE stream = (SELECT key FROM s) AND seq > greatest($2::int, (SELECT forgotten FROM s))
+         ORDER BY seq LIMIT $3::int)
         ORDER BY seq LIMIT $3::int) AS page) AS sized
 WHERE before < $4::int ORDER BY seq;
 
@@ -54,7 +55,7 @@ LEFT JOIN LATERAL (
     WHERE stream = s.key AND seq > s.trimmed) AS e ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS number, sum(greatest(0, length(payload) - $2::int)) AS size FROM perdure.answer
-    WHERE stream = s.key) AS a ON true
+    WHERE stream = s.key AND seq > s.forgotten) AS a ON true
 WHERE s.session = $1 AND s.sealed ORDER BY s.key;
 
 -- generations_of_stream: the ended generations of a stream, the oldest first
@@ -197,32 +198,40 @@ INSERT INTO perdure.mail (node, key, message) VALUES ('', (random() * 9e18)::big
 -- drop_ballast: forget them
 DELETE FROM perdure.mail WHERE node = '';
 
--- swept_before: up to where events are trimmed already
-SELECT swept FROM perdure.rotation;
+-- swept_before: up to which time events, or answers, that have expired are hidden already
+SELECT swept FROM perdure.rotation WHERE part = $1;
 
--- expired_events: the streams with events that expired since the last sweep, their last one, and how many
-SELECT s.key, max(e.seq), count(*) FROM perdure.event AS e JOIN perdure.stream AS s ON s.key = e.stream
-WHERE e.time >= $1 AND e.time < $2 AND e.seq > s.trimmed GROUP BY s.key;
+-- slots_of_span: the slots that were written in a span of time, with so many seconds before and behind it
+SELECT s.slot FROM perdure.slot AS s JOIN perdure.rotation AS r USING (part)
+WHERE s.part = $1 AND (s.closed IS NOT NULL OR s.slot = r.slot)
+    AND coalesce(s.began, '-infinity') - $4::float8 < $3::float8
+    AND coalesce(s.closed, 'infinity') + $4::float8 >= $2::float8;
 
--- trim_expired: forget the events of some streams up to a number each
-UPDATE perdure.stream AS s SET trimmed = x.seq FROM unnest($1::bigint[], $2::int[]) AS x (key, seq)
-WHERE s.key = x.key AND s.trimmed < x.seq;
+-- expired_events: the streams with events of a span of time in some slots, the last one, and how many
+SELECT s.key, x.last, x.number FROM (
+    SELECT stream, max(seq) AS last, count(*) AS number FROM perdure.event
+    WHERE time >= $1 AND time < $2 AND slot = ANY ($3::smallint[]) GROUP BY stream) AS x
+JOIN perdure.stream AS s ON s.key = x.stream WHERE s.trimmed < x.last;
 
--- set_swept: up to where events are trimmed from now on
-UPDATE perdure.rotation SET swept = $1 WHERE swept < $1;
+-- expired_answers: the same of answers
+SELECT s.key, x.last, x.number FROM (
+    SELECT stream, max(seq) AS last, count(*) AS number FROM perdure.answer
+    WHERE time >= $1 AND time < $2 AND slot = ANY ($3::smallint[]) GROUP BY stream) AS x
+JOIN perdure.stream AS s ON s.key = x.stream WHERE s.forgotten < x.last;
 
--- expire_answers: forget some expired answers
-WITH gone AS (
-    DELETE FROM perdure.answer WHERE (stream, seq) IN (
-        SELECT stream, seq FROM perdure.answer WHERE time < $1 LIMIT $2) RETURNING 1)
-SELECT count(*) FROM gone;
+-- hide_expired: hide the events or the answers of some streams up to a number each
+SELECT perdure.hide_1($1, $2, $3);
 
--- old_streams: some streams after a key that may hold nothing any more
-SELECT key FROM perdure.stream AS s
-WHERE key > $1 AND opened < $2 AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
-    AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key)
+-- set_swept: up to which time they are hidden from now on
+UPDATE perdure.rotation SET swept = $2 WHERE part = $1 AND swept < $2;
+
+-- old_streams: some streams, behind one, that are over and hold nothing any more, the oldest first
+SELECT opened, key FROM perdure.stream AS s
+WHERE (opened, key) > ($1::float8, $2::bigint) AND opened < $3
+    AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
+    AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key AND seq > s.forgotten AND time >= $3)
     AND NOT EXISTS (SELECT 1 FROM perdure.event WHERE stream = s.key AND seq > s.trimmed)
-ORDER BY key LIMIT $3;
+ORDER BY opened, key LIMIT $4;
 
 -- expire_streams: forget those of some streams that are over
 SELECT perdure.expire_streams_1($1, $2);
@@ -235,8 +244,26 @@ ORDER BY id LIMIT $3;
 -- expire_session: forget a session if it is still not used
 SELECT perdure.expire_session_1($1, $2);
 
--- rotate: empty a slot that has expired, or begin the next one
-SELECT perdure.rotate_1($1, $2, $3);
+-- expired_slots: the slots in which everything has expired, the oldest first
+SELECT slot FROM perdure.slot WHERE part = $1 AND closed < $2 ORDER BY closed;
+
+-- empty_slot: empty one of them
+SELECT perdure.empty_slot_1($1, $2, $3);
+
+-- next_slot: begin the next slot if it is time
+SELECT perdure.next_slot_1($1, $2, $3);
+
+-- table_sizes: the bytes of each table with its indexes and large values, and about how many rows it has
+SELECT relname::text, pg_total_relation_size(oid), pg_stat_get_live_tuples(oid) FROM pg_class
+WHERE relnamespace = to_regnamespace($1) AND relkind = 'r' ORDER BY relname;
+
+-- rotated: since when the present slots are written
+SELECT part, since FROM perdure.rotation WHERE since IS NOT NULL;
+
+-- standbys: how far each standby is behind in bytes and in seconds, of those whose figures this role may see
+SELECT application_name, max(pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn))::bigint,
+       coalesce(extract(epoch FROM max(replay_lag)), 0)::float8
+FROM pg_stat_replication WHERE replay_lsn IS NOT NULL AND NOT pg_is_in_recovery() GROUP BY application_name;
 
 -- outside_look: each node; whether it has left, holds its lock (NULL: it has none), and beat within so many seconds
 SELECT id, gone, perdure.is_held_1(lock), seen > clock_timestamp() - make_interval(secs => $1)
@@ -246,13 +273,13 @@ FROM perdure.node ORDER BY key;
 INSERT INTO perdure.event (stream, time, seq, slot, payload)
 SELECT s.key, e.time, e.seq, r.slot, e.payload
 FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
-JOIN perdure.stream AS s ON s.id = e.stream CROSS JOIN perdure.rotation AS r;
+JOIN perdure.stream AS s ON s.id = e.stream JOIN perdure.rotation AS r ON r.part = 'event';
 
 -- restore_answers: the same of final answers
-INSERT INTO perdure.answer (stream, time, seq, payload)
-SELECT s.key, e.time, e.seq, e.payload
+INSERT INTO perdure.answer (stream, time, seq, slot, payload)
+SELECT s.key, e.time, e.seq, r.slot, e.payload
 FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
-JOIN perdure.stream AS s ON s.id = e.stream;
+JOIN perdure.stream AS s ON s.id = e.stream JOIN perdure.rotation AS r ON r.part = 'answer';
 
 -- restore_generations: the ended generations of streams, copied from another store
 INSERT INTO perdure.generation (stream, generation, "end")

@@ -29,12 +29,11 @@ CREATE FUNCTION perdure.next_key_1(last_ bigint) RETURNS bigint LANGUAGE sql AS 
     SELECT greatest(last_ + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
 $$;
 
--- Forget streams with all that is in them; their events go with their slots.
+-- Forget streams with all that is in them; their events and answers go with their slots.
 CREATE FUNCTION perdure.drop_streams_1(keys bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM perdure.stream WHERE key = ANY (keys);
     DELETE FROM perdure.call WHERE stream = ANY (keys);
-    DELETE FROM perdure.answer WHERE stream = ANY (keys);
     DELETE FROM perdure.generation WHERE stream = ANY (keys);
     DELETE FROM perdure.ask WHERE stream = ANY (keys);
     DELETE FROM perdure.reader WHERE stream = ANY (keys);
@@ -486,15 +485,14 @@ BEGIN
         INSERT INTO perdure.event (stream, time, seq, slot, payload)
         SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload
         FROM perdure.rotation AS r, unnest(event_of, event_seq, event_time, event_payload) AS e (of_, seq, time, payload)
-        WHERE keys[e.of_] > 0 AND e.seq > known[e.of_];
+        WHERE r.part = 'event' AND keys[e.of_] > 0 AND e.seq > known[e.of_];
     END IF;
     IF cardinality(answer_of) > 0 THEN
-        INSERT INTO perdure.answer (stream, time, seq, payload)
-        SELECT keys[e.of_], e.time, e.seq, e.payload
-        FROM unnest(answer_of, answer_seq, answer_time, answer_payload) AS e (of_, seq, time, payload)
-        WHERE keys[e.of_] > 0 AND e.seq > known[e.of_]
-            -- A later step of this commit may have dropped it; an event without its stream goes with its slot.
-            AND EXISTS (SELECT 1 FROM perdure.stream WHERE key = keys[e.of_]);
+        INSERT INTO perdure.answer (stream, time, seq, slot, payload)
+        SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload
+        FROM perdure.rotation AS r,
+            unnest(answer_of, answer_seq, answer_time, answer_payload) AS e (of_, seq, time, payload)
+        WHERE r.part = 'answer' AND keys[e.of_] > 0 AND e.seq > known[e.of_];
     END IF;
     IF cardinality(mail_places) > 0 THEN
         refused := refused || perdure.send_mail_1(mail_places, mail_nodes, mail_messages, most_mail);
