@@ -21,12 +21,14 @@ PANELS = (
 )
 LABELS = {
     "perdure-sqlite": "Perdure, SQLite",
+    "perdure-postgres": "Perdure, PostgreSQL",
     "perdure-sqlite-full": "Perdure, SQLite, full sync",
     "perdure-memory": "Perdure, memory",
     "sdk": "official SDK, no store",
     "sdk-memory": "official SDK, memory store",
     "mcp-persist": "mcp-persist, SQLite",
 }
+COLOURS = {"perdure-sqlite": "#0b6e4f", "perdure-postgres": "#2f5d9b"}
 OURS, THEIRS, INK = "#0b6e4f", "#b8bdc4", "#333333"
 
 
@@ -69,10 +71,12 @@ def _bars(axis: Axes, cells: dict[str, dict[str, float]], title: str, spelled: s
     axis.spines["bottom"].set_visible(False)
 
 
-def _growth(axis: Axes, growth: dict[Any, dict[str, float]]) -> None:
-    sizes = [int(size) for size in growth]
-    for which, label, style in (("old_ms", "oldest stream", "-o"), ("new_ms", "newest stream", "--s")):
-        axis.plot(sizes, [figures[which] for figures in growth.values()], style, color=OURS, label=label, markersize=4)
+def _growth(axis: Axes, growth: dict[str, dict[Any, dict[str, float]]]) -> None:
+    for kind, sizes in growth.items():
+        stored, colour = [int(size) for size in sizes], COLOURS[kind]
+        for which, label, style in (("old_ms", "oldest stream", "-o"), ("new_ms", "newest stream", "--s")):
+            times = [figures[which] for figures in sizes.values()]
+            axis.plot(stored, times, style, color=colour, label=f"{LABELS[kind]}, {label}", markersize=4)
     _plain(axis, "100 missed events, ms, by events stored")
     if growth:
         axis.set_xscale("log")
