@@ -23,6 +23,7 @@ from perdure.store.base import (
     Liveness,
     Mail,
     NodeRecord,
+    Overview,
     ReaderRecord,
     Refusals,
     SessionRecord,
@@ -245,6 +246,10 @@ class FaultyStore:
         await _fail(self.reads)
         return await inner.dead()
 
+    async def look_round(self, inner: Liveness, mail_after: int) -> Overview:
+        await _fail(self.reads)
+        return await inner.overview(mail_after=mail_after)
+
     async def open(self) -> None:
         await self._inner.open()
 
@@ -278,6 +283,9 @@ class FaultyLiveness:
 
     async def dead(self) -> Sequence[NodeId]:
         return await self._store.look(self._inner)
+
+    async def overview(self, *, mail_after: int) -> Overview:
+        return await self._store.look_round(self._inner, mail_after)
 
     def hold(self, holding: bool) -> None:
         self._inner.hold(holding)

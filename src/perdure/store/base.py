@@ -227,6 +227,20 @@ class NodeRecord:
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
 
 
+class Overview(NamedTuple):
+    """The nodes on the store, and whether anything waits for one of them."""
+
+    nodes: Sequence[NodeRecord]
+    dead: Mapping[NodeId, int]
+    """The nodes that are dead and not buried yet (11), each with its beat from when it was found dead, or from
+    before."""
+    has_mail: bool = True
+    """Mail may wait for this node, behind the key that it has named. `False`: there was none."""
+    has_forwarded: bool = True
+    """Forwarded messages may wait for streams that this node writes, or that no node writes. `False`: there were
+    none."""
+
+
 READ_BYTES = 256 << 10
 """Bytes of events that are read in one go, and the rest of the last event: enough for one write to a reader, and little
 to carry for each of many."""
@@ -652,6 +666,9 @@ class Liveness(Protocol):
 
     async def dead(self) -> Sequence[NodeId]:
         """Nodes that are dead and not buried yet (11)."""
+
+    async def overview(self, *, mail_after: int) -> Overview:
+        """All that a node looks at in each of its rounds. A store that answers over a network reads it in one go."""
 
     def hold(self, holding: bool) -> None:
         """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.

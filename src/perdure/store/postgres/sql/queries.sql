@@ -172,6 +172,12 @@ UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
 -- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
 SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
 
+-- overview: each node, whether it has left and holds its lock; whether mail waits for one, and anything for a stream
+SELECT id, record, beat, facts, gone, perdure.is_held_1(lock) AS held,
+       EXISTS (SELECT 1 FROM perdure.mail WHERE node = $1 AND key > $2) AS has_mail,
+       EXISTS (SELECT 1 FROM perdure.forward) AS has_forwarded
+FROM perdure.node ORDER BY key;
+
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
 
