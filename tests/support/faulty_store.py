@@ -16,6 +16,7 @@ from perdure.store.base import (
     AskRecord,
     CallRecord,
     Event,
+    Followed,
     Forwarded,
     Generation,
     HintListener,
@@ -129,6 +130,10 @@ class FaultyStore:
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         await _fail(self.reads)
         return await self._inner.streams_by_id(streams)
+
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        await _fail(self.reads)
+        return await self._inner.follow(after, limit=limit)
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         await _fail(self.reads)

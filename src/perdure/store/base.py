@@ -227,6 +227,16 @@ class NodeRecord:
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
 
 
+class Followed(NamedTuple):
+    """A stream and what has come behind a number, all as of one moment."""
+
+    record: StreamRecord
+    events: Sequence[Event] | None = None
+    """As `read` gives them; `None`: they were not read."""
+    revision: int | None = None
+    """Of the record of the stream's session (21); `None`: it was not read, or the session is not there."""
+
+
 class Overview(NamedTuple):
     """The nodes on the store, and whether anything waits for one of them."""
 
@@ -545,6 +555,10 @@ class EventStore(Protocol):
 
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         """Those of the streams that are there, however many are asked for."""
+
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        """Those of some streams that are there, each with its retained events after a number, `limit` of each at the
+        most. A store that answers over a network reads it in one go."""
 
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""

@@ -20,6 +20,26 @@ WHERE before < $4::int ORDER BY seq;
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream WHERE id = ANY ($1);
 
+-- follow_streams: those of the streams that are there, with the revision of their session and their events after a number
+SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread,
+       (SELECT revision FROM perdure.session WHERE id = s.session AND state <> 'ended'),
+       e.seqs, e.times, e.payloads, e.finals
+FROM unnest($1::text[], $2::int[]) AS x (id, after) JOIN perdure.stream AS s ON s.id = x.id
+LEFT JOIN LATERAL (
+    SELECT array_agg(seq) AS seqs, array_agg(time) AS times, array_agg(payload) AS payloads, array_agg(final) AS finals
+    FROM (
+        SELECT seq, time, payload, final,
+               sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+                   - greatest(0, length(payload) - $5::int) AS before
+        FROM (
+            (SELECT seq, time, payload, false AS final FROM perdure.event
+             WHERE stream = s.key AND s.last > x.after AND seq > greatest(x.after, s.trimmed) ORDER BY seq LIMIT $3::int)
+            UNION ALL
+            (SELECT seq, time, payload, true FROM perdure.answer
+             WHERE stream = s.key AND s.last > x.after AND seq > x.after ORDER BY seq LIMIT $3::int)
+            ORDER BY seq LIMIT $3::int) AS page) AS sized
+    WHERE before < $4::int) AS e ON true;
+
 -- streams_of_session: a session's streams, the oldest first
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream WHERE session = $1 ORDER BY key;
