@@ -22,6 +22,7 @@ from perdure.store.base import (
     HintListener,
     KeptRecord,
     Liveness,
+    Loaded,
     Mail,
     NodeRecord,
     Overview,
@@ -162,6 +163,10 @@ class FaultyStore:
     async def session(self, session: SessionId) -> SessionRecord | None:
         await _fail(self.reads)
         return await self._inner.session(session)
+
+    async def load(self, session: SessionId) -> Loaded | None:
+        await _fail(self.reads)
+        return await self._inner.load(session)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         await _fail(self.reads)

@@ -227,6 +227,14 @@ class NodeRecord:
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
 
 
+class Loaded(NamedTuple):
+    """A session with its standalone stream."""
+
+    record: SessionRecord
+    standalone: StreamRecord | None
+    """`None`: the session has ended, or ends in this moment."""
+
+
 class Followed(NamedTuple):
     """A stream and what has come behind a number, all as of one moment."""
 
@@ -592,6 +600,10 @@ class EventStore(Protocol):
 class SessionStore(Protocol):
     async def session(self, session: SessionId) -> SessionRecord | None: ...
 
+    async def load(self, session: SessionId) -> Loaded | None:
+        """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
+        one go."""
+
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
 
@@ -784,6 +796,12 @@ async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[
         for item in page:
             yield item
         after = page[-1][0]
+
+
+async def load_apart(store: Store, session: SessionId) -> Loaded | None:
+    """Load a session in two reads, for a store in which another read costs little."""
+    record = await store.session(session)
+    return None if record is None else Loaded(record, await stream_by_id(store, record.standalone))
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

@@ -20,6 +20,8 @@ MAX_READ = 500
 STREAM_COLUMNS = len(fields(base.StreamRecord)) + 1
 """Of a stream's row: its record, behind the record's version."""
 
+SESSION_COLUMNS = len(fields(base.SessionRecord)) + 1
+
 session_record = rows.record_maker(
     base.SessionRecord, "session {id}", owner=rows.strict, state=SessionState, sticky=tuple, address=rows.strict
 )
@@ -56,6 +58,14 @@ class Reads(RecordReads):
 
     async def session(self, session: SessionId) -> base.SessionRecord | None:
         return await self._one("session_by_id", session_record, session)
+
+    async def load(self, session: SessionId) -> base.Loaded | None:
+        return await self._one("load_session", self._loaded, session)
+
+    def _loaded(self, row: Any) -> base.Loaded:
+        record = self._payloads.decode(session_record(row[:SESSION_COLUMNS]))
+        has_standalone = row[SESSION_COLUMNS] is not None
+        return base.Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         return await self._all("sessions_after", session_record, after or "", limit)

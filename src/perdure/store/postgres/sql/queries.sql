@@ -87,6 +87,12 @@ SELECT record, id, owner, state, version, client_params, result, initialized, st
        active, ended, address, revision
 FROM perdure.session WHERE id = $1;
 
+-- load_session: one session and its standalone stream
+SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
+       n.standalone, n.created, n.active, n.ended, n.address, n.revision,
+       s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread
+FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
+
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address, revision
