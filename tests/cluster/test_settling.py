@@ -471,7 +471,7 @@ class Tripping(FaultyStore):
     ("at", "fault"),
     [
         ("written_by", Fault.BREAKS),
-        ("session", Fault.BREAKS),
+        ("load", Fault.BREAKS),
         ("claim", Fault.BREAKS),
         ("claim", Fault.LATE),
         ("calls_on", Fault.BREAKS),
@@ -479,7 +479,7 @@ class Tripping(FaultyStore):
         ("bury", Fault.BREAKS),
         ("bury", Fault.LATE),
         ("mail", Fault.BREAKS),
-        ("nodes", Fault.BREAKS),
+        ("look_round", Fault.BREAKS),
     ],
 )
 async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fault: Fault) -> None:

@@ -19,10 +19,10 @@ from perdure.telemetry.prometheus import has_left
 
 ROUND = 0.65
 """Seconds between two looks at who lives: the calls of a dead process are settled within about a second. With the beats
-(`_LONGEST_PAUSE`) that makes two statements a second, which is all that a node asks of a server when nothing
+(`LONGEST_PAUSE`) that makes two statements a second, which is all that a node asks of a server when nothing
 happens."""
 
-_LONGEST_PAUSE = 3.0
+LONGEST_PAUSE = 3.0
 """Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
 
 _KNOWN_DEAD = 64
@@ -97,7 +97,7 @@ class Node:
     _settling: set[NodeId] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self._every = min(self.lease / BEATS_IN_LEASE, _LONGEST_PAUSE)
+        self._every = min(self.lease / BEATS_IN_LEASE, LONGEST_PAUSE)
         self._round = min(ROUND, self._every)
 
     async def run(self) -> None:

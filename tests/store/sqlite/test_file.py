@@ -118,8 +118,6 @@ def test_room_is_made_without_a_look_at_all_sessions(name: str, index: str) -> N
         query = _sql.queries()[name]
         names = set(re.findall(r":(\w+)", query))
         values = dict.fromkeys(names, 0) if names else (0,) * query.count("?")
-            dict.fromkeys(names, 0) if names else (0,) * len(set(re.findall(r"\?\d+", query)) or query.count("?") * [0])
-        )
         plan = [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {query}", values)]
         assert any(f"session USING INDEX {index}" in detail for detail in plan), plan
 
