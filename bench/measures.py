@@ -22,7 +22,7 @@ CONNECTIONS = 8  # callers at once: enough to keep the server's core busy
 PATIENCE = 40
 
 # Request ids never repeat, also across sessions: the SDK's stores name a stream by its bare request id.
-_numbers = itertools.count(1)
+numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def verify(events: list[Event], n: int, number: int) -> None:
 
 
 async def progress_call(client: Client, session: str, n: int, *, rate: float = 0.0) -> Call:
-    number = next(_numbers)
+    number = next(numbers)
     answer = await client.once(client.call(number, "progress", {"n": n, "rate": rate}, session))
     return Call(number=number, n=n, answer=answer)
 
@@ -124,7 +124,7 @@ async def _caller(client: Client, session: str, end: int, keep_alive: bool) -> i
     count = 0
     wire = await client.connect()
     while perf_counter_ns() < end:
-        number = next(_numbers)
+        number = next(numbers)
         answer = await wire.ask(client.call(number, "echo", {"text": f"echo {number}"}, session))
         if answer.status != 200 or f'"echo {number}"'.encode() not in answer.body():
             raise BrokenAnswerError(f"echo was answered {answer.status}: {answer.body()[:200]!r}")
@@ -279,14 +279,14 @@ async def _fill_one(client: Client, n: int) -> Call:
 # --- Several nodes on one log ---------------------------------------------------------------------------------------
 
 PACE = 50.0  # events a second: slow enough that each event is on its own
-SETTLE = 2.0  # seconds in which a session that was opened comes to rest
+SETTLE = 8.0  # seconds in which a session that was opened comes to rest
 
 
 async def event_at_other_node(nodes: Sequence[Target], *, events: int) -> Figures:
     """Milliseconds from just before the tool's send at one node to the read of a client at the other."""
     here, there = (Client(port=node.port, path=node.path) for node in nodes)
     session = await here.open_session()
-    number = next(_numbers)
+    number = next(numbers)
     writing, reading = await here.connect(), await there.connect()
     begun = await writing.open(here.call(number, "progress", {"n": events, "rate": PACE}, session))
     # The client tells nothing while it reads.

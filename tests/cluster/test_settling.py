@@ -471,7 +471,7 @@ class Tripping(FaultyStore):
     ("at", "fault"),
     [
         ("written_by", Fault.BREAKS),
-        ("load", Fault.BREAKS),
+        ("session", Fault.BREAKS),
         ("claim", Fault.BREAKS),
         ("claim", Fault.LATE),
         ("calls_on", Fault.BREAKS),

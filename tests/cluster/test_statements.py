@@ -45,10 +45,12 @@ async def counted(tmp_path: Path) -> AsyncIterator[Counted]:
 
 
 def besides_rounds(seen: Counter[str]) -> dict[str, int]:
-    """What was asked for a request. In a round that falls on a running call, a node looks at its stream as well."""
+    """The queries that were asked for a request. In a round that falls on a running call, a node looks at its stream as
+    well; and the driver has questions of its own on a connection that is new."""
     rounds = seen["overview"]
     extra = {"streams_by_id": rounds, "read_events": rounds}
-    return {name: n for name, n in seen.items() if name not in ROUNDS and n > extra.get(name, 0)}
+    asked = {name: n for name, n in seen.items() if name.isidentifier() and name not in ROUNDS}
+    return {name: n for name, n in asked.items() if n > extra.get(name, 0)}
 
 
 async def test_a_call_is_two_commits_and_nothing_else(counted: Counted) -> None:
@@ -102,7 +104,9 @@ async def test_an_event_costs_the_node_that_follows_it_one_read(counted: Counted
         await reader.message()
     seen = counted.b.take()
     assert seen["follow_streams"] <= events
-    assert seen["streams_by_id"] + seen["read_events"] <= 2 * seen["overview"]
+    # Records are read apart from events in a round only; events by a round, and by a reader that was just writing.
+    assert seen["streams_by_id"] <= 2 * seen["overview"]
+    assert seen["read_events"] <= seen["overview"] + events // 4
 
 
 async def test_an_idle_node_asks_twice_a_second(counted: Counted) -> None:
@@ -115,5 +119,5 @@ async def test_an_idle_node_asks_twice_a_second(counted: Counted) -> None:
     counted.a.take()
     await until(lambda: counted.a.seen["overview"] >= 4)
     seen = counted.a.take()
-    assert seen.keys() <= ROUNDS
+    assert besides_rounds(seen) == {}
     assert seen["beat"] <= 2
