@@ -169,7 +169,7 @@ async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
     await store.join(NodeId("left"))
     await store.leave(NodeId("left"))
     liveness = store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic)
-    peers = Peers(node=NodeId("here"), store=store, liveness=liveness)
+    peers = Peers(node=NodeId("here"), liveness=liveness)
     assert await peers.is_dead(NodeId("left"))
     store.reads = Fault.RAISES
     assert await peers.is_dead(NodeId("left"))

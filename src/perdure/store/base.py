@@ -228,6 +228,38 @@ class NodeRecord:
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
 
 
+class Loaded(NamedTuple):
+    """A session with its standalone stream."""
+
+    record: SessionRecord
+    standalone: StreamRecord | None
+    """`None`: the session has ended, or ends in this moment."""
+
+
+class Followed(NamedTuple):
+    """A stream and what has come behind a number, all as of one moment."""
+
+    record: StreamRecord
+    events: Sequence[Event] | None = None
+    """As `read` gives them; `None`: they were not read."""
+    revision: int | None = None
+    """Of the record of the stream's session (21); `None`: it was not read, or the session is not there."""
+
+
+class Overview(NamedTuple):
+    """The nodes on the store, and whether anything waits for one of them."""
+
+    nodes: Sequence[NodeRecord]
+    dead: Mapping[NodeId, int]
+    """The nodes that are dead and not buried yet (11), each with its beat from when it was found dead, or from
+    before."""
+    has_mail: bool = True
+    """Mail may wait for this node, behind the key that it has named. `False`: there was none."""
+    has_forwarded: bool = True
+    """Forwarded messages may wait for streams that this node writes, or that no node writes. `False`: there were
+    none."""
+
+
 READ_BYTES = 256 << 10
 """Bytes of events that are read in one go, and the rest of the last event: enough for one write to a reader, and little
 to carry for each of many."""
@@ -533,6 +565,10 @@ class EventStore(Protocol):
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         """Those of the streams that are there, however many are asked for."""
 
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        """Those of some streams that are there, each with its retained events after a number, `limit` of each at the
+        most. A store that answers over a network reads it in one go."""
+
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""
 
@@ -564,6 +600,10 @@ class EventStore(Protocol):
 
 class SessionStore(Protocol):
     async def session(self, session: SessionId) -> SessionRecord | None: ...
+
+    async def load(self, session: SessionId) -> Loaded | None:
+        """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
+        one go."""
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
@@ -653,6 +693,9 @@ class Liveness(Protocol):
 
     async def dead(self) -> Sequence[NodeId]:
         """Nodes that are dead and not buried yet (11)."""
+
+    async def overview(self, *, mail_after: int) -> Overview:
+        """All that a node looks at in each of its rounds. A store that answers over a network reads it in one go."""
 
     def hold(self, holding: bool) -> None:
         """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.
@@ -801,6 +844,12 @@ async def survey_of(store: object) -> Survey | None:
     """Give what a store's server says, or `None` if there is none."""
     measured: Measured | None = store if hasattr(store, "survey") else None  # type: ignore[assignment]
     return None if measured is None else await measured.survey()
+
+
+async def load_apart(store: Store, session: SessionId) -> Loaded | None:
+    """Load a session in two reads, for a store in which another read costs little."""
+    record = await store.session(session)
+    return None if record is None else Loaded(record, await stream_by_id(store, record.standalone))
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

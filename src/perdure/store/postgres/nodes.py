@@ -14,6 +14,8 @@ from perdure._core.ids import NodeId
 from perdure._core.leases import Leases
 from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import rows
+from perdure.store.base import Overview
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import BURIED, is_unknown
 
@@ -23,9 +25,9 @@ _log = logging.getLogger(__name__)
 ANSWER_SECONDS = 1.0
 """How long a node has to answer whether it holds anything. One that does not answer counts as a holder."""
 
-SOON = 0.5
-"""Seconds for which a look at the nodes waits for a lock to have been free for long enough. Nodes look that often: the
-next one would find the dead process later."""
+SOON = 0.7
+"""Seconds for which a look at the nodes waits for a lock to have been free for long enough. Nodes look somewhat more
+often: the next look would find the dead process later."""
 
 _LOOK = 0.01
 """Seconds between two looks whether a node without an ear has answered."""
@@ -267,22 +269,31 @@ class PostgresLiveness:
         self._leases.beaten(sent=sent, now=self._monotonic())
 
     async def dead(self) -> Sequence[NodeId]:
-        dead = await self._look()
-        due = self._leases.due(now=self._monotonic())
-        if not dead and due is not None and due < SOON:
-            await asyncio.sleep(due + 0.001)  # behind it, whatever the two clocks round
-            dead = await self._look()
-        return dead
+        return list((await self.overview(mail_after=0)).dead)
 
-    async def _look(self) -> list[NodeId]:
+    async def overview(self, *, mail_after: int) -> Overview:
+        seen = await self._look(mail_after)
+        due = self._leases.due(now=self._monotonic())
+        if not seen.dead and due is not None and due < SOON:
+            await asyncio.sleep(due + 0.001)  # behind it, whatever the two clocks round
+            seen = await self._look(mail_after)
+        return seen
+
+    async def _look(self, mail_after: int) -> Overview:
+        """In one statement: the beat of a node is the one that it had when its lock was free."""
         asked = self._monotonic()
-        seen = await self._ear.fetch(self._queries["watch_nodes"])
+        seen = await self._ear.fetch(self._queries["overview"], self._node, mail_after)
         self._count(len(seen))
-        beats = {row[0]: row[1] for row in seen}
+        beats = {row["id"]: row["beat"] for row in seen}
         # After an outage all locks are free, this node's own as well: every process gets its time to connect again.
-        free = {row[0] for row in seen if row[3] is False}
+        free = {row["id"] for row in seen if row["held"] is False}
         silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free)
-        return [row[0] for row in seen if row[0] != self._node and (row[2] or row[0] in silent)]
+        dead = {
+            row["id"]: row["beat"] for row in seen if row["id"] != self._node and (row["gone"] or row["id"] in silent)
+        }
+        nodes = [rows.node_record(row[:4]) for row in seen]
+        waiting = (seen[0]["has_mail"], seen[0]["has_forwarded"]) if seen else (True, True)
+        return Overview(nodes, dead, *waiting)
 
     def hold(self, holding: bool) -> None:
         self._holding.hold(self._node, holding)

@@ -21,6 +21,26 @@ WHERE before < $4::int ORDER BY seq;
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream WHERE id = ANY ($1);
 
+-- follow_streams: those of the streams that are there, with the revision of their session and their events after a number
+SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread,
+       (SELECT revision FROM perdure.session WHERE id = s.session AND state <> 'ended'),
+       e.seqs, e.times, e.payloads, e.finals
+FROM unnest($1::text[], $2::int[]) AS x (id, after) JOIN perdure.stream AS s ON s.id = x.id
+LEFT JOIN LATERAL (
+    SELECT array_agg(seq) AS seqs, array_agg(time) AS times, array_agg(payload) AS payloads, array_agg(final) AS finals
+    FROM (
+        SELECT seq, time, payload, final,
+               sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+                   - greatest(0, length(payload) - $5::int) AS before
+        FROM (
+            (SELECT seq, time, payload, false AS final FROM perdure.event
+             WHERE stream = s.key AND s.last > x.after AND seq > greatest(x.after, s.trimmed) ORDER BY seq LIMIT $3::int)
+            UNION ALL
+            (SELECT seq, time, payload, true FROM perdure.answer
+             WHERE stream = s.key AND s.last > x.after AND seq > x.after ORDER BY seq LIMIT $3::int)
+            ORDER BY seq LIMIT $3::int) AS page) AS sized
+    WHERE before < $4::int) AS e ON true;
+
 -- streams_of_session: a session's streams, the oldest first
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream WHERE session = $1 ORDER BY key;
@@ -67,6 +87,12 @@ WHERE s.id = $1 ORDER BY g.generation;
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address, revision
 FROM perdure.session WHERE id = $1;
+
+-- load_session: one session and its standalone stream
+SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
+       n.standalone, n.created, n.active, n.ended, n.address, n.revision,
+       s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread
+FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
@@ -175,6 +201,12 @@ UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
 
 -- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
 SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
+
+-- overview: each node, whether it has left and holds its lock; whether mail waits for one, and anything for a stream
+SELECT id, record, beat, facts, gone, perdure.is_held_1(lock) AS held,
+       EXISTS (SELECT 1 FROM perdure.mail WHERE node = $1 AND key > $2) AS has_mail,
+       EXISTS (SELECT 1 FROM perdure.forward) AS has_forwarded
+FROM perdure.node ORDER BY key;
 
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;

@@ -185,6 +185,9 @@ END $$;
 -- "writer" is a number of the process: if it has given up on a commit that still runs here, the next one waits for it,
 -- so that commits happen in their order. "members" are the nodes of the process. A burial waits for the same number, so
 -- none of them is buried before this is done. Gives what was refused, as place, reason and detail, one behind the other.
+--
+-- Where a call is found by its stream, that it has not ended is written as NOT IN: with IN ('running', 'waiting') the
+-- index "call_open" would fit as well, and a plan that was made while the table was small reads all of it each time.
 CREATE FUNCTION perdure.commit_1(
     writer bigint, members text[], kinds text, texts text[], numbers bigint[], times float8[], blobs bytea[],
     event_of int[], event_seq int[], event_time float8[], event_payload bytea[],
@@ -258,14 +261,14 @@ BEGIN
                 IF why IS NULL THEN
                     UPDATE perdure.call SET state = texts[t + 1], request = ''
                     WHERE stream = k AND incarnation = numbers[n] AND request_id = texts[t]
-                        AND state IN ('running', 'waiting');
+                        AND state NOT IN ('answered', 'cancelled', 'settled');
                 END IF;
                 t := t + 2;
                 n := n + 1;
             END LOOP;
             IF count_ > 0 AND why IS NULL AND NOT done THEN
                 UPDATE perdure.stream SET listed = true WHERE key = k AND NOT listed AND NOT EXISTS (
-                    SELECT 1 FROM perdure.call WHERE stream = k AND state IN ('running', 'waiting'));
+                    SELECT 1 FROM perdure.call WHERE stream = k AND state NOT IN ('answered', 'cancelled', 'settled'));
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
@@ -339,7 +342,7 @@ BEGIN
                     record = numbers[n + 1], state = texts[t + 2], attempt = numbers[n + 3],
                     progress = CASE WHEN numbers[n + 4] = 1 THEN times[f] END
                 WHERE stream = s.key AND incarnation = numbers[n + 2] AND request_id = texts[t + 1]
-                    AND state IN ('running', 'waiting');
+                    AND state NOT IN ('answered', 'cancelled', 'settled');
             END IF;
             IF substr(kinds, i, 1) = 'p' THEN
                 t := t + 3;
