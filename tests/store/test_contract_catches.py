@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, ClaimState, SessionState
-from perdure.errors import Behind, MailFull, NodeGone, StaleFence
+from perdure.errors import StaleFence
 from perdure.store.base import (
     MAX_MAIL,
     Append,
@@ -122,7 +122,7 @@ class LetsEverybodyClaim(MemoryStore):
     """Looks at the fence that the caller has seen, and takes the stream when others have looked as well."""
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        if self._written(stream, held) is None:
+        if self._streams[stream].record.fence != held:
             return None
         await asyncio.sleep(0)
         return await super().claim(stream, node=node, held=self._streams[stream].record.fence, known=known)
@@ -130,8 +130,8 @@ class LetsEverybodyClaim(MemoryStore):
 
 class ClaimsWhatIsSealed(MemoryStore):
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
-        if (found := self._written(stream, held)) is not None:
-            found.record = replace(found.record, sealed=False)
+        found = self._streams[stream]
+        found.record = replace(found.record, sealed=False)
         return await super().claim(stream, node=node, held=held, known=known)
 
 
@@ -195,7 +195,7 @@ class CountsMailNowAndThen(MemoryStore):
 
     beyond = 0
 
-    def _deliver(self, step: SendMail) -> NodeGone | MailFull | None:
+    def _deliver(self, step: SendMail) -> StepRefusal | None:
         row = self._nodes.get(step.node)
         if row is None or len(row.mail) < MAX_MAIL:
             return super()._deliver(step)
@@ -224,21 +224,21 @@ class ShowsMailOutOfOrder(MemoryStore):
 
 
 class TakesEveryHole(MemoryStore):
-    def _append(self, step: Append) -> StaleFence | Behind | None:
+    def _append(self, step: Append) -> StepRefusal | None:
         return super()._append(replace(step, lost=True))
 
 
 class TakesNoHole(MemoryStore):
     """A call whose events were lost never gets its answer in."""
 
-    def _append(self, step: Append) -> StaleFence | Behind | None:
+    def _append(self, step: Append) -> StepRefusal | None:
         return super()._append(replace(step, lost=False))
 
 
 class FillsHoles(MemoryStore):
     """Numbers that were lost get other events."""
 
-    def _append(self, step: Append) -> StaleFence | Behind | None:
+    def _append(self, step: Append) -> StepRefusal | None:
         found = self._streams.get(step.stream)
         ours = found is not None and found.record.fence == step.fence and found.record.node and not found.record.sealed
         if step.lost and found is not None and ours:
@@ -250,7 +250,7 @@ class FillsHoles(MemoryStore):
 
 
 class CallsEveryRefusalStale(MemoryStore):
-    def _append(self, step: Append) -> StaleFence | Behind | None:
+    def _append(self, step: Append) -> StepRefusal | None:
         refusal = super()._append(step)
         return StaleFence(str(refusal)) if refusal is not None else None
 

@@ -1,5 +1,6 @@
 """Applies steps to the tables in memory, and everything else that changes what is stored."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,20 +12,10 @@ from perdure._core.ids import Fence, Generation, NodeId, SessionId, StreamId
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.retention import Cutoffs
 from perdure._core.states import CallState, SessionState
-from perdure.errors import (
-    Behind,
-    IdTaken,
-    MailFull,
-    NodeGone,
-    SessionEnded,
-    StaleFence,
-    StaleRecord,
-    TooManyCalls,
-    TooManySessions,
-)
 from perdure.store import base
 from perdure.store.codec import PLAIN, Codec
 from perdure.store.memory.nodes import MemoryNodes, StreamRow
+from perdure.store.refusals import Why, refusal
 
 _OPEN = (CallState.RUNNING, CallState.WAITING)
 
@@ -93,7 +84,7 @@ class MemoryWrites(MemoryNodes):
 
     # Steps of sessions
 
-    def _put_session(self, step: base.PutSession) -> TooManySessions | None:
+    def _put_session(self, step: base.PutSession) -> base.StepRefusal | None:
         record, limits = step.record, step.limits
         if record.id in self._sessions:
             return None
@@ -101,9 +92,9 @@ class MemoryWrites(MemoryNodes):
             going_on = [s for s in self._sessions.values() if s.state is not SessionState.ENDED]
             of_caller = sum(caller(session) == caller(record) for session in going_on)
             if any(caller(record)) and of_caller >= limits.caller:
-                return TooManySessions(f"the caller has {of_caller} sessions", of_caller=True)
+                return refusal(step, Why.CALLER, of_caller)
             if len(going_on) >= limits.total:
-                return TooManySessions(f"there are {len(going_on)} sessions", of_caller=False)
+                return refusal(step, Why.ALL, len(going_on))
         self._sessions[record.id] = record
         return None
 
@@ -159,32 +150,33 @@ class MemoryWrites(MemoryNodes):
             return None
         session = self._going_on(record.session)
         if session is None:
-            return SessionEnded(f"session {record.session[:8]} has ended")
+            return refusal(step, Why.ENDED)
         if step.seen not in (None, session.revision):
-            return StaleRecord(f"session {record.session[:8]} has revision {session.revision}, not {step.seen}")
+            return refusal(step, Why.CHANGED, session.revision)
         keys = [call_key(call) for call in step.calls]
-        if len(set(keys)) < len(keys) or not self._open_calls.keys().isdisjoint(keys):
-            return IdTaken(f"a request of session {record.session[:8]} runs already under one of the ids {keys}")
+        for place, key in enumerate(keys):
+            if key in self._open_calls or key in keys[:place]:
+                return refusal(step, Why.TAKEN, json.dumps(step.calls[place].request_id))
         if step.most_calls is not None:
             running = sum(session == record.session for session, _, _ in self._open_calls)
             if running + len(keys) > step.most_calls:
-                return TooManyCalls(f"session {record.session[:8]} has {running} calls running")
+                return refusal(step, Why.CALLS, running)
         stream = StreamRow(record, calls={(call.incarnation, call.request_id): call for call in step.calls})
         self._open_calls.update(dict.fromkeys(keys, stream))
         self._streams[record.id] = stream
         self._of_session.setdefault(record.session, {})[record.id] = stream
         return None
 
-    def _append(self, step: base.Append) -> StaleFence | Behind | None:
+    def _append(self, step: base.Append) -> base.StepRefusal | None:
         stream = self._streams.get(step.stream)
         if stream is None:
-            return Behind(f"stream {step.stream} is not there", last=0)
+            return refusal(step, Why.GONE)
         before = stream.record
         new = [event for event in step.events if event.seq > before.last]
-        if before.fence != step.fence or (new and (before.sealed or not before.node)):
-            return _stale(step)
+        if (before.fence != step.fence or new) and (refused := _not_written(stream, step)) is not None:
+            return refused
         if new and new[-1].seq != before.last + len(new) and not step.lost:
-            return Behind(f"stream {step.stream} ends at {before.last}, before {new[0].seq}", last=before.last)
+            return refusal(step, Why.BEHIND, before.last)
         stream.events.extend(new)
         stream.forwarded = [message for message in stream.forwarded if message.key > step.taken]
         last = new[-1].seq if new else before.last
@@ -196,27 +188,22 @@ class MemoryWrites(MemoryNodes):
                 self._open_calls.pop(call_key(call), None)
         return None
 
-    def _put_call(self, step: base.PutCall) -> StaleFence | None:
-        stream = self._written(step.stream, step.fence)
-        if stream is None or stream.record.sealed or not stream.record.node:
-            return _stale(step)
+    def _put_call(self, step: base.PutCall) -> base.StepRefusal | None:
+        stream = self._streams.get(step.stream)
+        if stream is None or (refused := _not_written(stream, step)) is not None:
+            return refusal(step, Why.GONE) if stream is None else refused
         call = stream.calls.get((step.incarnation, step.request_id))
         if call is not None and call.state in _OPEN:
             changed = replace(call, state=step.state, attempt=step.attempt, progress=step.progress)
             stream.calls[call.incarnation, call.request_id] = changed
         return None
 
-    def _release(self, step: base.Release) -> StaleFence | None:
-        stream = self._written(step.stream, step.fence)
-        if stream is None or stream.record.sealed:
-            return _stale(step)
+    def _release(self, step: base.Release) -> base.StepRefusal | None:
+        stream = self._streams.get(step.stream)
+        if stream is None or (refused := _not_written(stream, step)) is not None:
+            return refusal(step, Why.GONE) if stream is None else refused
         stream.record = replace(stream.record, node=NodeId(""))
         return None
-
-    def _written(self, stream: StreamId, fence: Fence) -> StreamRow | None:
-        """Give the stream, if that is its fence."""
-        found = self._streams.get(stream)
-        return found if found is not None and found.record.fence == fence else None
 
     def _drop(self, stream_id: StreamId) -> None:
         if (stream := self._streams.pop(stream_id, None)) is not None:
@@ -233,30 +220,30 @@ class MemoryWrites(MemoryNodes):
 
     # Mail and forwarded messages
 
-    def _deliver(self, step: base.SendMail) -> NodeGone | MailFull | None:
+    def _deliver(self, step: base.SendMail) -> base.StepRefusal | None:
         if (row := self._nodes.get(step.node)) is None:
-            return NodeGone(f"there is no node {step.node}")
+            return refusal(step, Why.NOBODY)
         if len(row.mail) >= base.MAX_MAIL:
-            return MailFull(f"{base.MAX_MAIL} messages wait for node {step.node}")
+            return refusal(step, Why.FULL)
         self._put_mail(step.node, step.message)
         return None
 
-    def _forward(self, step: base.Forward) -> SessionEnded | NodeGone | Behind | MailFull | None:
+    def _forward(self, step: base.Forward) -> base.StepRefusal | None:
         if (row := self._streams.get(step.stream)) is None:
-            return SessionEnded(f"stream {step.stream} is not there")
+            return refusal(step, Why.GONE)
         sender, last = row.senders.get(step.node, ("", 0))
         last = last if sender == step.sender else 0
         new = step.payloads[max(0, last + 1 - step.first) :]
         if not new:
             return None
         if row.record.node not in self._nodes:
-            return NodeGone(f"no node writes stream {step.stream}")
+            return refusal(step, Why.NOBODY)
         if step.first > last + 1:
-            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=last)
+            return refusal(step, Why.BEHIND, last)
         size = sum(map(self._payloads.size, [*new, *(payload for _, payload in row.forwarded)]))
         full = len(row.forwarded) + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
         if row.forwarded and full:
-            return MailFull(f"{len(row.forwarded)} messages wait for stream {step.stream}")
+            return refusal(step, Why.FULL, len(row.forwarded))
         row.forwarded += [base.Forwarded(self._next_key(), payload) for payload in new]
         row.senders[step.node] = (step.sender, step.first + len(step.payloads) - 1)
         return None
@@ -264,8 +251,8 @@ class MemoryWrites(MemoryNodes):
     # Changes that are not steps
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> base.StreamRecord | None:
-        found = self._written(stream, held)
-        if found is None or found.record.sealed:
+        found = self._streams.get(stream)
+        if found is None or found.record.fence != held or found.record.sealed:
             return None
         self._writes += 1
         before = found.record
@@ -340,5 +327,11 @@ def _reached(stream: StreamRow, step: base.Reached) -> base.StreamRecord:
     return replace(record, delivered=max(record.delivered, through), unread=step.unread)
 
 
-def _stale(step: base.Append | base.PutCall | base.Release) -> StaleFence:
-    return StaleFence(f"stream {step.stream} is not written under fence {step.fence}")
+def _not_written(stream: StreamRow, step: base.Append | base.PutCall | base.Release) -> base.StepRefusal | None:
+    """Give the refusal of a step whose writer is not the stream's."""
+    record = stream.record
+    if record.fence != step.fence:
+        return refusal(step, Why.FENCED, record.fence)
+    if record.sealed:
+        return refusal(step, Why.SEALED)
+    return None if record.node or isinstance(step, base.Release) else refusal(step, Why.RELEASED)

@@ -7,17 +7,6 @@ from typing import Any, Final
 from perdure._core import retention
 from perdure._core.ids import NodeId, SessionId
 from perdure._core.states import CallState
-from perdure.errors import (
-    Behind,
-    IdTaken,
-    MailFull,
-    NodeGone,
-    SessionEnded,
-    StaleFence,
-    StaleRecord,
-    TooManyCalls,
-    TooManySessions,
-)
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
 
@@ -286,47 +275,3 @@ _ADD: Mapping[type[base.Step], Callable[[CommitArguments, Any], None]] = {
     base.SendMail: CommitArguments.send_mail,
     base.MailReceived: _plain("T", ("node",), ("through",)),
 }
-
-
-# --- Refusals -------------------------------------------------------------------------------------------------------
-
-_STALE = {
-    "gone": "is not there",
-    "fenced": "is written under fence {}",
-    "sealed": "is sealed",
-    "released": "was let go of",
-}
-
-
-def refusal(step: Any, why: str, what: str) -> base.StepRefusal:
-    """Give the named refusal of a step."""
-    match why, step:
-        case "ended", base.OpenStream():
-            return SessionEnded(f"session {step.record.session[:8]} has ended")
-        case "changed", base.OpenStream():
-            return StaleRecord(f"session {step.record.session[:8]} has revision {what}, not {step.seen}")
-        case "taken", base.OpenStream():
-            return IdTaken(f"request {what} of session {step.record.session[:8]} runs already")
-        case "calls", base.OpenStream():
-            return TooManyCalls(f"session {step.record.session[:8]} has {what} calls running")
-        case "caller", base.PutSession():
-            return TooManySessions(f"the caller has {what} sessions", of_caller=True)
-        case "all", base.PutSession():
-            return TooManySessions(f"there are {what} sessions", of_caller=False)
-        case "gone", base.Append():
-            return Behind(f"stream {step.stream} is not there", last=0)
-        case "behind", base.Append():
-            return Behind(f"stream {step.stream} ends at {what}, before {step.events[-1].seq}", last=int(what))
-        case "behind", base.Forward():
-            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=int(what))
-        case "gone", base.Forward():
-            return SessionEnded(f"stream {step.stream} is not there")
-        case "nobody", base.Forward():
-            return NodeGone(f"no node writes stream {step.stream}")
-        case "full", base.Forward():
-            return MailFull(f"{what} messages wait for stream {step.stream}")
-        case "nobody", base.SendMail():
-            return NodeGone(f"there is no node {step.node}")
-        case "full", base.SendMail():
-            return MailFull(f"{base.MAX_MAIL} messages wait for node {step.node}")
-    return StaleFence(f"fence {step.fence} may not write stream {step.stream}: it {_STALE[why].format(what)}")

@@ -14,7 +14,8 @@ from perdure.store.codec import Payloads
 from perdure.store.postgres.connections import Connection, Connector
 from perdure.store.postgres.failures import AGAIN, NAMED, failure, is_unknown
 from perdure.store.postgres.nodes import Holding
-from perdure.store.postgres.steps import CommitArguments, lock_order, refusal
+from perdure.store.postgres.steps import CommitArguments, lock_order
+from perdure.store.refusals import Why, refusal
 from perdure.store.time_limit import TimeLimit
 
 TRIES = 20
@@ -107,5 +108,5 @@ def _refusals(steps: Sequence[base.Step], order: Sequence[int], found: Sequence[
     refusals: list[base.StepRefusal | None] = [None] * len(steps)
     for start in range(0, len(found), 3):
         place = order[int(found[start])]
-        refusals[place] = refusal(steps[place], found[start + 1], found[start + 2])
+        refusals[place] = refusal(steps[place], Why(found[start + 1]), found[start + 2])
     return refusals

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from perdure._core.chains import Chain
-from perdure._core.ids import NodeId, SessionId, StreamId
-from perdure._core.states import SessionState
+from perdure._core.ids import SessionId, StreamId
 from perdure.errors import StoreUnavailable
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
+from perdure.store.record_reads import RecordReads
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import NAMED, STUCK, FileIdentity, failure, open_reader, refuse_newer
 from perdure.store.time_limit import TimeLimit
@@ -82,11 +82,10 @@ class ReaderPool:
             raise failure(error, self._path, "read") from error
 
 
-class Reads:
-    """Answers what a store is asked without writing. All payloads are decoded here, at the edge."""
+class Reads(RecordReads):
+    """Reads what this database keeps in its own form, and the rest as every database does."""
 
     _readers: ReaderPool
-    _payloads: Payloads
 
     async def read(self, stream: StreamId, *, after: int, limit: int) -> Sequence[base.Event]:
         found: list[base.Event] = []
@@ -101,30 +100,11 @@ class Reads:
             if len(more) < page or len(found) >= limit or room <= 0:
                 return found
 
-    # Streams
-
-    async def streams(self, session: SessionId) -> Sequence[base.StreamRecord]:
-        return await self._all("streams_of_session", rows.stream_record, session)
-
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, base.StreamRecord]:
         found: dict[StreamId, base.StreamRecord] = {}
         for start in range(0, len(streams), MAX_READ):
             found |= await self._readers.run(partial(_streams, ids=streams[start : start + MAX_READ]))
         return found
-
-    async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
-        return await self._all("streams_of_node", rows.stream_record, node)
-
-    async def unread(self, session: SessionId) -> Sequence[base.StreamRecord]:
-        return await self._all("unread_streams", rows.stream_record, session)
-
-    async def kept(self, session: SessionId) -> Sequence[base.KeptRecord]:
-        return await self._all("kept_of_session", rows.kept_record, session=session, overhead=self._payloads.overhead)
-
-    async def generations(self, stream: StreamId) -> Sequence[base.Generation]:
-        return await self._all("generations_of_stream", rows.generation, stream)
-
-    # Sessions
 
     async def session(self, session: SessionId) -> base.SessionRecord | None:
         return await self._one("session_by_id", rows.session_record, session)
@@ -132,15 +112,10 @@ class Reads:
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         return await self._all("sessions_after", rows.session_record, after or "", limit)
 
-    async def count_states(self) -> Mapping[SessionState, int]:
-        return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1])))
-
     async def longest_dormant(self, owner: str | None = None, address: str = "") -> base.SessionRecord | None:
         if owner is None:
             return await self._one("longest_dormant", rows.session_record)
         return await self._one("longest_dormant_of", rows.session_record, rows.loose(owner), address)
-
-    # Chains
 
     async def chain(self, name: str) -> Chain | None:
         return await self._one("chain_by_name", rows.chain_record, name)
@@ -148,42 +123,12 @@ class Reads:
     async def chain_of(self, session: SessionId) -> Chain | None:
         return await self._one("chain_of_session", rows.chain_record, session)
 
-    # Ledger, asks, readers, nodes
-
-    async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
-        return await self._all("calls_of_session", rows.call_record, session)
-
-    async def calls_on(self, stream: StreamId) -> Sequence[base.CallRecord]:
-        return await self._all("calls_of_stream", rows.call_record, stream)
-
     async def open_call(self, session: SessionId, *, incarnation: int, request_id: int | str) -> base.CallRecord | None:
         return await self._one("call_by_id", rows.call_record, session, incarnation, rows.id_key(request_id))
 
-    async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
-        return await self._all("asks_of_session", rows.ask_record, session)
-
-    async def reader(self, stream: StreamId) -> base.ReaderRecord | None:
-        return await self._one("reader_of_stream", rows.reader_record, stream)
-
-    async def nodes(self) -> Sequence[base.NodeRecord]:
-        return await self._all("all_nodes", rows.node_record)
-
-    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[base.Mail]:
-        return await self._all("read_mail", base.Mail._make, node, after, base.MAIL_AT_ONCE)
-
-    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[base.Forwarded]:
-        return await self._all("read_forwarded", base.Forwarded._make, stream, after, base.FORWARDED_AT_ONCE)
-
-    async def forwarded_to(self, node: NodeId) -> Sequence[base.StreamRecord]:
-        return await self._all("forwarded_to", rows.stream_record, node)
-
-    async def _one(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> T | None:
-        found = await self._all(query, record, *values)
-        return found[0] if found else None
-
-    async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any, **named: Any) -> Sequence[T]:
+    async def _all(self, query: str, record: Callable[[rows.Row], T], *values: Any) -> Sequence[T]:
         def read(connection: sqlite3.Connection) -> Sequence[T]:
-            return self._payloads.decode_all([record(row) for row in connection.execute(_SQL[query], named or values)])
+            return self._payloads.decode_all([record(row) for row in connection.execute(_SQL[query], values)])
 
         return await self._readers.run(read)
 

@@ -12,19 +12,9 @@ from perdure._core import retention
 from perdure._core.chains import Chain
 from perdure._core.ids import NO_FENCE, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.states import CallState
-from perdure.errors import (
-    Behind,
-    IdTaken,
-    MailFull,
-    NodeGone,
-    SessionEnded,
-    StaleFence,
-    StaleRecord,
-    TooManyCalls,
-    TooManySessions,
-)
 from perdure.store import base, rows
 from perdure.store.codec import Payloads
+from perdure.store.refusals import Why, refusal
 from perdure.store.sqlite import sql_files as _sql
 
 _SQL = _sql.queries()
@@ -102,9 +92,8 @@ class StreamSteps:
         if cursor.rowcount != 1:
             if self._look_up(record.id) is not None:
                 return None
-            if cursor.execute(_SQL["is_going_on"], (record.session,)).fetchone() is None:
-                return SessionEnded(f"session {record.session[:8]} has ended")
-            return StaleRecord(f"session {record.session[:8]} has another revision than {step.seen}")
+            revision = cursor.execute(_SQL["revision_of"], (record.session,)).fetchone()
+            return refusal(step, Why.ENDED) if revision is None else refusal(step, Why.CHANGED, *revision)
         key = cursor.lastrowid or 0
         if key <= self._newest:
             self.forget()
@@ -113,24 +102,24 @@ class StreamSteps:
             cursor.execute(_OPEN_CALL, rows.call_row(key, place, call))
             if cursor.rowcount != 1:
                 cursor.execute(_SQL["close_stream"], (key,))
-                return IdTaken(f"request {call.request_id!r} of session {call.session[:8]} runs already")
+                return refusal(step, Why.TAKEN, rows.request_id_text(call.request_id))
         if step.most_calls is not None:
             (running,) = cursor.execute(_SQL["count_calls"], (record.session,)).fetchone()
             if running > step.most_calls:
                 cursor.execute(_SQL["close_stream"], (key,))
-                return TooManyCalls(f"session {record.session[:8]} has {running - len(step.calls)} calls running")
+                return refusal(step, Why.CALLS, running - len(step.calls))
         self._remember(record.id, key)
         return None
 
-    def append(self, step: base.Append) -> StaleFence | Behind | None:
+    def append(self, step: base.Append) -> base.StepRefusal | None:
         key = self._key(step.stream)
         if key is None or not self._append_next(key, step):
             self._keys.pop(step.stream, None)
             key = self._key(step.stream)  # the stream may be gone, and another one may have its key
             if key is None:
-                return Behind(f"stream {step.stream} is not there", last=0)
-            if (refusal := self._append_new(key, step)) is not None:
-                return refusal
+                return refusal(step, Why.GONE)
+            if (refused := self._append_new(key, step)) is not None:
+                return refused
         if step.taken:
             self._cursor.execute(_SQL["take_forwarded"], (key, step.taken))
         if step.seal:
@@ -158,58 +147,58 @@ class StreamSteps:
             cursor.executemany(_APPEND, [(key, *event) for event in events])
         return True
 
-    def _append_new(self, key: int, step: base.Append) -> StaleFence | Behind | None:
+    def _append_new(self, key: int, step: base.Append) -> base.StepRefusal | None:
         """Any other case: find out what is there, and append what is not."""
         fence, last, sealed, node = self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if fence != step.fence:
-            return _stale(step, f"is written under fence {fence}")
+            return refusal(step, Why.FENCED, fence)
         new = [event for event in step.events if event.seq > last]
         if new and (sealed or not node):
-            return _stale(step, "is sealed" if sealed else "was let go of")
+            return refusal(step, Why.SEALED if sealed else Why.RELEASED)
         if new and new[-1].seq - last != len(new) and not step.lost:
-            return Behind(f"stream {step.stream} ends at {last}, before {new[0].seq}", last=last)
+            return refusal(step, Why.BEHIND, last)
         if new:
             self._cursor.executemany(_APPEND, [(key, *event) for event in new])
             last = new[-1].seq
         self._cursor.execute(_SQL["set_stream_end"], (last, sealed or step.seal, key))
         return None
 
-    def put_call(self, step: base.PutCall) -> StaleFence | None:
+    def put_call(self, step: base.PutCall) -> base.StepRefusal | None:
         key = self._key(step.stream)
-        if (refusal := self._not_written(key, step)) is not None:
-            return refusal
+        if (refused := self._not_written(key, step)) is not None:
+            return refused
         row = (base.RECORD_VERSION, step.state.value, step.attempt, step.progress)
         request_id = rows.request_id_text(step.request_id)
         self._cursor.execute(_SQL["put_call"], (*row, key, step.incarnation, request_id))
         return None
 
-    def release(self, step: base.Release) -> StaleFence | None:
+    def release(self, step: base.Release) -> base.StepRefusal | None:
         key = self._key(step.stream)
-        if (refusal := self._not_written(key, step)) is not None:
-            return refusal
+        if (refused := self._not_written(key, step)) is not None:
+            return refused
         self._cursor.execute(_SQL["release_stream"], (key,))
         return None
 
-    def _not_written(self, key: int | None, step: base.PutCall | base.Release) -> StaleFence | None:
+    def _not_written(self, key: int | None, step: base.PutCall | base.Release) -> base.StepRefusal | None:
         row = None if key is None else self._cursor.execute(_SQL["stream_end"], (key,)).fetchone()
         if row is None:
-            return _stale(step, "is not there")
+            return refusal(step, Why.GONE)
         fence, _, sealed, node = row
         if fence != step.fence:
-            return _stale(step, f"is written under fence {fence}")
+            return refusal(step, Why.FENCED, fence)
         if sealed:
-            return _stale(step, "is sealed")
-        return None if node or isinstance(step, base.Release) else _stale(step, "was let go of")
+            return refusal(step, Why.SEALED)
+        return None if node or isinstance(step, base.Release) else refusal(step, Why.RELEASED)
 
     def drop(self, step: base.DropStream) -> None:
         self._keys.pop(step.stream, None)
         self._cursor.execute(_SQL["drop_stream"], (step.stream,))
 
-    def forward(self, step: base.Forward) -> SessionEnded | NodeGone | Behind | MailFull | None:
+    def forward(self, step: base.Forward) -> base.StepRefusal | None:
         cursor = self._cursor
         found = cursor.execute(_SQL["stream_writer"], (step.stream,)).fetchone()
         if found is None:
-            return SessionEnded(f"stream {step.stream} is not there")
+            return refusal(step, Why.GONE)
         key, is_written = found
         sender, last = cursor.execute(_SQL["sender_to"], (key, step.node)).fetchone() or ("", 0)
         last = last if sender == step.sender else 0
@@ -217,14 +206,14 @@ class StreamSteps:
         if not new:
             return None
         if not is_written:
-            return NodeGone(f"no node writes stream {step.stream}")
+            return refusal(step, Why.NOBODY)
         if step.first > last + 1:
-            return Behind(f"message {step.first - 1} for stream {step.stream} is not there", last=last)
+            return refusal(step, Why.BEHIND, last)
         count, size = cursor.execute(_SQL["count_forwarded"], (self._payloads.overhead, key)).fetchone()
         size += sum(map(self._payloads.size, new))
         full = count + len(new) > base.MAX_FORWARDED or size > base.MAX_FORWARDED_BYTES
         if count and full:
-            return MailFull(f"{count} messages wait for stream {step.stream}")
+            return refusal(step, Why.FULL, count)
         numbered = enumerate(new, next_key(cursor, "forward"))
         cursor.executemany(_SQL["forward"], [(number, key, payload) for number, payload in numbered])
         cursor.execute(_SQL["put_sender"], (key, step.node, step.sender, step.first + len(step.payloads) - 1))
@@ -300,23 +289,23 @@ class StepWriter:
     def _execute(self, query: str, step: Any) -> None:
         self._cursor.execute(query, rows.named_values(getattr(step, "record", step)))
 
-    def _put_session(self, step: base.PutSession) -> TooManySessions | None:
+    def _put_session(self, step: base.PutSession) -> base.StepRefusal | None:
         """Put the session first, and take it away again if it was one too many."""
         cursor, record = self._cursor, step.record
         cursor.execute(_SQL["put_session"], rows.session_values(record))
         if cursor.rowcount != 1 or step.limits is None:
             return None
-        refusal: TooManySessions | None = None
+        refused: base.StepRefusal | None = None
         caller = rows.loose(record.owner), record.address
         (of_caller,) = cursor.execute(_SQL["count_sessions_at"], caller).fetchone() if any(caller) else (0,)
         (total,) = cursor.execute(_SQL["count_sessions"]).fetchone()
         if of_caller > step.limits.caller:
-            refusal = TooManySessions(f"the caller has {of_caller - 1} sessions", of_caller=True)
+            refused = refusal(step, Why.CALLER, of_caller - 1)
         elif total > step.limits.total:
-            refusal = TooManySessions(f"there are {total - 1} sessions", of_caller=False)
-        if refusal is not None:
+            refused = refusal(step, Why.ALL, total - 1)
+        if refused is not None:
             cursor.execute(_SQL["unput_session"], (record.id,))
-        return refusal
+        return refused
 
     def _stick(self, step: base.Stick) -> None:
         row = self._cursor.execute(_SQL["read_sticky"], (step.session,)).fetchone()
@@ -343,12 +332,12 @@ class StepWriter:
         cursor.execute(_SQL["forget_ended_of"], of_caller)
         cursor.execute(_SQL["forget_ended"], {"most": retention.MAX_ENDED})
 
-    def _send_mail(self, step: base.SendMail) -> NodeGone | MailFull | None:
+    def _send_mail(self, step: base.SendMail) -> base.StepRefusal | None:
         # With few messages there this look is short; with many the node does not deal with its mail.
         if self._cursor.execute(_SQL["much_mail"], (step.node, base.MAX_MAIL - 1)).fetchone() is not None:
-            return MailFull(f"{base.MAX_MAIL} messages wait for node {step.node}")
+            return refusal(step, Why.FULL)
         self._cursor.execute(_SQL["post_mail"], (next_key(self._cursor, "mail"), step.message, step.node))
-        return None if self._cursor.rowcount == 1 else NodeGone(f"there is no node {step.node}")
+        return None if self._cursor.rowcount == 1 else refusal(step, Why.NOBODY)
 
     # Changes that are not steps
 
@@ -376,7 +365,3 @@ def next_key(cursor: sqlite3.Cursor | sqlite3.Connection, table: str) -> int:
     """Give the key of the next message in one of the two tables of messages."""
     (given,) = cursor.execute(_SQL["last_key"], (table,)).fetchone()
     return base.next_key(given, now=time.time())
-
-
-def _stale(step: base.Append | base.PutCall | base.Release, why: str) -> StaleFence:
-    return StaleFence(f"fence {step.fence} may not write stream {step.stream}: it {why}")

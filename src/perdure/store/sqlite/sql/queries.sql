@@ -57,8 +57,8 @@ SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended' AND revision = coalesce(?, revision))
 ON CONFLICT (id) DO NOTHING;
 
--- is_going_on: whether a session is there, and has not ended
-SELECT 1 FROM session WHERE id = ? AND state <> 'ended';
+-- revision_of: the revision of a session that is there and has not ended
+SELECT revision FROM session WHERE id = ? AND state <> 'ended';
 
 -- open_call: a ledger row of a new stream; nothing if the id is taken
 INSERT INTO call (stream, incarnation, request_id, session, id_key, place, record, method, request, principal, attempt,
@@ -168,10 +168,10 @@ UPDATE stream SET listed = 1 WHERE key = :stream AND NOT EXISTS (
 
 -- kept_of_session: what is retained of a session's sealed streams, the oldest first; sizes less what the codec added
 SELECT s.id, s.opened, count(CASE e.final WHEN 0 THEN 1 END), count(CASE e.final WHEN 1 THEN 1 END),
-       coalesce(sum(CASE e.final WHEN 0 THEN max(0, length(e.payload) - :overhead) END), 0),
-       coalesce(sum(CASE e.final WHEN 1 THEN max(0, length(e.payload) - :overhead) END), 0)
+       coalesce(sum(CASE e.final WHEN 0 THEN max(0, length(e.payload) - ?2) END), 0),
+       coalesce(sum(CASE e.final WHEN 1 THEN max(0, length(e.payload) - ?2) END), 0)
 FROM stream AS s LEFT JOIN event AS e ON e.stream = s.key
-WHERE s.session = :session AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
+WHERE s.session = ?1 AND s.sealed = 1 GROUP BY s.key ORDER BY s.key;
 
 -- generations_of_stream: the ended generations of a stream, the oldest first
 SELECT g.generation, g."end"

@@ -1,0 +1,77 @@
+"""Reads the records that every database keeps alike, by the names of its queries."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from perdure._core.ids import NodeId, SessionId, StreamId
+from perdure._core.states import SessionState
+from perdure.store import base, rows
+from perdure.store.codec import Payloads
+
+T = TypeVar("T")
+
+
+class RecordReads(ABC):
+    """Answers what a store is asked without writing, as far as a query and a kind of record say it all.
+
+    A database adds `_all`, and what it keeps in a form of its own: sessions, chains, events.
+    """
+
+    _payloads: Payloads
+
+    @abstractmethod
+    async def _all(self, query: str, record: Callable[[Any], T], *values: Any) -> Sequence[T]:
+        """Give the records that a query finds. All payloads are decoded here, at the edge."""
+
+    async def _one(self, query: str, record: Callable[[Any], T], *values: Any) -> T | None:
+        found = await self._all(query, record, *values)
+        return found[0] if found else None
+
+    # Streams
+
+    async def streams(self, session: SessionId) -> Sequence[base.StreamRecord]:
+        return await self._all("streams_of_session", rows.stream_record, session)
+
+    async def written_by(self, node: NodeId) -> Sequence[base.StreamRecord]:
+        return await self._all("streams_of_node", rows.stream_record, node)
+
+    async def unread(self, session: SessionId) -> Sequence[base.StreamRecord]:
+        return await self._all("unread_streams", rows.stream_record, session)
+
+    async def kept(self, session: SessionId) -> Sequence[base.KeptRecord]:
+        return await self._all("kept_of_session", rows.kept_record, session, self._payloads.overhead)
+
+    async def generations(self, stream: StreamId) -> Sequence[base.Generation]:
+        return await self._all("generations_of_stream", rows.generation, stream)
+
+    async def forwarded(self, stream: StreamId, *, after: int = 0) -> Sequence[base.Forwarded]:
+        return await self._all("read_forwarded", base.Forwarded._make, stream, after, base.FORWARDED_AT_ONCE)
+
+    async def forwarded_to(self, node: NodeId) -> Sequence[base.StreamRecord]:
+        return await self._all("forwarded_to", rows.stream_record, node)
+
+    async def reader(self, stream: StreamId) -> base.ReaderRecord | None:
+        return await self._one("reader_of_stream", rows.reader_record, stream)
+
+    # Sessions, their calls and asks
+
+    async def count_states(self) -> Mapping[SessionState, int]:
+        return dict(await self._all("count_states", lambda row: (SessionState(row[0]), row[1])))
+
+    async def calls(self, session: SessionId) -> Sequence[base.CallRecord]:
+        return await self._all("calls_of_session", rows.call_record, session)
+
+    async def calls_on(self, stream: StreamId) -> Sequence[base.CallRecord]:
+        return await self._all("calls_of_stream", rows.call_record, stream)
+
+    async def asks(self, session: SessionId) -> Sequence[base.AskRecord]:
+        return await self._all("asks_of_session", rows.ask_record, session)
+
+    # Nodes
+
+    async def nodes(self) -> Sequence[base.NodeRecord]:
+        return await self._all("all_nodes", rows.node_record)
+
+    async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[base.Mail]:
+        return await self._all("read_mail", base.Mail._make, node, after, base.MAIL_AT_ONCE)
