@@ -212,12 +212,25 @@ def hosts(*servers: Server, schema: str = "s", **options: str) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    said = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs = [tuple(map(int, line.split())) for line in said.splitlines()]
-    return [child for child, parent in pairs if parent == pid]
+    return [child for child, (_, parent) in _processes().items() if parent == pid]
 
 
 def _is_alive(pid: int) -> bool:
     """Whether a process is there, and not only its exit status, which its parent has not asked for."""
-    said = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(said.strip()) and not said.strip().startswith("Z")
+    return _processes().get(pid, ("Z", 0))[0] != "Z"
+
+
+def _processes() -> dict[int, tuple[str, int]]:
+    """The state and the parent of each process."""
+    found: dict[int, tuple[str, int]] = {}
+    if Path("/proc/self/stat").exists():
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+                found[int(stat.parent.name)] = (state, int(parent))
+        return found
+    said = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    for line in said.splitlines():
+        number, parent, state = line.split()
+        found[int(number)] = (state[0], int(parent))
+    return found
