@@ -143,7 +143,7 @@ async def test_the_rights_that_a_role_lacks_are_named(tmp_path: Path, role: str)
         run(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
     found = await checked(tmp_path, of_role(url, role), status=1)
     assert found["rights"] is False
-    assert "the role lacks DELETE on answer, DELETE on ask, DELETE on call and" in found["problems"][0]
+    assert "the role lacks DELETE on answer, DELETE on ask, DELETE on buried and" in found["problems"][0]
     await lines(tmp_path, "store", "init", url, "--grant", role)
     await checked(tmp_path, of_role(url, role), status=0)
     with connection(url) as run:
