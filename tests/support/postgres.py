@@ -130,8 +130,9 @@ class Server:
     def url(self) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
-    def make(self) -> None:
-        self.run("initdb", "-D", self.data, "-U", "postgres", "-E", "UTF8", "--locale=C", "-A", "trust", "--no-sync")
+    def make(self, *options: str) -> None:
+        fast = ("--locale=C", "-A", "trust", "--no-sync", *options)
+        self.run("initdb", "-D", self.data, "-U", "postgres", "-E", "UTF8", *fast)
         (self.data / "pg_hba.conf").write_text(_ACCESS)
 
     def start(self) -> None:
@@ -147,8 +148,12 @@ class Server:
     def pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().split("\n")[0])
 
+    @property
+    def _as_user(self) -> list[str]:
+        return as_user()
+
     def run(self, program: str, *arguments: object) -> None:
-        command = [*as_user(), str(self._programs / program), *map(str, arguments)]
+        command = [*self._as_user, str(self._programs / program), *map(str, arguments)]
         # Its output goes to a file: the server inherits it, and a pipe would be read until the server ends.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -99,47 +97,80 @@ class OwnServer(Server):
             self.stop()
 
 
-class SmallDisk(OwnServer):
-    """A server with a tablespace `small` on a disk of so many megabytes, which goes with the server.
-
-    The disk is a file system in memory. It is mounted in a namespace of the server's own, for which no rights are
-    needed where the kernel lets users have namespaces.
-    """
+class Disk:
+    """A small disk, in memory. It is mounted in a namespace of its own, for which no rights are needed where the kernel
+    lets users have namespaces; with the namespace it goes."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
-        super().__init__(folder, {})
-        self._disk = folder / "disk"
-        self._megabytes = megabytes
+        self.folder = folder
+        folder.mkdir()
+        mount = f"mount -t tmpfs -o size={megabytes}m tmpfs {folder}"
+        command = ["unshare", "-Urm", "sh", "-c", f"{mount} && echo ready && read _"]
+        pipe = subprocess.PIPE
+        self._holder = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"ready\n"
 
-    def make(self) -> None:
-        super().make()
-        self._disk.mkdir()
+    @property
+    def entering(self) -> list[str]:
+        """The words in front of a command that is to see the disk."""
+        return ["nsenter", "-t", str(self._holder.pid), "-U", "-m", "--preserve-credentials"]
 
-    def run(self, program: str, *arguments: object) -> None:
-        if arguments[-1] != "start":
-            super().run(program, *arguments)
-            return
-        mount = f"mount -t tmpfs -o size={self._megabytes}m tmpfs {self._disk}"
-        within = ["unshare", "-U", str(self._programs / program), *map(str, arguments)]
-        with tempfile.TemporaryFile() as said:
-            command = ["unshare", "-Urm", "sh", "-c", f"{mount} && exec {shlex.join(within)}"]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False)
-            said.seek(0)
-            if done.returncode:
-                raise RuntimeError(f"{program} failed: {said.read().decode(errors='replace')}")
-
-    def start(self) -> None:
-        super().start()
-        self.tell(f"CREATE TABLESPACE small LOCATION '{self._disk}'")
+    def run(self, command: str) -> None:
+        subprocess.run([*self.entering, "sh", "-c", command], check=True, capture_output=True)
 
     def fill(self) -> None:
-        """Leave no free page on the disk."""
-        self.tell("CREATE TABLE ballast (junk bytea STORAGE PLAIN) WITH (autovacuum_enabled = off) TABLESPACE small")
+        """Leave no free byte."""
+        self.run(f"dd if=/dev/zero of={self.folder}/ballast bs=4k || true")
+
+    def make_room(self) -> None:
+        self.run(f"rm {self.folder}/ballast")
+
+    def close(self) -> None:
+        self._holder.communicate()
+
+
+BALLAST = "CREATE TABLE ballast (junk bytea STORAGE PLAIN) WITH (autovacuum_enabled = off)"
+MORE_BALLAST = "INSERT INTO ballast SELECT decode(repeat('00', 7000), 'hex') FROM generate_series(1, {})"
+"""Rows of a page each."""
+
+
+class ServerOnDisk(OwnServer):
+    """A server that sees a small disk: its tablespace `small` is there, or its write-ahead log."""
+
+    def __init__(self, folder: Path, disk: Disk, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(folder, settings or {})
+        self._disk = disk
+
+    @property
+    def _as_user(self) -> list[str]:
+        return [*self._disk.entering, "unshare", "-U"]
+
+    def make_tablespace(self) -> None:
+        self.tell(f"CREATE TABLESPACE small LOCATION '{self._disk.folder}'")
+
+    def move_log(self) -> None:
+        """Have the log on the small disk. The server does not run."""
+        log = self.data / "pg_wal"
+        self._disk.run(f"cp -a {log} {self._disk.folder}/log && rm -rf {log} && ln -s {self._disk.folder}/log {log}")
+
+    def fill(self) -> None:
+        """Leave no free page for tables."""
+        self.tell(f"{BALLAST} TABLESPACE small")
         for pages in (100, 1):
             with contextlib.suppress(asyncpg.DiskFullError):
                 while True:
-                    junk = "decode(repeat('00', 7000), 'hex')"
-                    self.tell(f"INSERT INTO ballast SELECT {junk} FROM generate_series(1, {pages})")
+                    self.tell(MORE_BALLAST.format(pages))
+
+    def use_up_log(self) -> None:
+        """Write, as another application does, until the server has no room for its log and goes down."""
+        self._disk.fill()
+        self.tell(BALLAST)
+        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            while True:
+                self.tell(MORE_BALLAST.format(100))
+        while self.is_running:
+            time.sleep(0.05)
 
     def make_room(self) -> None:
         self.tell("DROP TABLE ballast")
@@ -181,12 +212,25 @@ def hosts(*servers: Server, schema: str = "s", **options: str) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    said = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs = [tuple(map(int, line.split())) for line in said.splitlines()]
-    return [child for child, parent in pairs if parent == pid]
+    return [child for child, (_, parent) in _processes().items() if parent == pid]
 
 
 def _is_alive(pid: int) -> bool:
     """Whether a process is there, and not only its exit status, which its parent has not asked for."""
-    said = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(said.strip()) and not said.strip().startswith("Z")
+    return _processes().get(pid, ("Z", 0))[0] != "Z"
+
+
+def _processes() -> dict[int, tuple[str, int]]:
+    """The state and the parent of each process."""
+    found: dict[int, tuple[str, int]] = {}
+    if Path("/proc/self/stat").exists():
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                state, parent, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+                found[int(stat.parent.name)] = (state, int(parent))
+        return found
+    said = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
+    for line in said.splitlines():
+        number, parent, state = line.split()
+        found[int(number)] = (state[0], int(parent))
+    return found

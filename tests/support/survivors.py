@@ -39,7 +39,7 @@ class Told:
     faults: list[tuple[str, object]] = field(default_factory=list)
     """What no promise allows."""
     _at: int = 0
-    _told: set[int] = field(default_factory=set)
+    told_gone: set[int] = field(default_factory=set)
     """Numbers of events that the client was told to be gone."""
     position: str = ""
     refused: Message | None = None
@@ -86,7 +86,7 @@ class Told:
         position = parse_position(event_id)
         assert position is not None, (self.name, event_id)
         for first, last in (gaps := gaps_of([message])):
-            self._told.update(range(first, last + 1))
+            self.told_gone.update(range(first, last + 1))
             self._at = min(self._at, first - 1)
         if gaps:
             self.gaps += gaps
@@ -94,10 +94,10 @@ class Told:
             return
         if position.seq <= self._at:
             self.faults.append(("twice, or out of order", position))
-        if missing := {*range(self._at + 1, position.seq)} - self._told:
+        if missing := {*range(self._at + 1, position.seq)} - self.told_gone:
             self.faults.append(("lost in silence", missing))
         earlier = [place.seq for place, known in self.events if known == message and place.seq != position.seq]
-        if ("method" not in message and earlier) or not {*earlier} <= self._told:
+        if ("method" not in message and earlier) or not {*earlier} <= self.told_gone:
             self.faults.append(("twice", message))
         self._at = position.seq
         self.events.append((position, message))
@@ -277,6 +277,8 @@ class Ledger:
         assert self.open_calls() == 0
         for told in (told for survivor in survivors for told in survivor.streams):
             for position, message in told.events:
+                if position.seq in told.told_gone and not whole:
+                    continue  # the client was told that it does not know this number
                 self._judge_event(told, position, message, whole=whole)
 
     def _judge_event(self, told: Told, position: Position, message: Message, *, whole: bool) -> None:

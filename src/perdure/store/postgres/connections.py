@@ -72,6 +72,8 @@ class Connector:
         The driver by itself would wait for each host in turn, and a machine that lost its power never answers: another
         host gets its turn soon, and the first connection that comes is used.
         """
+        if len(self._hosts) == 1:
+            return await self._connect(self._hosts[0])
         waiting = deque(self._hosts)
         trying: set[asyncio.Task[Connection]] = set()
         failures: list[BaseException] = []
@@ -89,14 +91,12 @@ class Connector:
                 failures += [failure for task in done if (failure := task.exception()) is not None]
         finally:
             for task in trying:
-                task.add_done_callback(self._discard_late)
                 task.cancel()
+            for late in await asyncio.gather(*trying, return_exceptions=True):
+                if not isinstance(late, BaseException):
+                    self.discard(late)
         # What a server says tells more than that another one cannot be reached.
         raise next((failure for failure in failures if not isinstance(failure, OSError)), failures[-1])
-
-    def _discard_late(self, task: "asyncio.Task[Connection]") -> None:
-        if not task.cancelled() and task.exception() is None:
-            self.discard(task.result())
 
     async def _connect(self, dsn: str) -> Connection:
         settings = {} if "application_name=" in self._dsn else {"application_name": "perdure"}
