@@ -27,20 +27,20 @@ TRIES = 60
 """About a minute. What is in the way for longer is for people to look at."""
 
 _STRANGE = """
-SELECT min(relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = $1 AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+SELECT min(relname) FROM pg_class
+WHERE relnamespace = to_regnamespace($1)::oid AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
 """
 """A table of another program in the schema. (Functions may be there: extensions put theirs into any schema.)"""
 
 _MISSING = """
-SELECT right_ || ' on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace,
-    unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
-WHERE n.nspname = $1 AND c.relname = ANY ($2) AND NOT has_table_privilege(c.oid, right_)
-    AND (c.relkind IN ('r', 'p') OR c.relkind = 'v' AND right_ = 'SELECT')
-    AND (right_ <> 'TRUNCATE' OR c.relname ~ '^(event|answer)_')
+SELECT right_ || ' on ' || relname
+FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
+WHERE relname = ANY ($2) AND relnamespace = to_regnamespace($1)::oid AND NOT has_table_privilege(pg_class.oid, right_)
+    AND (relkind IN ('r', 'p') OR relkind = 'v' AND right_ = 'SELECT')
+    AND (right_ <> 'TRUNCATE' OR relname ~ '^(event|answer)_')
 UNION ALL
-SELECT 'EXECUTE on ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-WHERE n.nspname = $1 AND p.proname = ANY ($2) AND NOT has_function_privilege(p.oid, 'EXECUTE')
+SELECT 'EXECUTE on ' || proname FROM pg_proc
+WHERE proname = ANY ($2) AND pronamespace = to_regnamespace($1)::oid AND NOT has_function_privilege(oid, 'EXECUTE')
 ORDER BY 1
 """
 
