@@ -21,9 +21,10 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 STATEMENTS = 200
 """Prepared statements that a connection keeps: more than there are."""
 
-_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off"}
+_SETTINGS = {"plan_cache_mode": "force_generic_plan", "jit": "off", "enable_seqscan": "off"}
 """Every statement looks up a few rows by their keys, so one plan fits all values. To plan a read of all slots each time
-takes longer than the read."""
+takes longer than the read. A plan that was made while a table was small is kept while it grows, so no plan may read a
+whole table where there is a key."""
 
 _READ_ONLY = {"default_transaction_read_only": "on"}
 """For an operator's commands: the server itself refuses what would write."""
