@@ -33,6 +33,7 @@ OURS = (*SHARED, "perdure-memory", "perdure-sqlite-full")
 PEERS = ("sdk", "sdk-memory", "mcp-persist")
 KINDS = (*OURS, *PEERS)
 TIMEOUT = 180.0  # of one measure; none should come near
+SLOWEST = 5_000  # events a second with which a log grows at least, on a busy machine
 
 # The defaults serve everything but what asks for more than they keep.
 KEEP_MORE = {"max_stream_events": 20_000, "max_session_events": 10_000_000, "max_streams": 10_000}
@@ -89,12 +90,20 @@ class Run:
     unavailable: dict[str, str] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def with_server(self, kind: str, wanted: dict[str, Measure], *, settings: dict[str, Any], cores: str = "") -> None:
+    def with_server(
+        self,
+        kind: str,
+        wanted: dict[str, Measure],
+        *,
+        settings: dict[str, Any],
+        cores: str = "",
+        patience: float = TIMEOUT,
+    ) -> None:
         """Start a fresh server of this kind and take these measures of it, one after the other."""
         with self.servers(kind, 1, settings=settings, cores=cores) as started:
             for target in started:
                 for name, measure in wanted.items():
-                    self.take(target, name, measure)
+                    self.take(target, name, measure, patience)
 
     def with_nodes(self, kind: str, wanted: dict[str, MeasureOfNodes]) -> None:
         """The same with two servers on one log, each of which may use every core."""
@@ -133,10 +142,10 @@ class Run:
     def latest(self, kind: str, name: str, figure: str) -> float:
         return float(self.found[name][kind][self.round][figure])
 
-    def take(self, target: Target, name: str, measure: Measure) -> None:
+    def take(self, target: Target, name: str, measure: Measure, patience: float = TIMEOUT) -> None:
         progress(f"round {self.round + 1}: {target.kind} {name}")
         try:
-            figures = uvloop.run(asyncio.wait_for(measure(target), TIMEOUT))
+            figures = uvloop.run(asyncio.wait_for(measure(target), patience))
         except (BrokenAnswerError, OSError, TimeoutError, LookupError, sqlite3.Error, asyncpg.PostgresError) as why:
             told = f"{target.kind} {name}: {type(why).__name__}: {why}; server: {last_line(target.errors)}"
             self.failed.append(told)
@@ -252,7 +261,7 @@ def growth(run: Run) -> None:
         )
     }
     for kind in SHARED:
-        run.with_server(kind, grow, settings=KEEP_MORE)
+        run.with_server(kind, grow, settings=KEEP_MORE, patience=TIMEOUT + max(run.plan.sizes) / SLOWEST)
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
