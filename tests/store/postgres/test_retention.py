@@ -181,6 +181,8 @@ async def test_an_expired_answer_of_a_stream_that_goes_on_is_not_shown() -> None
         here.now += TTL + 1
         assert await here.sweep() == 5
         assert await numbers(here.store) == [6]
+        followed = await here.store.follow({STREAM: 0}, limit=9)
+        assert [event.seq for event in followed[STREAM].events or ()] == [6]
         assert await here.sweep() == 0
         here.now += WINDOW - TTL
         assert await here.sweep() == 1

@@ -37,7 +37,8 @@ LEFT JOIN LATERAL (
              WHERE stream = s.key AND s.last > x.after AND seq > greatest(x.after, s.trimmed) ORDER BY seq LIMIT $3::int)
             UNION ALL
             (SELECT seq, time, payload, true FROM perdure.answer
-             WHERE stream = s.key AND s.last > x.after AND seq > x.after ORDER BY seq LIMIT $3::int)
+             WHERE stream = s.key AND s.last > x.after AND seq > greatest(x.after, s.forgotten)
+             ORDER BY seq LIMIT $3::int)
             ORDER BY seq LIMIT $3::int) AS page) AS sized
     WHERE before < $4::int) AS e ON true;
 
