@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PORT ?= 8000
+STORE ?= sqlite
 
 # Without a home npm would keep its cache in a folder called "~", here.
 ifeq ($(HOME),)
@@ -18,8 +19,8 @@ help: ## List these targets
 
 setup: .venv/ready ## Make the environment in .venv (demo and test do it by themselves)
 
-demo: .venv/ready page ## Watch calls survive, in the terminal and then on a page (PORT=8000)
-	@.venv/bin/python -m examples.demo --port $(PORT)
+demo: .venv/ready page ## Watch calls survive, in the terminal and then on a page (PORT=8000, STORE=postgres for two nodes)
+	@.venv/bin/python -m examples.demo --port $(PORT) --store '$(STORE)'
 
 page: $(PAGE) ## Build the browser package and the demo's page
 

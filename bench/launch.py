@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -21,6 +22,44 @@ class UnavailableError(Exception):
     """This candidate cannot be started here."""
 
 
+class Log(Protocol):
+    """Where a candidate keeps its events."""
+
+    @property
+    def url(self) -> str: ...
+
+    def rows(self) -> int:
+        """Events that are stored: what was sent must really be there, or the log did not grow."""
+
+    def size(self) -> int:
+        """Bytes on the disk."""
+
+    def cpu_seconds(self) -> float:
+        """CPU time of a database server, which is no part of the candidate's process."""
+
+
+@dataclass(frozen=True)
+class SqliteFile:
+    """A file beside the candidate's process."""
+
+    path: Path
+
+    @property
+    def url(self) -> str:
+        return str(self.path)
+
+    def rows(self) -> int:
+        with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as db:
+            (count,) = db.execute("SELECT count(*) FROM event").fetchone()
+        return int(count)
+
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A candidate that runs."""
@@ -29,7 +68,7 @@ class Target:
     port: int
     path: str
     process: psutil.Process
-    db: Path
+    log: Log
     errors: Path
 
     def private_bytes(self) -> int:
@@ -52,17 +91,19 @@ def files() -> Iterator[Path]:
 
 
 @contextmanager
-def running(kind: str, folder: Path, *, cores: str, settings: dict[str, Any] | None = None) -> Iterator[Target]:
-    """Start one candidate on the files in this folder."""
-    db, errors = folder / "bench.db", folder / "stderr"
-    options = ["--db", str(db), "--cores", cores, "--settings", json.dumps(settings or {})]
+def running(
+    kind: str, folder: Path, log: Log, *, cores: str, settings: dict[str, Any] | None = None
+) -> Iterator[Target]:
+    """Start one candidate on a log; what it says on standard error goes to this folder."""
+    errors = folder / f"stderr-{len(list(folder.iterdir()))}"
+    options = ["--log", log.url, "--cores", cores, "--settings", json.dumps(settings or {})]
     with errors.open("wb") as stderr:
         command = [sys.executable, "-m", "bench.servers", kind, *options]
         child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
     try:
         said = _first_line(child, errors)
         process = psutil.Process(child.pid)
-        yield Target(kind=kind, port=said["port"], path=said["path"], process=process, db=db, errors=errors)
+        yield Target(kind=kind, port=said["port"], path=said["path"], process=process, log=log, errors=errors)
     finally:
         _stop(child)
 

@@ -21,8 +21,9 @@ class Bystanders:
     def __init__(self) -> None:
         self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
 
-    def share(self) -> float:
-        others = _busy_seconds() - self._busy - (_own_seconds() - self._own)
+    def share(self, *, less: float = 0.0) -> float:
+        """`less`: CPU seconds of a server of ours that is no child of this process."""
+        others = _busy_seconds() - self._busy - (_own_seconds() - self._own) - less
         return max(0.0, others / (monotonic() - self._began) / (os.cpu_count() or 1))
 
 
@@ -49,7 +50,8 @@ def describe() -> dict[str, Any]:
         "sqlite": sqlite3.sqlite_version,
         "temporary_files": _filesystem(tempfile.gettempdir()),
         "packages": {
-            name: _version(name) for name in ("perdure", "mcp", "mcp-persist", "uvicorn", "uvloop", "httptools")
+            name: _version(name)
+            for name in ("perdure", "mcp", "mcp-persist", "uvicorn", "uvloop", "httptools", "asyncpg")
         },
     }
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sqlite3
 import statistics
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns, process_time
 
@@ -24,7 +22,7 @@ CONNECTIONS = 8  # callers at once: enough to keep the server's core busy
 PATIENCE = 40
 
 # Request ids never repeat, also across sessions: the SDK's stores name a stream by its bare request id.
-_numbers = itertools.count(1)
+numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ def verify(events: list[Event], n: int, number: int) -> None:
 
 
 async def progress_call(client: Client, session: str, n: int, *, rate: float = 0.0) -> Call:
-    number = next(_numbers)
+    number = next(numbers)
     answer = await client.once(client.call(number, "progress", {"n": n, "rate": rate}, session))
     return Call(number=number, n=n, answer=answer)
 
@@ -73,10 +71,10 @@ async def events_per_second(target: Target, *, calls: int, seconds: float) -> Fi
     warm = await progress_call(client, sessions[0], WARM_UP_EVENTS)
     warm.events()
     n = int(WARM_UP_EVENTS / (warm.answer.ended - warm.answer.asked) * SECOND * seconds / calls) + 1
-    used_here, used_there = process_time(), target.cpu_seconds()
+    used = Used.by(target)
     done = await asyncio.gather(*(progress_call(client, session, n) for session in sessions))
     took = (max(call.answer.ended for call in done) - min(call.answer.asked for call in done)) / SECOND
-    figures = _rate(calls * n, took, process_time() - used_here, target.cpu_seconds() - used_there)
+    figures = _rate(calls * n, took, Used.by(target).since(used))
     for call in done:
         call.events()
     return figures
@@ -88,18 +86,37 @@ async def calls_per_second(target: Target, *, connections: int, seconds: float, 
     sessions = [await client.open_session() for _ in range(connections)]
     began = perf_counter_ns()
     end = began + int(seconds * SECOND)
-    used_here, used_there = process_time(), target.cpu_seconds()
+    used = Used.by(target)
     counts = await asyncio.gather(*(_caller(client, session, end, keep_alive) for session in sessions))
     took = (perf_counter_ns() - began) / SECOND
-    return _rate(sum(counts), took, process_time() - used_here, target.cpu_seconds() - used_there)
+    return _rate(sum(counts), took, Used.by(target).since(used))
 
 
-def _rate(count: int, took: float, used_here: float, used_there: float) -> Figures:
+@dataclass(frozen=True, kw_only=True)
+class Used:
+    """CPU seconds of the client, of the candidate's process and of its database server, which may be none."""
+
+    here: float
+    there: float
+    database: float
+
+    @classmethod
+    def by(cls, target: Target) -> Used:
+        return cls(here=process_time(), there=target.cpu_seconds(), database=target.log.cpu_seconds())
+
+    def since(self, before: Used) -> Used:
+        return Used(
+            here=self.here - before.here, there=self.there - before.there, database=self.database - before.database
+        )
+
+
+def _rate(count: int, took: float, used: Used) -> Figures:
     return {
         "per_second": count / took,
-        "per_cpu_second": count / used_there,  # hardly moves when others want the server's core
-        "client_core": used_here / took,
-        "server_cores": used_there / took,
+        "per_cpu_second": count / used.there,  # hardly moves when others want the server's core
+        "client_core": used.here / took,
+        "server_cores": used.there / took,
+        "database_us": used.database / count * 1e6,
     }
 
 
@@ -107,7 +124,7 @@ async def _caller(client: Client, session: str, end: int, keep_alive: bool) -> i
     count = 0
     wire = await client.connect()
     while perf_counter_ns() < end:
-        number = next(_numbers)
+        number = next(numbers)
         answer = await wire.ask(client.call(number, "echo", {"text": f"echo {number}"}, session))
         if answer.status != 200 or f'"echo {number}"'.encode() not in answer.body():
             raise BrokenAnswerError(f"echo was answered {answer.status}: {answer.body()[:200]!r}")
@@ -208,15 +225,17 @@ async def _open_streams(client: Client, count: int) -> list[Wire]:
 
 
 async def _opener(client: Client, left: Iterator[int]) -> list[Wire]:
-    wires = []
-    for _ in left:
-        session = await client.open_session()
-        wire = await client.connect()
-        answer = await wire.open(client.get(session))
-        if answer.status != 200:
-            raise BrokenAnswerError(f"the GET stream was answered {answer.status}")
-        wires.append(wire)
-    return wires
+    return [await _open_stream(client) for _ in left]
+
+
+async def _open_stream(client: Client) -> Wire:
+    """Open a session and its GET stream."""
+    session = await client.open_session()
+    wire = await client.connect()
+    answer = await wire.open(client.get(session))
+    if answer.status != 200:
+        raise BrokenAnswerError(f"the GET stream was answered {answer.status}")
+    return wire
 
 
 async def resume_while_growing(target: Target, *, sizes: list[int], missed: int, times: int) -> dict[int, Figures]:
@@ -232,14 +251,14 @@ async def resume_while_growing(target: Target, *, sizes: list[int], missed: int,
             stored += await _fill(client, size - stored)
         newest = await make_missed(client, await client.open_session(), missed)
         stored += missed
-        if (counted := rows_stored(target)) < size:
+        if (counted := target.log.rows()) < size:
             raise BrokenAnswerError(f"the log holds {counted} events, not {size}")
         took = [(await oldest.resume(client, tries=1), await newest.resume(client, tries=1)) for _ in range(times)]
         found[size] = {
             "old_ms": statistics.median(old for old, _ in took) * 1e3,
             "new_ms": statistics.median(new for _, new in took) * 1e3,
             "counted": float(counted),
-            "file_mib": target.db.stat().st_size / 2**20,
+            "file_mib": target.log.size() / 2**20,
         }
     return found
 
@@ -257,8 +276,54 @@ async def _fill_one(client: Client, n: int) -> Call:
     return call
 
 
-def rows_stored(target: Target) -> int:
-    """Rows of Perdure's table `event`: what was sent must really be there, or the log did not grow."""
-    with closing(sqlite3.connect(f"file:{target.db}?mode=ro", uri=True)) as db:
-        (count,) = db.execute("SELECT count(*) FROM event").fetchone()
-    return int(count)
+# --- Several nodes on one log ---------------------------------------------------------------------------------------
+
+PACE = 50.0  # events a second: slow enough that each event is on its own
+SETTLE = 8.0  # seconds in which a session that was opened comes to rest
+
+
+async def event_at_other_node(nodes: Sequence[Target], *, events: int) -> Figures:
+    """Milliseconds from just before the tool's send at one node to the read of a client at the other."""
+    here, there = (Client(port=node.port, path=node.path) for node in nodes)
+    session = await here.open_session()
+    number = next(numbers)
+    writing, reading = await here.connect(), await there.connect()
+    begun = await writing.open(here.call(number, "progress", {"n": events, "rate": PACE}, session))
+    # The client tells nothing while it reads.
+    while not (position := next((event.id for event in begun.events()), "")):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    answer = await reading.ask(there.get(session, position), until_result=True)
+    writing.close()
+    reading.close()
+    if answer.status != 200:
+        raise BrokenAnswerError(f"the other node answered {answer.status}: {answer.body()[:200]!r}")
+    arrived = [event for event in answer.events() if event.data]
+    verify(arrived, events, number)
+    # The first ones were there before the reader was.
+    late = sorted((event.arrived - int(event.message()["params"]["message"])) / MS for event in arrived[10:-1])
+    return {"p50": late[len(late) // 2], "p99": late[int(len(late) * 0.99)], "max": late[-1]}
+
+
+async def idle_node(
+    nodes: Sequence[Target], *, sessions: int, seconds: float, count: Callable[[], int] | None
+) -> Figures:
+    """Statements a second, and percent of a core, of each of some nodes that serve open sessions to which nothing
+    happens. Each session has an open GET stream at its own node."""
+    wires = []
+    for node in nodes:
+        client = Client(port=node.port, path=node.path)
+        wires += [await _open_stream(client) for _ in range(sessions)]
+    await asyncio.sleep(SETTLE)
+    used, database = sum(node.cpu_seconds() for node in nodes), nodes[0].log.cpu_seconds()
+    if count is not None:
+        count()
+    await asyncio.sleep(seconds)
+    figures = {
+        "core_percent": (sum(node.cpu_seconds() for node in nodes) - used) / seconds / len(nodes) * 100,
+        "database_percent": (nodes[0].log.cpu_seconds() - database) / seconds / len(nodes) * 100,
+    }
+    if count is not None:
+        figures["statements"] = count() / seconds / len(nodes)
+    for wire in wires:
+        wire.close()
+    return figures

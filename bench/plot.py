@@ -21,12 +21,14 @@ PANELS = (
 )
 LABELS = {
     "perdure-sqlite": "Perdure, SQLite",
+    "perdure-postgres": "Perdure, PostgreSQL",
     "perdure-sqlite-full": "Perdure, SQLite, full sync",
     "perdure-memory": "Perdure, memory",
     "sdk": "official SDK, no store",
     "sdk-memory": "official SDK, memory store",
     "mcp-persist": "mcp-persist, SQLite",
 }
+COLOURS = {"perdure-sqlite": "#0b6e4f", "perdure-postgres": "#2f5d9b"}
 OURS, THEIRS, INK = "#0b6e4f", "#b8bdc4", "#333333"
 
 
@@ -69,10 +71,12 @@ def _bars(axis: Axes, cells: dict[str, dict[str, float]], title: str, spelled: s
     axis.spines["bottom"].set_visible(False)
 
 
-def _growth(axis: Axes, growth: dict[Any, dict[str, float]]) -> None:
-    sizes = [int(size) for size in growth]
-    for which, label, style in (("old_ms", "oldest stream", "-o"), ("new_ms", "newest stream", "--s")):
-        axis.plot(sizes, [figures[which] for figures in growth.values()], style, color=OURS, label=label, markersize=4)
+def _growth(axis: Axes, growth: dict[str, dict[Any, dict[str, float]]]) -> None:
+    for kind, sizes in growth.items():
+        stored, colour = [int(size) for size in sizes], COLOURS[kind]
+        for which, label, style in (("old_ms", "oldest stream", "-o"), ("new_ms", "newest stream", "--s")):
+            times = [figures[which] for figures in sizes.values()]
+            axis.plot(stored, times, style, color=colour, label=f"{LABELS[kind]}, {label}", markersize=4)
     _plain(axis, "100 missed events, ms, by events stored")
     if growth:
         axis.set_xscale("log")
@@ -83,6 +87,45 @@ def _growth(axis: Axes, growth: dict[Any, dict[str, float]]) -> None:
         axis.set_xticks([])
         axis.set_yticks([])
         axis.spines["bottom"].set_visible(False)
+
+
+SCALING = (
+    ("nodes", "nodes on one server", ("node_us", "database_us"), "CPU of a call, µs"),
+    ("nodes", "nodes on one server", ("idle_statements",), "statements a second of an idle node"),
+    ("sessions", "sessions stored", ("node_us", "database_us"), "CPU of a call, µs"),
+    ("sessions", "sessions stored", ("resume_ms",), "100 missed events, ms"),
+)
+SCALED = {
+    "node_us": ("nodes", "#0b6e4f"),
+    "database_us": ("database", "#2f5d9b"),
+    "idle_statements": ("", "#2f5d9b"),
+    "resume_ms": ("", "#0b6e4f"),
+}
+
+
+def draw_scaling(results: dict[str, Any]) -> None:
+    """Write results/scaling.png."""
+    figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.4))
+    for axis, (part, over, names, title) in zip(axes.flat, SCALING, strict=True):
+        found = results[part]
+        for name in names:
+            label, colour = SCALED[name]
+            places, values = [int(size) for size in found], [figures[name] for figures in found.values()]
+            axis.plot(places, values, "-o", color=colour, label=label, markersize=4)
+        _plain(axis, title)
+        axis.set_xlabel(over, fontsize=9, color=INK)
+        axis.set_ylim(bottom=0)
+        if found:
+            axis.set_xscale("log", base=2 if part == "nodes" else 10)
+            axis.minorticks_off()
+            axis.set_xticks([int(size) for size in found], [f"{int(size):,}" for size in found])
+        if len(names) > 1:
+            axis.legend(frameon=False, fontsize=9)
+    note = f"{results['when']}, {results['machine']['cpu']}; nodes, database and client share the same cores"
+    figure.text(0.01, 0.01, note, fontsize=8, color="#777777")
+    figure.tight_layout(rect=(0, 0.05, 1, 1), w_pad=2.0)
+    figure.savefig(RESULTS / "scaling.png", dpi=130)
+    pyplot.close(figure)
 
 
 def _plain(axis: Axes, title: str) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BASE = "sdk-memory"  # ratios are against the official SDK with an in-memory store
-MAIN = "perdure-sqlite"  # goals are for this one
+MAIN = "perdure-sqlite"  # goals are for this one, and for the same on PostgreSQL
+POSTGRES = "perdure-postgres"
 QUIET = 0.05  # of the machine: rounds on a machine without other work differ by about as much
 
 Found = dict[str, dict[str, dict[int, Any]]]  # measure, candidate, round
@@ -45,6 +46,9 @@ ROWS = (
     Row(key="calls_kept.per_second", label="calls/s, kept connections, 8 at once", ratio=True),
     Row(key="events_1.per_cpu_second", label="events per second of the server's CPU", ratio=True),
     Row(key="calls_new.per_cpu_second", label="calls per second of the server's CPU", ratio=True),
+    Row(key="calls_kept.per_cpu_second", label="calls per second of the server's CPU, kept", ratio=True),
+    Row(key="events_4.database_us", label="CPU of the database for an event, 4 calls, µs", digits=1),
+    Row(key="calls_kept.database_us", label="CPU of the database for a call, µs"),
     Row(key="latency_full.p50", label="send to arrival, full load, p50 ms", digits=2),
     Row(key="latency_full.p99", label="send to arrival, full load, p99 ms", digits=2),
     Row(key="latency_tenth.p50", label="send to arrival, a tenth, p50 ms", digits=2),
@@ -53,6 +57,11 @@ ROWS = (
     Row(key="replay_10000.per_second", label="10,000 missed events, events/s", ratio=True),
     Row(key="memory_loaded.kib", label="idle session, runtime loaded, KiB", digits=1, ratio=True),
     Row(key="memory_idle.kib", label="idle session, runtime dropped, KiB", digits=1),
+    Row(key="other_node.p50", label="event at another node, p50 ms", digits=2),
+    Row(key="other_node.p99", label="event at another node, p99 ms", digits=2),
+    Row(key="idle_node.statements", label="idle node, statements/s", digits=2),
+    Row(key="idle_node.core_percent", label="idle node, % of a core", digits=2),
+    Row(key="idle_node.database_percent", label="idle node, % of a core of the database", digits=2),
     Row(key="events_1_both.per_second", label="events/s, one call, server on both cores", ratio=True),
     Row(key="events_4_both.per_second", label="events/s, 4 calls, server on both cores", ratio=True),
     Row(key="calls_new_both.per_second", label="calls/s, new connection, server on both cores", ratio=True),
@@ -61,19 +70,20 @@ ROWS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A figure of `MAIN` and its bound."""
+    """A figure of a candidate and its bound. `times`: of the ratio to this one, within each round."""
 
     name: str
     key: str
     bound: float
-    of: str = "median"
+    kind: str = MAIN
+    times: str = ""
     at_least: bool = True
 
 
 GOALS = (
-    Goal(name="events/s against SDK + memory store", key="events_1.per_second", of="ratio", bound=4.0),
+    Goal(name="events/s", key="events_1.per_second", times=BASE, bound=4.0),
     Goal(name="events/s", key="events_1.per_second", bound=60_000),
-    Goal(name="calls/s against SDK + memory store", key="calls_new.per_second", of="ratio", bound=1.5),
+    Goal(name="calls/s", key="calls_new.per_second", times=BASE, bound=1.5),
     Goal(name="calls/s, new connection each", key="calls_new.per_second", bound=1_200),
     Goal(name="idle session, KiB", key="memory_idle.kib", bound=16, at_least=False),
     Goal(name="idle session with loaded runtime, KiB", key="memory_loaded.kib", bound=28, at_least=False),
@@ -82,6 +92,19 @@ GOALS = (
     Goal(name="resume in the largest log / in the smallest", key="growth.ratio", bound=1.5, at_least=False),
     Goal(name="append p99 at full load, ms", key="latency_full.p99", bound=8, at_least=False),
     Goal(name="append p99 at a tenth, ms", key="latency_tenth.p99", bound=2, at_least=False),
+    Goal(name="events/s, 4 calls", key="events_4.per_second", kind=POSTGRES, times=MAIN, bound=0.9),
+    Goal(name="events/s, 4 calls", key="events_4.per_second", kind=POSTGRES, times=BASE, bound=4.5),
+    Goal(name="events/s, one call", key="events_1.per_second", kind=POSTGRES, times=MAIN, bound=0.6),
+    Goal(name="calls/s, new connections", key="calls_new.per_second", kind=POSTGRES, times=MAIN, bound=0.8),
+    Goal(name="calls/s, kept connections", key="calls_kept.per_second", kind=POSTGRES, times=MAIN, bound=0.8),
+    Goal(name="calls/s, new connections", key="calls_new.per_second", kind=POSTGRES, times=BASE, bound=1.3),
+    Goal(name="calls/s, kept connections", key="calls_kept.per_second", kind=POSTGRES, times=BASE, bound=1.3),
+    Goal(name="calls per CPU second", key="calls_new.per_cpu_second", kind=POSTGRES, times=MAIN, bound=1.0),
+    Goal(name="calls per CPU second, kept", key="calls_kept.per_cpu_second", kind=POSTGRES, times=MAIN, bound=1.0),
+    Goal(name="100 missed events", key="replay_100.ms", kind=POSTGRES, times=MAIN, bound=1.2, at_least=False),
+    Goal(name="largest log / smallest", key="growth.ratio", kind=POSTGRES, bound=1.5, at_least=False),
+    Goal(name="event at another node", key="other_node.p50", kind=POSTGRES, times=MAIN, bound=1.8, at_least=False),
+    Goal(name="idle node, statements/s", key="idle_node.statements", kind=POSTGRES, bound=2, at_least=False),
 )
 
 
@@ -89,16 +112,15 @@ def collect(
     found: Found, unavailable: dict[str, str], failed: list[str], machine: dict[str, Any], plan: dict[str, Any]
 ) -> Results:
     summary = {row.key: _summary(row, found) for row in ROWS}
-    growth = found.get("growth", {}).get(MAIN, {}).get(0, {})
-    if growth:
-        summary["growth.ratio"] = {MAIN: {"median": _growth_ratio(growth)}}
+    growth = {kind: taken[0] for kind, taken in found.get("growth", {}).items()}
+    summary["growth.ratio"] = {kind: {"median": _growth_ratio(sizes)} for kind, sizes in growth.items()}
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine,
         "plan": plan,
         "unavailable": unavailable,
         "failed": failed,
-        "goals": [_judged(goal, summary) for goal in GOALS],
+        "goals": [_judged(goal, summary, found) for goal in GOALS],
         "summary": summary,
         "growth": growth,
         "rounds": found,
@@ -106,11 +128,19 @@ def collect(
 
 
 def _summary(row: Row, found: Found) -> dict[str, dict[str, float]]:
-    by_kind = {
-        kind: {number: figures[row.figure] for number, figures in taken.items()}
-        for kind, taken in found.get(row.measure, {}).items()
+    kinds = found.get(row.measure, {})
+    by_kind = {kind: values for kind in kinds if (values := _values(row.key, kind, found))}
+    return {
+        kind: _spread(values) | (_ratio(values, by_kind.get(BASE, {})) if row.ratio else {})
+        for kind, values in by_kind.items()
     }
-    return {kind: _spread(values) | _ratio(row, values, by_kind.get(BASE, {})) for kind, values in by_kind.items()}
+
+
+def _values(key: str, kind: str, found: Found) -> dict[int, float]:
+    """A figure of a candidate in each round."""
+    measure, figure = key.split(".")
+    rounds = found.get(measure, {}).get(kind, {})
+    return {number: figures[figure] for number, figures in rounds.items() if figure in figures}
 
 
 def _spread(by_round: dict[int, float]) -> dict[str, float]:
@@ -118,10 +148,10 @@ def _spread(by_round: dict[int, float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def _ratio(row: Row, values: dict[int, float], base: dict[int, float]) -> dict[str, float]:
+def _ratio(values: dict[int, float], base: dict[int, float]) -> dict[str, float]:
     """Ratios within the rounds that have both."""
     ratios = [values[number] / base[number] for number in values.keys() & base.keys()]
-    if not row.ratio or not ratios:
+    if not ratios:
         return {}
     return {"ratio": statistics.median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}
 
@@ -131,8 +161,11 @@ def _growth_ratio(growth: dict[int, dict[str, float]]) -> float:
     return max(last[which] / first[which] for which in ("old_ms", "new_ms"))
 
 
-def _judged(goal: Goal, summary: dict[str, Any]) -> dict[str, Any]:
-    value = summary.get(goal.key, {}).get(MAIN, {}).get(goal.of)
+def _judged(goal: Goal, summary: dict[str, Any], found: Found) -> dict[str, Any]:
+    if goal.times:
+        value = _ratio(_values(goal.key, goal.kind, found), _values(goal.key, goal.times, found)).get("ratio")
+    else:
+        value = summary.get(goal.key, {}).get(goal.kind, {}).get("median")
     if value is None:
         verdict = "not measured"
     else:
@@ -147,23 +180,30 @@ def show(results: Results) -> None:
     print(f"\nPerdure benchmark, {results['when']}; {machine['cpu']}, {machine['cores']} cores, load {machine['load']}")
     _table("median ± half the range", kinds, results["summary"], ROWS, _cell)
     _table(f"times {BASE}, within each round", kinds, results["summary"], [r for r in ROWS if r.ratio], _ratio_cell)
-    for size, figures in results["growth"].items():
-        print(
-            f"resume of 100 missed events with {int(size):>9,} stored ({figures['counted']:,.0f} rows, "
-            f"{figures['file_mib']:.0f} MiB): "
-            f"oldest stream {figures['old_ms']:.2f} ms, newest {figures['new_ms']:.2f} ms"
-        )
+    for kind, sizes in results["growth"].items():
+        for size, figures in sizes.items():
+            print(
+                f"{kind}: resume of 100 missed events with {int(size):>10,} stored ({figures['counted']:,.0f} rows, "
+                f"{figures['file_mib']:.0f} MiB): "
+                f"oldest stream {figures['old_ms']:.2f} ms, newest {figures['new_ms']:.2f} ms"
+            )
     print(f"the client used at most {_busiest_client(results['rounds']):.0%} of its core")
     print(f"other processes used {machine['others']:.0%} of the machine meanwhile{_doubt(machine['others'])}")
     for kind, why in results["unavailable"].items():
         print(f"{kind}: not available ({why})")
     for told in results["failed"]:
         print(f"failed: {told}")
-    print(f"\nGoals, {MAIN}:")
-    for goal in results["goals"]:
-        value = "" if goal["value"] is None else f"{goal['value']:,.2f}"
-        sign = "≥" if goal["at_least"] else "≤"
-        print(f"  {goal['verdict']:<12} {goal['name']:<46} {value:>12}   goal {sign} {goal['bound']:,g}")
+    _goals(results["goals"])
+
+
+def _goals(goals: list[dict[str, Any]]) -> None:
+    for kind in (MAIN, POSTGRES):
+        print(f"\nGoals, {kind}:")
+        for goal in (goal for goal in goals if goal["kind"] == kind):
+            value = "" if goal["value"] is None else f"{goal['value']:,.2f}"
+            sign = "≥" if goal["at_least"] else "≤"
+            name = goal["name"] + (f", × {goal['times']}" if goal["times"] else "")
+            print(f"  {goal['verdict']:<12} {name:<52} {value:>12}   goal {sign} {goal['bound']:,g}")
 
 
 def _doubt(others: float) -> str:

@@ -11,22 +11,29 @@ import asyncio
 import os
 import sqlite3
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import asyncpg
 import uvloop
 
-from bench import machine, measures, plot, report
-from bench.launch import Target, UnavailableError, files, last_line, running
+from bench import machine, measures, plot, postgres, report
+from bench.launch import Log, SqliteFile, Target, UnavailableError, files, last_line, running
 from bench.received import BrokenAnswerError
 
 Measure = Callable[[Target], Awaitable[Any]]
+MeasureOfNodes = Callable[[Sequence[Target]], Awaitable[Any]]
 
-OURS = ("perdure-sqlite", "perdure-memory", "perdure-sqlite-full")
+POSTGRES = "perdure-postgres"
+SHARED = ("perdure-sqlite", POSTGRES)  # several processes may serve from one log
+OURS = (*SHARED, "perdure-memory", "perdure-sqlite-full")
 PEERS = ("sdk", "sdk-memory", "mcp-persist")
 KINDS = (*OURS, *PEERS)
 TIMEOUT = 180.0  # of one measure; none should come near
+SLOWEST = 5_000  # events a second with which a log grows at least, on a busy machine
 
 # The defaults serve everything but what asks for more than they keep.
 KEEP_MORE = {"max_stream_events": 20_000, "max_session_events": 10_000_000, "max_streams": 10_000}
@@ -44,6 +51,7 @@ class Plan:
     long_resumes: int
     sessions: int
     sizes: tuple[int, ...]
+    idle_seconds: float
     both_cores: bool
 
 
@@ -54,6 +62,7 @@ FULL = Plan(
     long_resumes=3,
     sessions=2_000,
     sizes=(10**3, 10**4, 10**5, 10**6),
+    idle_seconds=20.0,
     both_cores=True,
 )
 QUICK = Plan(
@@ -62,7 +71,8 @@ QUICK = Plan(
     resumes=10,
     long_resumes=1,
     sessions=1_000,
-    sizes=(10**3, 10**4, 10**5),
+    sizes=(10**3, 10**4, 10**5, 10**6),
+    idle_seconds=10.0,
     both_cores=False,
 )
 
@@ -74,34 +84,69 @@ class Run:
     plan: Plan
     kinds: tuple[str, ...]
     server_cores: str
+    postgres: postgres.Server | None = None
     round: int = 0
     found: report.Found = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
-    def with_server(self, kind: str, wanted: dict[str, Measure], *, settings: dict[str, Any], cores: str = "") -> None:
+    def with_server(
+        self,
+        kind: str,
+        wanted: dict[str, Measure],
+        *,
+        settings: dict[str, Any],
+        cores: str = "",
+        patience: float = TIMEOUT,
+    ) -> None:
         """Start a fresh server of this kind and take these measures of it, one after the other."""
-        if kind in self.unavailable or kind not in self.kinds:
-            return
-        try:
-            with (
-                files() as folder,
-                running(kind, folder, cores=cores or self.server_cores, settings=settings) as target,
-            ):
+        with self.servers(kind, 1, settings=settings, cores=cores) as started:
+            for target in started:
                 for name, measure in wanted.items():
-                    self.take(target, name, measure)
-        except UnavailableError as why:
-            self.unavailable[kind] = str(why)
-            print(f"{kind}: not available ({why})", file=sys.stderr)
+                    self.take(target, name, measure, patience)
+
+    def with_nodes(self, kind: str, wanted: dict[str, MeasureOfNodes]) -> None:
+        """The same with two servers on one log, each of which may use every core."""
+        with self.servers(kind, 2, settings={}, cores=every_core(self)) as nodes:
+            for name, measure in wanted.items() if nodes else ():
+                self.take(nodes[0], name, lambda _, measure=measure: measure(nodes))
+
+    @contextmanager
+    def servers(self, kind: str, count: int, *, settings: dict[str, Any], cores: str = "") -> Iterator[list[Target]]:
+        """Fresh servers of one kind on one log; none, if it is not wanted or not available."""
+        started: list[Target] = []
+        with ExitStack() as stack:
+            if kind in self.kinds and kind not in self.unavailable:
+                try:
+                    folder = stack.enter_context(files())
+                    log = stack.enter_context(self.log(kind, folder))
+                    for _ in range(count):
+                        candidate = running(kind, folder, log, cores=cores or self.server_cores, settings=settings)
+                        started.append(stack.enter_context(candidate))
+                except UnavailableError as why:
+                    started.clear()
+                    self.unavailable[kind] = str(why)
+                    print(f"{kind}: not available ({why})", file=sys.stderr)
+            yield started
+
+    @contextmanager
+    def log(self, kind: str, folder: Path) -> Iterator[Log]:
+        if kind != POSTGRES:
+            yield SqliteFile(folder / "bench.db")
+        elif self.postgres is None:
+            raise UnavailableError("there is no PostgreSQL server")
+        else:
+            with self.postgres.database() as database:
+                yield database
 
     def latest(self, kind: str, name: str, figure: str) -> float:
         return float(self.found[name][kind][self.round][figure])
 
-    def take(self, target: Target, name: str, measure: Measure) -> None:
+    def take(self, target: Target, name: str, measure: Measure, patience: float = TIMEOUT) -> None:
         progress(f"round {self.round + 1}: {target.kind} {name}")
         try:
-            figures = uvloop.run(asyncio.wait_for(measure(target), TIMEOUT))
-        except (BrokenAnswerError, OSError, TimeoutError, LookupError, sqlite3.Error) as why:
+            figures = uvloop.run(asyncio.wait_for(measure(target), patience))
+        except (BrokenAnswerError, OSError, TimeoutError, LookupError, sqlite3.Error, asyncpg.PostgresError) as why:
             told = f"{target.kind} {name}: {type(why).__name__}: {why}; server: {last_line(target.errors)}"
             self.failed.append(told)
             print(told, file=sys.stderr)
@@ -168,11 +213,32 @@ def rounds(run: Run) -> None:
 
 def both_cores(run: Run) -> None:
     """The same with a server that may use the client's core too, as a writer thread would like."""
-    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0) | {int(run.server_cores.split(",")[0])}))
     for number in range(3):
         run.round = number
-        for kind in ("perdure-sqlite", "sdk-memory", "mcp-persist"):
-            run.with_server(kind, throughput(run, kind, "_both"), settings={}, cores=cores)
+        for kind in (*SHARED, "sdk-memory", "mcp-persist"):
+            run.with_server(kind, throughput(run, kind, "_both"), settings={}, cores=every_core(run))
+
+
+def every_core(run: Run) -> str:
+    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0) | {int(run.server_cores.split(",")[0])}))
+
+
+def nodes(run: Run) -> None:
+    """Two servers on one log: an event at the other one, and what they do when nothing happens."""
+    for number in range(run.plan.rounds):
+        run.round = number
+        for kind in SHARED:
+            run.with_nodes(kind, {"other_node": lambda nodes: measures.event_at_other_node(nodes, events=200)})
+    run.round = 0
+    for kind in SHARED:
+        run.with_nodes(kind, {"idle_node": lambda nodes: idle(run, nodes)})
+
+
+async def idle(run: Run, nodes: Sequence[Target]) -> measures.Figures:
+    with ExitStack() as stack:
+        server = run.postgres if nodes[0].kind == POSTGRES else None
+        count = None if server is None else stack.enter_context(server.logging_statements())
+        return await measures.idle_node(nodes, sessions=8, seconds=run.plan.idle_seconds, count=count)
 
 
 def memory(run: Run) -> None:
@@ -194,13 +260,15 @@ def growth(run: Run) -> None:
             t, sizes=list(run.plan.sizes), missed=100, times=run.plan.resumes
         )
     }
-    run.with_server("perdure-sqlite", grow, settings=KEEP_MORE)
+    for kind in SHARED:
+        run.with_server(kind, grow, settings=KEEP_MORE, patience=TIMEOUT + max(run.plan.sizes) / SLOWEST)
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
     "rounds": rounds,
     "both": both_cores,
     "memory": memory,
+    "nodes": nodes,
     "growth": growth,
 }
 
@@ -211,18 +279,28 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="candidates to measure")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=tuple(PARTS), help="what to measure")
     parser.add_argument("--server-cores", choices=("one", "both"), default="one", help="cores the servers may use")
+    parser.add_argument("--largest", type=int, help="events stored in the largest log of the part `growth`")
     given = parser.parse_args()
     plan = QUICK if given.quick else FULL
+    if given.largest:
+        plan = replace(plan, sizes=tuple(10**power for power in range(3, 9) if 10**power <= given.largest))
     cores = sorted(os.sched_getaffinity(0))
     here, bystanders = machine.describe(), machine.Bystanders()
-    os.sched_setaffinity(0, {cores[-1]})
-    server_cores = cores[:1] if given.server_cores == "one" else cores
-    run = Run(plan=plan, kinds=tuple(given.only), server_cores=",".join(str(core) for core in server_cores))
-    for name in given.parts:
-        if name != "both" or plan.both_cores:
-            PARTS[name](run)
+    with ExitStack() as stack:
+        server_cores = cores[:1] if given.server_cores == "one" else cores
+        run = Run(plan=plan, kinds=tuple(given.only), server_cores=",".join(str(core) for core in server_cores))
+        if POSTGRES in run.kinds:
+            try:
+                run.postgres = stack.enter_context(postgres.serving(set(cores)))
+                here["postgres"] = run.postgres.version
+            except postgres.NoServerError as why:
+                run.unavailable[POSTGRES] = str(why)
+        os.sched_setaffinity(0, {cores[-1]})
+        for name in given.parts:
+            if name != "both" or plan.both_cores:
+                PARTS[name](run)
+        here["others"] = bystanders.share(less=0.0 if run.postgres is None else run.postgres.cpu_seconds())
     progress("")
-    here["others"] = bystanders.share()
     results = report.collect(run.found, run.unavailable, run.failed, here, asdict(plan))
     report.show(results)
     report.save(results)

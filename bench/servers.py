@@ -55,7 +55,7 @@ class MemoryEvents(EventStore):
 class Options:
     """What a candidate is started with."""
 
-    db: str
+    log: str
     settings: dict[str, Any]
 
     @property
@@ -78,11 +78,15 @@ def _perdure(store: str, options: Options, server: MCPServer) -> Served:
 
 
 def perdure_sqlite(server: MCPServer, options: Options) -> Served:
-    return _perdure(f"sqlite:{options.db}", options, server)
+    return _perdure(f"sqlite:{options.log}", options, server)
 
 
 def perdure_sqlite_full(server: MCPServer, options: Options) -> Served:
-    return _perdure(f"sqlite:{options.db}?sync=full", options, server)
+    return _perdure(f"sqlite:{options.log}?sync=full", options, server)
+
+
+def perdure_postgres(server: MCPServer, options: Options) -> Served:
+    return _perdure(options.log, options, server)
 
 
 def perdure_memory(server: MCPServer, options: Options) -> Served:
@@ -100,7 +104,7 @@ def sdk_memory(server: MCPServer, options: Options) -> Served:
 def mcp_persist(server: MCPServer, options: Options) -> Served:
     from mcp_persist import with_persistence
 
-    app = with_persistence(server, backend="sqlite", url=options.db, ttl=3600, durable_sessions=True)
+    app = with_persistence(server, backend="sqlite", url=options.log, ttl=3600, durable_sessions=True)
     # It is mounted, so "/mcp" without the slash would cost a redirect for each request.
     return Served(app=app, path="/mcp/")
 
@@ -108,6 +112,7 @@ def mcp_persist(server: MCPServer, options: Options) -> Served:
 KINDS: dict[str, Callable[[MCPServer, Options], Served]] = {
     "perdure-sqlite": perdure_sqlite,
     "perdure-sqlite-full": perdure_sqlite_full,
+    "perdure-postgres": perdure_postgres,
     "perdure-memory": perdure_memory,
     "sdk": sdk,
     "sdk-memory": sdk_memory,
@@ -147,14 +152,14 @@ def serve(kind: str, options: Options) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=sorted(KINDS))
-    parser.add_argument("--db", required=True, help="path of the SQLite file, for those who keep one")
+    parser.add_argument("--log", required=True, help="path of the SQLite file, or address of the database")
     parser.add_argument("--cores", default="", help="cores this process may use, such as 0 or 0,1")
     parser.add_argument("--settings", default="{}", help="perdure.Settings as JSON")
     given = parser.parse_args()
     if given.cores:
         # Before any thread starts: threads inherit it.
         os.sched_setaffinity(0, {int(core) for core in given.cores.split(",")})
-    serve(given.kind, Options(db=given.db, settings=json.loads(given.settings)))
+    serve(given.kind, Options(log=given.log, settings=json.loads(given.settings)))
 
 
 if __name__ == "__main__":

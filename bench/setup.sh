@@ -3,4 +3,4 @@
 set -eu
 cd "$(dirname "$0")/.."
 test -x .bench-venv/bin/python || "${PYTHON:-python3}" -m venv .bench-venv
-.bench-venv/bin/python -m pip install --quiet -r bench/requirements.txt -e .
+.bench-venv/bin/python -m pip install --quiet -r bench/requirements.txt -e '.[postgres]'

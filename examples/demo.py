@@ -2,7 +2,7 @@
 
 The demo starts `perdure serve examples/hello.py:server` and talks to it over real HTTP. It uses only an HTTP client and
 a decoder of server-sent events, so that you see each step. Then the server stays up for you to try, with a page in
-front of it (`front.py`).
+front of it (`front.py`). With STORE=postgres there are two servers, behind a balancer (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from typing import Any
 import httpx2
 from examples.desktop import restart_the_bridge
 from examples.front import Front
+from examples.nodes import Nodes, NoServer, is_postgres, postgres
 
 from perdure._core.sse import Decoder, ServerSentEvent
 from perdure.errors import Misuse
+from perdure.store.postgres.address import without_password
 
 BAKERY = Path(__file__).with_name("hello.py")
 LOAVES = 8
@@ -233,6 +235,35 @@ def kill_the_server(bakery: Bakery, client: Client, terminal: Terminal) -> list[
     return judge(client, terminal)
 
 
+def play_nodes(nodes: Nodes, url: str, terminal: Terminal) -> list[str]:
+    """Play the scenes with several nodes; return what was lost."""
+    client = Client(url=url, terminal=terminal)
+    terminal.step("A client opens a session; the balancer gives each request to the next node")
+    session = client.open_session()
+    terminal.line(f"Mcp-Session-Id: {session}; the last request went to {nodes.name(nodes.last)}")
+    return cut_the_connection(client, terminal) + kill_a_node(nodes, client, terminal)
+
+
+def kill_a_node(nodes: Nodes, client: Client, terminal: Terminal) -> list[str]:
+    terminal.step("It calls again, and the node that runs the call is killed: kill -9")
+    reading = client.call()
+    next(reading)
+    running = nodes.last
+    terminal.line(f"the call runs on {nodes.name(running)}")
+    for _ in range(SEEN_BEFORE_THE_LOSS - 1):
+        next(reading)
+    running.kill()
+    with contextlib.suppress(httpx2.TransportError):
+        list(reading)  # the events that were on their way, then the end
+    terminal.line(f"{nodes.name(running)} is dead after {len(client.events)} events", mark="✂")
+
+    terminal.step("The client comes back through the balancer: same session, same position")
+    terminal.line("the other node finds the dead one by the lock that the database has freed, and takes its call over")
+    client.resume()
+    terminal.line(f"the rest came from {nodes.name(nodes.last)}")
+    return judge(client, terminal)
+
+
 def judge(client: Client, terminal: Terminal) -> list[str]:
     terminal.step("Was anything lost?")
     lost = losses(client.events, client.request_id)
@@ -287,6 +318,10 @@ class Bakery:
         self.url = ready.rpartition(" ")[2].strip()
         self.port = int(self.url.rpartition(":")[2].partition("/")[0])
 
+    @property
+    def is_up(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> int:
         """Kill the process as a crash does; return its id."""
         self.process.kill()
@@ -335,16 +370,50 @@ def run(port: int, *, once: bool, scenes: bool, folder: str) -> int:
     return 1 if lost else 0
 
 
+def run_nodes(port: int, store: str, *, once: bool, scenes: bool, folder: str) -> int:
+    """The same with two nodes on a PostgreSQL server."""
+    terminal = Terminal()
+    terminal.step("A PostgreSQL server")
+    with postgres(store, Path(folder)) as (address, about):
+        terminal.line(about)
+        nodes = Nodes([Bakery(address), Bakery(address)])
+        front = Front(port, upstream=nodes.choose, restart=nodes.restart)
+        terminal.step("Two nodes start on it, behind a balancer that knows nothing of sessions")
+        terminal.line(f"perdure serve examples/hello.py:server --store {without_password(address)}")
+        try:
+            nodes.start()
+            front.start()
+            terminal.line(f"ready on {front.mcp}")
+            lost = play_nodes(nodes, front.mcp, terminal) if scenes else []
+            if not once and not lost:
+                nodes.start_again()
+                invite(front, terminal)
+                nodes.wait()
+        finally:
+            front.stop()
+            nodes.stop()
+    return 1 if lost else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Calls that survive a cut connection and a killed server.")
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (8000); 0 picks a free one")
     parser.add_argument("--once", action="store_true", help="end after the scene")
     parser.add_argument("--page", action="store_true", help="serve only the page, without the scenes in the terminal")
+    parser.add_argument("--store", default="sqlite", help="sqlite (a file), postgres (two nodes), or postgresql://…")
     given = parser.parse_args()
+    if given.store != "sqlite" and not is_postgres(given.store):
+        print("demo: STORE is sqlite, postgres or postgresql://USER@HOST/DATABASE", file=sys.stderr)
+        return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="perdure-demo-") as folder:
+            if is_postgres(given.store):
+                return run_nodes(given.port, given.store, once=given.once, scenes=not given.page, folder=folder)
             return run(given.port, once=given.once, scenes=not given.page, folder=folder)
+    except NoServer as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
     except Misuse:
         print(f"demo: port {given.port} is in use; choose another: make demo PORT=8001", file=sys.stderr)
         return 2

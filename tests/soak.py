@@ -1,6 +1,10 @@
-"""A soak: two servers on one SQLite file, clients that lose connections, and somebody who kills servers.
+"""A soak: servers on one store, clients that lose connections and move with each request, and what kills servers.
 
     python -m tests.soak --minutes 10 --seed 7
+    python -m tests.soak --store postgres --minutes 10
+
+On a SQLite file two servers are killed and stopped. On a PostgreSQL server of its own there are three; they are paused,
+too, for less and for more than their lease, and the PostgreSQL server is killed and restarted, also together with them.
 
 Everything that is chosen is chosen from the seed. It stops by itself, prints what it has counted, and ends with status
 1 if a promise was broken: events lost, twice or out of order, requests without an answer, tools that ran twice although
@@ -16,17 +20,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from tests.support.cluster import CRASHBOX
 from tests.support.crashbox import diary
-from tests.support.serving import Served, serving
 from tests.support.soaked_call import Report
+from tests.support.soaked_nodes import Nodes
+from tests.support.soaked_store import PostgresServer, SoakedStore, SqliteFile, running
 from tests.support.soaking import Ports, Visitor
 from tests.support.witness import assert_answered_once, assert_sound, settled
 
-SERVERS = 2
 CLIENTS = 10
 #: Seconds from one kill to the next.
 BETWEEN_KILLS = (0.5, 4.0)
@@ -34,7 +38,11 @@ BETWEEN_KILLS = (0.5, 4.0)
 GENTLE = 4
 #: One time in so many nobody is left to settle what the dead leave, until one of them is started again.
 ALL_AT_ONCE = 5
-OPTIONS = ("--retry", "100ms", "--drain-timeout", "3s", "--max-sessions", "100000")
+#: What happens next, and how often in proportion, where the store is a server.
+ACTS = {"nodes": 5, "kill of the store": 2, "restart of the store": 1, "kill of both": 1}
+#: Leases for which a node is paused there, and from one pause to the next.
+PAUSES = (0.3, 2.2)
+BETWEEN_PAUSES = (1.0, 4.0)
 #: Tools that may be run a second time.
 MAY_RUN_AGAIN = ("count", "put")
 #: After the time is up: until every call has its answer.
@@ -42,15 +50,17 @@ TO_FINISH = 90.0
 
 COUNTED = (
     "sessions", "calls made", "calls accepted", "unheard of", "turned away", "answers", "events", "cuts", "resumes",
-    "asks answered", "cancelled", "orphans", "unknown outcomes told", "kills", "stops", "runs again",
+    "asks answered", "cancelled", "orphans", "unknown outcomes told", "kills", "stops", "pauses", "buried",
+    "kills of the store", "restarts of the store", "runs again",
 )  # fmt: skip
-FAULTS = ("lost", "twice", "out of order", "without answer", "refused", "ran twice", "file")
+FAULTS = ("lost", "twice", "out of order", "without answer", "refused", "ran twice", "log")
 
 
 class Soak:
     def __init__(
         self,
         folder: Path,
+        store: SoakedStore,
         *,
         seconds: float,
         seed: int,
@@ -58,77 +68,105 @@ class Soak:
         between: tuple[float, float] = BETWEEN_KILLS,
     ) -> None:
         self.report = Report()
-        self._folder = folder
+        self._diary = folder / "diary"
+        self._store = store
         self._seed = seed
         self._clients = clients
         self._between = between
         self._choice = random.Random(f"{seed}/killer")
-        self._ports = Ports([0] * SERVERS)
-        self._deadline = time.monotonic() + seconds
-
-    @property
-    def _path(self) -> Path:
-        return self._folder / "log.db"
-
-    @property
-    def _diary(self) -> Path:
-        return self._folder / "diary"
+        self._ports = Ports([0] * store.nodes)
+        self._turn = asyncio.Lock()
+        self._seconds = seconds
+        self._deadline = 0.0
 
     def _over(self) -> bool:
         return time.monotonic() >= self._deadline
 
     async def run(self) -> Report:
-        async with AsyncExitStack() as stack:
-            servers = [await self._start(stack, place) for place in range(SERVERS)]
+        async with running(self._store), AsyncExitStack() as stack:
+            nodes = Nodes(stack, self._store, self._ports, self.report)
+            await nodes.start()
+            self._deadline = time.monotonic() + self._seconds
             visitors = [
                 Visitor(number, self._seed, self._ports, str(self._diary), self.report)
                 for number in range(self._clients)
             ]
-            killing = asyncio.create_task(self._kill(stack, servers))
-            visits = [asyncio.create_task(visitor.live(self._over)) for visitor in visitors]
-            left = self._deadline - time.monotonic() + TO_FINISH
-            _, late = await asyncio.wait([killing, *visits], timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+            tasks = [asyncio.create_task(visitor.live(self._over)) for visitor in visitors]
+            tasks.append(asyncio.create_task(self._harm(nodes)))
+            if self._store.lease:
+                tasks.append(asyncio.create_task(self._pause_some(nodes)))
+            left = self._seconds + TO_FINISH
+            _, late = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
             hung = [key for visitor in visitors for key in visitor.open]
             for key in hung:
                 self.report.fault("without answer", f"{key} still waits")
             for task in late:
                 task.cancel()
-            for outcome in await asyncio.gather(killing, *visits, return_exceptions=True):
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(outcome, Exception):
                     raise outcome
-            await self._judge_the_file()
+            await self._judge_the_log()
         self._judge_the_diary()
         return self.report
 
-    async def _start(self, stack: AsyncExitStack, place: int) -> Served:
-        served = await stack.enter_async_context(serving(CRASHBOX, *OPTIONS, "--store", f"sqlite:{self._path}"))
-        self._ports.all[place] = served.port
-        return served
-
-    async def _kill(self, stack: AsyncExitStack, servers: list[Served]) -> None:
-        """Kill one server after the other, and start each again."""
+    async def _harm(self, nodes: Nodes) -> None:
+        """Do harm to one part after the other, and start again what has ended."""
+        acts = ACTS if self._store.lease else {"nodes": 1}
+        if self._store.holds:
+            acts = {act: weight for act, weight in acts.items() if act != "kill of both"}
         while not self._over():
             await asyncio.sleep(self._choice.uniform(*self._between))
-            place = self._choice.randrange(SERVERS)
-            places = [place] if self._choice.randrange(ALL_AT_ONCE) else list(range(SERVERS))
-            gentle = not self._choice.randrange(GENTLE)
-            await asyncio.gather(*(self._end(servers[place], gentle=gentle) for place in places))
-            for place in places:
-                servers[place] = await self._start(stack, place)
+            [act] = self._choice.choices(list(acts), list(acts.values())) if len(acts) > 1 else acts
+            async with self._alone(nodes):
+                await self._do(act, nodes)
+            await nodes.revive()
 
-    async def _end(self, server: Served, *, gentle: bool) -> None:
-        self.report.counts["stops" if gentle else "kills"] += 1
-        status = await (server.stop() if gentle else server.kill())
-        if gentle and status != 0:
-            self.report.fault("refused", f"a server asked to stop ended with {status}")
+    async def _pause_some(self, nodes: Nodes) -> None:
+        choice = random.Random(f"{self._seed}/pauses")
+        while not self._over():
+            await asyncio.sleep(choice.uniform(*BETWEEN_PAUSES) * self._store.lease)
+            async with self._alone(nodes):
+                await nodes.pause(choice.randrange(self._store.nodes), choice.uniform(*PAUSES) * self._store.lease)
 
-    async def _judge_the_file(self) -> None:
+    @asynccontextmanager
+    async def _alone(self, nodes: Nodes) -> AsyncIterator[None]:
+        """Where nodes show what they hold, and lose it when they die, as they say: do one harm at a time, when nothing
+        is held. Otherwise all at once."""
+        if not (self._store.holds and self._store.lease):
+            yield
+            return
+        async with self._turn:
+            await nodes.all_well()
+            yield
+
+    async def _do(self, act: str, nodes: Nodes) -> None:
+        match act:
+            case "nodes":
+                await self._end_some(nodes, gentle=not self._choice.randrange(GENTLE))
+            case "kill of the store":
+                await self._kill_store()
+            case "restart of the store":
+                self.report.counts["restarts of the store"] += 1
+                await asyncio.to_thread(self._store.restart)
+            case "kill of both":
+                await asyncio.gather(self._kill_store(), self._end_some(nodes, gentle=False))
+
+    async def _kill_store(self) -> None:
+        self.report.counts["kills of the store"] += 1
+        await asyncio.to_thread(self._store.kill)
+
+    async def _end_some(self, nodes: Nodes, *, gentle: bool) -> None:
+        place = self._choice.randrange(self._store.nodes)
+        places = [place] if self._choice.randrange(ALL_AT_ONCE) else range(self._store.nodes)
+        await asyncio.gather(*(nodes.end(place, gentle=gentle) for place in places))
+
+    async def _judge_the_log(self) -> None:
         try:
-            await settled(self._path)
-            assert_answered_once(self._path)
-            assert_sound(self._path)
+            await settled(self._store.address)
+            assert_answered_once(self._store.address)
+            assert_sound(self._store.address)
         except (AssertionError, TimeoutError) as failure:
-            self.report.fault("file", repr(failure))
+            self.report.fault("log", repr(failure))
 
     def _judge_the_diary(self) -> None:
         for key, runs in Counter(key for key, _ in diary(self._diary)).items():
@@ -148,10 +186,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--store", choices=["sqlite", "postgres"], default="sqlite")
+    parser.add_argument("--hold", action="store_true", help="nodes show what they hold while PostgreSQL is away")
     given = parser.parse_args()
     print(f"seed {given.seed}, {given.minutes:g} minutes", flush=True)
     with tempfile.TemporaryDirectory(prefix="perdure-soak-") as folder:
-        soak = Soak(Path(folder), seconds=given.minutes * 60, seed=given.seed, clients=given.clients)
+        place = Path(folder)
+        store: SoakedStore = SqliteFile(place) if given.store == "sqlite" else PostgresServer(place, holds=given.hold)
+        soak = Soak(place, store, seconds=given.minutes * 60, seed=given.seed, clients=given.clients)
         report = asyncio.run(soak.run())
     print(tell(report, given.seed))
     return 1 if report.faults else 0

@@ -17,6 +17,7 @@ import pytest
 from perdure.store import open_store
 from perdure.store.base import PutSession
 from perdure.store.postgres.sql_files import VERSION
+from perdure.store.postgres.sweep import SLOTS
 from perdure.store.sqlite.sql_files import schema_version
 from perdure.testing._values import NODE
 from tests.cli.test_process import hello
@@ -143,17 +144,18 @@ async def test_the_rights_that_a_role_lacks_are_named(tmp_path: Path, role: str)
         run(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
     found = await checked(tmp_path, of_role(url, role), status=1)
     assert found["rights"] is False
-    assert "the role lacks DELETE on answer, DELETE on ask, DELETE on call and" in found["problems"][0]
+    assert "the role lacks DELETE on answer, DELETE on answer_0, DELETE on answer_1 and" in found["problems"][0]
     await lines(tmp_path, "store", "init", url, "--grant", role)
     await checked(tmp_path, of_role(url, role), status=0)
     with connection(url) as run:
         run(f"REVOKE TRUNCATE ON ALL TABLES IN SCHEMA {schema} FROM {role}")
         [problem] = (await checked(tmp_path, of_role(url, role), status=1))["problems"]
         assert problem.startswith(
-            "the role lacks TRUNCATE on event_0, TRUNCATE on event_1, TRUNCATE on event_2 and 3 more"
+            "the role lacks TRUNCATE on answer_0, TRUNCATE on answer_1, TRUNCATE on answer_2 and 7 more"
         )
-        for slot in range(6):
-            run(f"GRANT TRUNCATE ON {schema}.event_{slot} TO {role}")
+        for part, count in SLOTS.items():
+            for slot in range(count):
+                run(f"GRANT TRUNCATE ON {schema}.{part}_{slot} TO {role}")
     await checked(tmp_path, of_role(url, role), status=0)
 
 

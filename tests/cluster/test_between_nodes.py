@@ -9,12 +9,14 @@ import signal
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.codes import STORE_UNAVAILABLE
+from perdure._core.ids import Kind, NodeId, Position, SessionId, StreamId, parse_position
 from perdure.log.stream import RUN_AHEAD
 from perdure.serve.token_file import FileTokens
 from perdure.store import SqliteStore
@@ -23,7 +25,7 @@ from tests.cluster.conftest import Pair
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of
 from tests.support.site import serve, until
-from tests.support.stores import ON_POSTGRES, SharedStore
+from tests.support.stores import ON_POSTGRES, SharedStore, held_up
 from tests.support.wire import Message, Peer
 from tests.support.workshop import Workshop
 
@@ -50,6 +52,62 @@ async def test_events_of_a_generation_that_is_not_known_yet_are_not_shown(pair: 
     later = tuple(Event(seq, 1.0, b"{}") for seq in (3, 4))
     await pair.b.site.store.commit([Append(stream=stream.id, fence=claimed.fence, events=later)])
     assert [event.seq for event in await held.standalone.read(after=0, limit=10)] == [1, 2]
+
+
+async def taken(pair: Pair, seen: str) -> Position:
+    """Another node claims the stream of a position that A gave, and appends events 3 and 4. Gives the position of 3."""
+    first, store = parse_position(seen), pair.b.site.store
+    assert first is not None
+    stream = await stream_by_id(store, first.stream)
+    assert stream is not None
+    claimed = await store.claim(stream.id, node=NodeId("other"), held=stream.fence)
+    assert claimed is not None
+    said = tuple(Event(seq, 1.0, b'{"said": %d}' % seq) for seq in (3, 4))
+    await store.commit([Append(stream=stream.id, fence=claimed.fence, events=said)])
+    return replace(first, generation=claimed.generation, seq=3)
+
+
+@pytest.mark.parametrize("kind", Kind)
+async def test_a_position_of_the_node_that_took_a_stream_is_not_lost_to_the_one_that_does_not_know(
+    pair: Pair, kind: Kind
+) -> None:
+    """Promises 2 and 4: a process that stood still goes on, and a client comes to it with what others have shown."""
+    at_a, _ = await pair.join()
+    if kind is Kind.CALL:
+        wire = await at_a.call("count", n=2, gate="never", pauses=[2], token=1)
+    else:
+        await at_a.result("announce", n=2)
+        wire = await at_a.get()
+    await wire.messages(2)
+    await wire.drop()
+    third = await taken(pair, wire.last_id)
+    reader = await at_a.get(str(third))
+    assert await reader.messages(1) == [{"said": 4}]
+    store = pair.b.site.store
+    stream = await stream_by_id(store, third.stream)
+    assert stream is not None
+    await store.commit([Append(stream=stream.id, fence=stream.fence, events=(Event(5, 1.0, b'{"said": 5}'),))])
+    assert await reader.messages(1) == [{"said": 5}]
+    assert [event.id for event in reader.seen if event.data] == [str(replace(third, seq=seq)) for seq in (4, 5)]
+
+
+async def test_a_node_that_still_writes_what_another_has_taken_sends_its_readers_away(
+    pair: Pair, tmp_path: Path
+) -> None:
+    """Promises 2 and 4: what it writes will be refused; until then it cannot tell where a position is."""
+    at_a, _ = await pair.join()
+    call = await at_a.call("count", n=3, gate="g", pauses=[2], token=1)
+    await call.messages(2)
+    third = await taken(pair, call.last_id)
+    [stream] = life_of(pair.a.site).sessions.streams
+    async with held_up(tmp_path / "log.db"):
+        pair.a.shop.open("g/2")
+        await until(lambda: stream.tail.last > 2)
+        refused = await at_a.try_get(str(third))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, STORE_UNAVAILABLE)
+    await until(lambda: stream.writer is None)
+    reader = await at_a.get(str(third))
+    assert await reader.messages(1) == [{"said": 4}]
 
 
 class SlowList(Library):

@@ -104,9 +104,9 @@ async def test_the_reader_of_a_dead_node_holds_nobody_back(start: Start, tmp_pat
 
 
 async def test_a_killed_process_is_settled_live_to_a_reader_at_the_other(address: str) -> None:
-    """Two processes, kill -9: results and unknown outcomes come within seconds, without another request; the
-    session's notices go on at the one that lives."""
-    options = ("--store", address)
+    """Promise 11: two processes, kill -9: results and unknown outcomes come long before the lease ends, without another
+    request; the session's notices go on at the one that lives."""
+    options = ("--store", address, "--lease", "10m")
     async with serving(TOOLBOX, *options) as doomed, serving(TOOLBOX, *options) as living:
         first, second = Web(doomed.url), Web(living.url)
         peer = await first.join()
@@ -169,7 +169,7 @@ async def test_a_herd_from_a_dead_node_asks_once_whether_it_is_dead() -> None:
     await store.join(NodeId("left"))
     await store.leave(NodeId("left"))
     liveness = store.liveness(NodeId("here"), lease=15.0, monotonic=time.monotonic)
-    peers = Peers(node=NodeId("here"), store=store, liveness=liveness)
+    peers = Peers(node=NodeId("here"), liveness=liveness)
     assert await peers.is_dead(NodeId("left"))
     store.reads = Fault.RAISES
     assert await peers.is_dead(NodeId("left"))

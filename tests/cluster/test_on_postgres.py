@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,10 +27,7 @@ from tests.cluster.test_two_nodes import (
     test_what_a_call_sends_to_the_standalone_stream_reaches_it_from_any_node,
 )
 from tests.support.postgres import new_schema, store_url
-from tests.support.serving import TOOLBOX, serving
-from tests.support.site import until
 from tests.support.stores import BUSY_SECONDS, ON_POSTGRES
-from tests.support.wire import Web
 
 __all__ = [
     "test_a_call_is_resumed_live_through_the_other_node",
@@ -62,33 +57,3 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     schema = new_schema()
     async with AsyncExitStack() as stack:
         yield Start(stack, tmp_path, lambda _: PostgresStore(store_url(schema), timeout=BUSY_SECONDS))
-
-
-async def test_a_process_that_stood_still_beyond_its_lease_is_settled_and_ends(address: str) -> None:
-    """Promises 3 and 11: its lock is held all the time, so its lease tells. What it says afterwards is not written."""
-    options = ("--store", address, "--lease", "3s")
-    async with (
-        serving(TOOLBOX, *options) as paused,
-        serving(TOOLBOX, *options) as other,
-        PostgresStore(address, timeout=BUSY_SECONDS) as store,
-    ):
-
-        async def is_buried() -> bool:
-            return len(await store.nodes()) == 1
-
-        first, second = Web(paused.url), Web(other.url)
-        peer = await first.join()
-        wire = await peer.call("gate", name="never", id=8)
-        await wire.event()
-        reader = await peer.through(second).get(wire.last_id)
-        os.kill(paused.pid, signal.SIGSTOP)
-        try:
-            [unknown] = await reader.rest()
-            await until(is_buried)
-        finally:
-            os.kill(paused.pid, signal.SIGCONT)
-        assert (unknown["id"], unknown["error"]["code"]) == (8, -31001)
-        await until(lambda: any("took this process for dead" in line for line in paused.output))
-        assert await peer.through(second).result("open_gate", name="none") == "opened none"
-        await first.aclose()
-        await second.aclose()

@@ -479,7 +479,7 @@ class Tripping(FaultyStore):
         ("bury", Fault.BREAKS),
         ("bury", Fault.LATE),
         ("mail", Fault.BREAKS),
-        ("nodes", Fault.BREAKS),
+        ("look_round", Fault.BREAKS),
     ],
 )
 async def test_settling_goes_on_where_the_store_failed(house: House, at: str, fault: Fault) -> None:

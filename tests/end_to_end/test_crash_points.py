@@ -17,12 +17,23 @@ import pytest
 
 from perdure.store.sqlite.sql_files import schema_version
 from tests.support.cluster import CRASHBOX
-from tests.support.crash_points import GROUP_POINTS, MIGRATION_POINTS, POINTS, SECOND_POINTS, at
+from tests.support.crash_points import (
+    GROUP_POINTS,
+    MIGRATION_POINTS,
+    POINTS,
+    POSTGRES_POINTS,
+    POSTGRES_SECOND_POINTS,
+    SECOND_POINTS,
+    SQLITE_POINTS,
+    SQLITE_SECOND_POINTS,
+    at,
+)
 from tests.support.crashbox import open_gate
 from tests.support.first_layout import layout, write_first_layout
-from tests.support.nursery import Nursery, Nursling, nursery
+from tests.support.nursery import Nursery, Nursling, Point, nursery
 from tests.support.raw import SessionPeer
 from tests.support.site import until
+from tests.support.stores import ON_POSTGRES, shared_address
 from tests.support.witness import Told, assert_answered_once, assert_sound, settled
 from tests.support.world import World
 
@@ -30,6 +41,10 @@ pytestmark = pytest.mark.anyio
 
 OUTCOME_UNKNOWN = -31001
 KILLED = -9
+
+FIRST = {**POINTS, **(POSTGRES_POINTS if ON_POSTGRES else SQLITE_POINTS)}
+SECOND = {**SECOND_POINTS, **(POSTGRES_SECOND_POINTS if ON_POSTGRES else SQLITE_SECOND_POINTS)}
+of_sqlite = pytest.mark.skipif(ON_POSTGRES, reason="a point in the SQLite store")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +61,7 @@ async def cradle() -> AsyncIterator[Nursery]:
 
 @pytest.fixture
 async def world(tmp_path: Path, cradle: Nursery) -> AsyncIterator[World]:
-    yield World(tmp_path, cradle)
+    yield World(tmp_path, cradle, shared_address(tmp_path / "log.db"))
     await cradle.clear()
 
 
@@ -80,7 +95,7 @@ def assert_fair(world: World, key: str, *, may_run_again: bool, deaths: int = 1)
 async def go_on_and_judge(world: World, *, deaths: int = 1) -> None:
     """Start a server that lives, come back to it, and see that every promise was kept."""
     world.move_to(await world.start())
-    await settled(world.path)
+    await settled(world.address)
     await world.come_back()
     assert_fair(world, "pay", may_run_again=False, deaths=deaths)
     assert_fair(world, "count", may_run_again=True, deaths=deaths)
@@ -102,15 +117,20 @@ async def the_session_goes_on(world: World) -> None:
     await asyncio.gather(listening, return_exceptions=True)
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", FIRST)
 async def test_a_server_that_dies(world: World, name: str) -> None:
     """Promises 1, 2, 3 and 4 at each point of a call's life."""
-    server = await world.start(POINTS[name])
+    await live_and_die(world, FIRST[name])
+
+
+async def live_and_die(world: World, point: Point) -> None:
+    server = await world.start(point)
     await world.open_session(server)
     await live_until_death(world, server)
     await go_on_and_judge(world)
 
 
+@of_sqlite
 @pytest.mark.parametrize("name", GROUP_POINTS)
 async def test_a_server_that_dies_in_a_group_commit(world: World, name: str) -> None:
     """Promises 1, 2, 3 and 4 where commits are grouped by a thread."""
@@ -120,9 +140,13 @@ async def test_a_server_that_dies_in_a_group_commit(world: World, name: str) -> 
     await go_on_and_judge(world)
 
 
-@pytest.mark.parametrize("name", SECOND_POINTS)
+@pytest.mark.parametrize("name", SECOND)
 async def test_a_server_that_dies_while_it_settles_what_another_left(world: World, name: str) -> None:
-    """Promise 3: whoever comes third finds every call, and each gets one answer."""
+    """Promise 3: the third server finds every call, and each gets one answer."""
+    await settle_and_die(world, SECOND[name])
+
+
+async def settle_and_die(world: World, point: Point) -> None:
     server = await world.start()
     await world.open_session(server)
     gate = world.folder / "gate"
@@ -136,7 +160,7 @@ async def test_a_server_that_dies_while_it_settles_what_another_left(world: Worl
     await asyncio.gather(*calls, listening)
     open_gate(f"{gate}.3")
 
-    server = await world.start(replace(SECOND_POINTS[name], armed=True))
+    server = await world.start(replace(point, armed=True))
     assert await server.gone() == KILLED, "the point was not reached"
     await go_on_and_judge(world, deaths=2)
 
@@ -156,7 +180,7 @@ async def test_a_tool_that_kills_its_process_is_not_run_for_ever(world: World, t
         assert await server.gone() == KILLED
         server = await world.start()
     world.move_to(server)
-    await settled(world.path)
+    await settled(world.address)
     await world.come_back()
     (answer,) = world.told["die"].answers
     assert (answer["error"]["code"], answer["error"]["data"]["outcome"]) == (OUTCOME_UNKNOWN, "unknown")
@@ -167,28 +191,30 @@ async def test_a_tool_that_kills_its_process_is_not_run_for_ever(world: World, t
     world.judge()
 
 
+@of_sqlite
 @pytest.mark.parametrize("name", MIGRATION_POINTS)
 async def test_a_server_that_dies_while_it_brings_an_old_file_up_to_date(world: World, name: str) -> None:
     """Promise 3: the file is as it was or as it will be, and what it holds goes on."""
-    old = write_first_layout(world.path, world.diary)
+    file = Path(world.address.removeprefix("sqlite:"))
+    old = write_first_layout(file, world.diary)
     server = await world.start(replace(MIGRATION_POINTS[name], armed=True))
     assert await server.gone() == KILLED, "the point was not reached"
-    assert layout(world.path) == (schema_version() if name == "after the commit" else 1)
-    assert_sound(world.path)
+    assert layout(file) == (schema_version() if name == "after the commit" else 1)
+    assert_sound(world.address)
 
     server = await world.start()
-    assert layout(world.path) == schema_version()
+    assert layout(file) == schema_version()
     world.peer = SessionPeer(port=server.port, headers=old.headers, id=old.session, calls=10)
     world.requests = {}
-    await settled(world.path)
+    await settled(world.address)
     for position, said in old.resumes.items():
         told = world.told[position] = Told(name=position, position=position)
         await told.read_all(await world.peer.resume(position))
         assert [message.get("method", "answer") for message in told.messages] == said
     assert world.told[old.running].answers[0]["error"]["code"] == OUTCOME_UNKNOWN
     await the_session_goes_on(world)
-    assert_answered_once(world.path)
-    assert_sound(world.path)
+    assert_answered_once(world.address)
+    assert_sound(world.address)
 
 
 @pytest.mark.parametrize("where", ["take", "written"], ids=["before the commit", "when nobody knows of the commit"])
@@ -204,7 +230,7 @@ async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_ye
         neighbour = await other.start(
             CRASHBOX,
             "--store",
-            f"sqlite:{world.path}",
+            world.address,
             folder=tmp_path,
             point=at("perdure.sessions.home", f"Outbox.{where}", "enter"),
         )
@@ -215,7 +241,7 @@ async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_ye
         await world.call("announce", "announce", 3)
         assert await neighbour.gone() == KILLED, "the point was not reached"
     world.peer = SessionPeer(port=home, headers=peer.headers, id=peer.id, calls=100)
-    await settled(world.path)
+    await settled(world.address)
     await world.come_back()
     (answer,) = world.told["announce"].answers
     if "result" in answer:

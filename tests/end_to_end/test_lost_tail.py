@@ -287,6 +287,34 @@ async def test_a_call_whose_question_was_lost_asks_again(losing: Losing, away: b
         assert await settled(store, peer)
 
 
+async def test_only_the_question_that_was_lost_is_asked_again_and_once(losing: Losing) -> None:
+    """However many streams of its session the store has lost."""
+    shop, store = Workshop(), FaultyStore(losing.store)
+    async with serve(shop.server, store=store, store_timeout=0.5, complaint=LOST) as site:
+        peer = await site.join()
+        kept = await peer.call("ask", question="Kept?", id=1)
+        asked = await kept.message()
+        await until(lambda: is_stored(store, kept, 1))
+        lose = losing.remember()
+        silent = [await peer.call("wait", gate="g", id=number) for number in (2, 3)]
+        wire = await peer.call("ask", question="Lost?", id=4)
+        first = await wire.message()
+        await until(lambda: is_stored(store, wire, 1))
+        store.writes = Fault.RAISES
+        await peer.result("count", n=1)
+        lose()
+        store.works()
+        cancelled, again = await wire.messages(2)
+        assert (cancelled["params"]["requestId"], again["method"]) == (first["id"], "elicitation/create")
+        assert "the question was lost" in cancelled["params"]["reason"]
+        shop.open("g")
+        for call in silent:
+            assert [text_of(message) for message in await call.rest()] == ["went through g"]
+        for reader, ask in ((kept, asked), (wire, again)):
+            await peer.answer(ask, {"action": "accept", "content": {"answer": "Because"}})
+            assert [text_of(message) for message in await reader.rest()] == ["Because"]
+
+
 async def test_an_outage_without_a_loss_asks_nothing_again(losing: Losing) -> None:
     shop, store = Workshop(), FaultyStore(losing.store)
     async with serve(shop.server, store=store, store_timeout=0.5, complaint=LOST) as site:

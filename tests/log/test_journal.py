@@ -387,6 +387,30 @@ async def test_what_was_held_when_a_node_froze_is_written_when_it_goes_on() -> N
     await journal.aclose()
 
 
+async def test_what_a_frozen_node_held_is_not_shown_before_the_store_has_it() -> None:
+    """Promise 1: its claim holds again as soon as a beat goes through, but another node has taken the stream."""
+    store, seen, claim = Recorded(), list[str](), Claim()
+    fence = await store.prepare()
+    journal = Journal(store, Settings(), Counters(), claim=claim)
+    store.writes = Fault.RAISES
+    journal.put(Witness(message("a", fence=fence, seq=1), seen))
+    await until(lambda: seen == ["shown"])
+    claim.state = ClaimState.FROZEN
+    asked = store.asked
+    journal.put(Witness(message("a", fence=fence, seq=2), seen))
+    await asyncio.sleep(0)
+    claim.state = ClaimState.HOLDING
+    journal.put(Witness(message("a", fence=fence, seq=3), seen))
+    await until(lambda: store.asked > asked + 1)
+    assert (seen, journal.may_show, journal.refuses) == (["shown"], False, True)
+    store.writes = Fault.NONE
+    assert await store.claim(StreamId("a"), node=NodeId("other"), held=fence) is not None
+    await until(lambda: journal.state is LogState.HEALTHY)
+    assert ("shown" in seen[1:], journal.may_show, journal.refuses) == (False, True, False)
+    assert await store.numbers() == []
+    await journal.aclose()
+
+
 async def test_a_node_that_is_buried_has_everything_refused_and_says_what_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

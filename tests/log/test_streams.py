@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
 from perdure._core.states import CallState, ContentState, WritingState
 from perdure.log.journal import Journal
 from perdure.log.stream import Stream, Streams
@@ -128,6 +128,27 @@ async def test_a_call_that_another_node_has_claimed_is_followed_by_the_same_obje
         assert not stream.is_over
         assert [event.payload for event in await stream.read(after=0, limit=10)] == [b"one"]
     assert shelf.owner.lost == [[]]
+
+
+@pytest.mark.parametrize("writer", [HERE, THERE])
+async def test_a_claim_with_a_lower_end_says_that_the_store_has_lost_what_came_behind_it(
+    shelf: Shelf, writer: NodeId
+) -> None:
+    """A reader that waited behind the old end would pass over what the new writer says (promise 2)."""
+    record = await shelf.opened(writer)
+    stream = shelf.streams.write(record, owed=1) if writer == HERE else shelf.streams.follow(record)
+    with stream.kept_whole():
+        if writer == HERE:
+            for number in range(4):
+                stream.append(b"%d" % number)
+            await until(lambda: stream.tail.durable == 4)
+        else:
+            stream.follow(replace(record, last=4))
+        taken = replace(record, generation=3, fence=Fence(record.fence + 1), node=NodeId("third"), last=2)
+        stream.follow(taken)
+        assert (stream.tail.durable, stream.tail.last, stream.generation) == (2, 2, 3)
+        stream.follow(replace(taken, last=1))
+        assert stream.tail.durable == 2, "read before the other: it says nothing"
 
 
 async def test_what_was_appended_under_a_lost_claim_goes_back_and_later_words_are_dropped(shelf: Shelf) -> None:

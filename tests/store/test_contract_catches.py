@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -23,11 +23,14 @@ from perdure.store.base import (
     DropStream,
     EndSession,
     Event,
+    Followed,
     Forward,
     Generation,
+    Loaded,
     Mail,
     MailReceived,
     OpenStream,
+    Overview,
     PutCall,
     PutSession,
     Reached,
@@ -541,6 +544,31 @@ class TakesReadersBack(MemoryStore):
         return super().commit_now(steps)
 
 
+class HidesWhatWaits(MemoryStore):
+    """Its overview says that no mail is there."""
+
+    def liveness(self, node: NodeId, *, lease: float, monotonic: Callable[[], float]) -> MemoryLiveness:
+        class View(MemoryLiveness):
+            async def overview(self, *, mail_after: int) -> Overview:
+                return (await super().overview(mail_after=mail_after))._replace(has_mail=False)
+
+        return View(self, node, lease=lease, monotonic=monotonic)
+
+
+class FollowsFromTheBeginning(MemoryStore):
+    """Gives all events of a stream that is followed, wherever its reader is."""
+
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        found = await super().follow(after, limit=limit)
+        return {name: seen._replace(events=await self.read(name, after=0, limit=limit)) for name, seen in found.items()}
+
+
+class LoadsWithoutAHome(MemoryStore):
+    async def load(self, session: SessionId) -> Loaded | None:
+        found = await super().load(session)
+        return None if found is None else found._replace(standalone=None)
+
+
 class CountsLostEventsAsRead(MemoryStore):
     """Takes the number of an event that was lost for the one that has its place now."""
 
@@ -582,6 +610,9 @@ class CountsLostEventsAsRead(MemoryStore):
         (ForgetsWhatItTook, "promise 16 a message is appended and taken away"),
         (TakesMessagesThatDoNotFollow, "promise 16 no message is taken before"),
         (TakesAwayWithoutAppending, "promise 16 a message is appended and taken away"),
+        (FollowsFromTheBeginning, "promise 4 streams that are followed"),
+        (LoadsWithoutAHome, "promise 21 a session is loaded"),
+        (HidesWhatWaits, "promise 11 an overview"),
         (TakesTheLivingForDead, "promise 11"),
         (BuriesWhoIsBack, "promise 11 a node that has beaten since"),
         (StaysFrozen, "promise 11 a node whose claim ran out"),

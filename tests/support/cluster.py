@@ -1,28 +1,27 @@
-"""Server processes that share one SQLite file, behind a proxy: killed, restarted, drained and switched by a test."""
+"""Server processes that share one store, behind a proxy: killed, restarted, drained and switched by a test."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.serving import Served, serving
+from tests.support.witness import looking
 
 CRASHBOX = "tests.support.crashbox:server"
 
 
 class Cluster:
-    """One server or several on one file. `server` is the newest."""
+    """One server or several on one store. `server` is the newest."""
 
-    def __init__(self, path: Path, options: tuple[str, ...], stack: AsyncExitStack) -> None:
-        self.path = path
+    def __init__(self, address: str, options: tuple[str, ...], stack: AsyncExitStack) -> None:
+        self.address = address
         self.servers: list[Served] = []
         self.proxy: CuttingProxy
-        self._options = (*options, "--store", f"sqlite:{path}")
+        self._options = (*options, "--store", address)
         self._stack = stack
 
     @property
@@ -58,9 +57,9 @@ class Cluster:
         served.process.send_signal(signal.SIGTERM)
 
     def rows(self, query: str, *values: object) -> list[tuple[object, ...]]:
-        """Look into the file, as it is committed now."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
-            return connection.execute(query, values).fetchall()
+        """Look into the store, as it is committed now."""
+        with looking(self.address) as rows:
+            return rows(query, *values)
 
     def sessions(self) -> list[tuple[object, ...]]:
         """Id and incarnation of every session: another handshake would show here."""
@@ -68,17 +67,18 @@ class Cluster:
 
     def events(self) -> int:
         """How many events of calls are in the log."""
-        found = self.rows("SELECT count(*) FROM event WHERE stream IN (SELECT key FROM stream WHERE kind = 'c')")
+        found = self.rows("SELECT count(*) FROM entry WHERE stream IN (SELECT key FROM stream WHERE kind = 'c')")
         count = found[0][0]
         assert isinstance(count, int)
         return count
 
 
 @asynccontextmanager
-async def cluster(path: Path, *options: str, processes: int = 1) -> AsyncIterator[Cluster]:
-    """So many processes and a proxy that sends each connection to the next of them."""
+async def cluster(place: Path | str, *options: str, processes: int = 1) -> AsyncIterator[Cluster]:
+    """So many processes and a proxy that sends each connection to the next of them. The store is a SQLite file, or
+    what is at an address."""
     async with AsyncExitStack() as stack:
-        it = Cluster(path, options, stack)
+        it = Cluster(place if isinstance(place, str) else f"sqlite:{place}", options, stack)
         for _ in range(processes):
             await it.start()
         it.proxy = await stack.enter_async_context(cutting_proxy(*(served.port for served in it.servers)))

@@ -23,7 +23,14 @@ from typing import Any, NoReturn
 from perdure.cli import main as cli
 
 #: Imported before the fork, so that no child has to.
-PRELOADED = ("tests.support.crashbox", "uvloop", "httptools", "perdure.store.sqlite.store", "perdure.http.app")
+PRELOADED = (
+    "tests.support.crashbox",
+    "uvloop",
+    "httptools",
+    "perdure.store.sqlite.store",
+    "perdure.store.postgres.store",
+    "perdure.http.app",
+)
 
 #: What the interpreter calls the edges of a function, and the steps within.
 EDGES = {"enter": "call", "leave": "return", "within": "c_call"}

@@ -45,12 +45,12 @@ def diary(path: Path) -> list[tuple[str, int]]:
     return [(key, int(pid)) for key, pid in (line.split() for line in path.read_text().splitlines())]
 
 
-async def _pass(gate: str) -> None:
+async def pass_gate(gate: str) -> None:
     while gate and not os.path.exists(gate):  # noqa: ASYNC110, ASYNC240
         await anyio.sleep(LOOK)
 
 
-def _note(path: str, key: str) -> None:
+def note(path: str, key: str) -> None:
     if not path:
         return
     # One write to a file opened so is whole and at the end, whoever else writes.
@@ -68,7 +68,7 @@ async def _count(n: int, ctx: Context, gate: str, pauses: Sequence[int], interva
             if interval:
                 await anyio.sleep(interval)
         if number in pauses:
-            await _pass(f"{gate}.{number}")
+            await pass_gate(f"{gate}.{number}")
     return f"counted to {n}"
 
 
@@ -77,7 +77,7 @@ async def count(
     n: int, ctx: Context, gate: str = "", pauses: Sequence[int] = (), interval: float = 0, log: str = "", key: str = "-"
 ) -> str:
     """Report progress 1 … n, then answer. Wait at `<gate>.<number>` after each number in `pauses`."""
-    _note(log, key)
+    note(log, key)
     return await _count(n, ctx, gate, pauses, interval)
 
 
@@ -86,7 +86,7 @@ async def put(
     n: int, ctx: Context, gate: str = "", pauses: Sequence[int] = (), interval: float = 0, log: str = "", key: str = "-"
 ) -> str:
     """The same by a tool that changes something, and may do so again."""
-    _note(log, key)
+    note(log, key)
     return await _count(n, ctx, gate, pauses, interval)
 
 
@@ -95,14 +95,14 @@ async def pay(
     n: int, ctx: Context, gate: str = "", pauses: Sequence[int] = (), interval: float = 0, log: str = "", key: str = "-"
 ) -> str:
     """The same by a tool that says nothing of itself: it must never run twice for one request."""
-    _note(log, key)
+    note(log, key)
     return await _count(n, ctx, gate, pauses, interval)
 
 
 @server.tool()
 async def announce(n: int, ctx: Context, start: int = 1, log: str = "", key: str = "-") -> str:
     """Send n numbered notices that belong to no call: they go to the standalone stream."""
-    _note(log, key)
+    note(log, key)
     for number in range(start, start + n):
         await ctx.session.send_resource_updated(f"notice://{number}")
     return f"announced {n}"
@@ -111,7 +111,7 @@ async def announce(n: int, ctx: Context, start: int = 1, log: str = "", key: str
 @server.tool()
 async def ask(question: str, ctx: Context, log: str = "", key: str = "-") -> str:
     """Elicit an answer from the client's user."""
-    _note(log, key)
+    note(log, key)
     result = await ctx.elicit(question, Answer)
     return result.data.answer if result.action == "accept" else result.action
 
@@ -140,9 +140,9 @@ async def census() -> dict[str, int]:
 
 
 async def _die(ctx: Context, gate: str, log: str, key: str) -> str:
-    _note(log, key)
+    note(log, key)
     await ctx.report_progress(1)
-    await _pass(gate)
+    await pass_gate(gate)
     os.kill(os.getpid(), signal.SIGKILL)
     return "alive"
 

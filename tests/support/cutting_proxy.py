@@ -156,17 +156,17 @@ class CuttingProxy:
         if not self._refusing:
             await self._flowing.wait()
         if self._refusing:
-            _reset(to_client)
+            reset(to_client)
             return
         try:
             upstream = self.upstreams[number % len(self.upstreams)]
             from_server, to_server = await asyncio.open_connection("127.0.0.1", upstream)
         except ConnectionError:
-            _reset(to_client)
+            reset(to_client)
             return
         if self._refusing:  # closed in the meantime
-            _reset(to_client)
-            _reset(to_server)
+            reset(to_client)
+            reset(to_server)
             return
         link = _Link(client=to_client, server=to_server)
         self._links.add(link)
@@ -180,7 +180,7 @@ class CuttingProxy:
         self.refuse()
         self.cut()
         for ghost in self._ghosts:
-            _reset(ghost.server)
+            reset(ghost.server)
         self.release()
         if self._serving:
             await asyncio.wait(self._serving)
@@ -252,11 +252,11 @@ class CuttingProxy:
 
     def _lose(self, link: _Link, loss: Loss) -> None:
         self._links.discard(link)
-        _reset(link.client)
+        reset(link.client)
         if loss is Loss.CLIENT:
             self._ghosts.append(link)
         else:
-            _reset(link.server)
+            reset(link.server)
 
     def _part(self, link: _Link) -> None:
         """One end closed in the ordinary way: close the other in the ordinary way too."""
@@ -266,7 +266,7 @@ class CuttingProxy:
             link.server.close()
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
+def reset(writer: asyncio.StreamWriter) -> None:
     """Close with a TCP reset instead of a farewell."""
     sock = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):

@@ -16,13 +16,16 @@ from perdure.store.base import (
     AskRecord,
     CallRecord,
     Event,
+    Followed,
     Forwarded,
     Generation,
     HintListener,
     KeptRecord,
     Liveness,
+    Loaded,
     Mail,
     NodeRecord,
+    Overview,
     ReaderRecord,
     Refusals,
     SessionRecord,
@@ -129,6 +132,10 @@ class FaultyStore:
         await _fail(self.reads)
         return await self._inner.streams_by_id(streams)
 
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        await _fail(self.reads)
+        return await self._inner.follow(after, limit=limit)
+
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         await _fail(self.reads)
         return await self._inner.written_by(node)
@@ -156,6 +163,10 @@ class FaultyStore:
     async def session(self, session: SessionId) -> SessionRecord | None:
         await _fail(self.reads)
         return await self._inner.session(session)
+
+    async def load(self, session: SessionId) -> Loaded | None:
+        await _fail(self.reads)
+        return await self._inner.load(session)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         await _fail(self.reads)
@@ -255,6 +266,10 @@ class FaultyStore:
         await _fail(self.reads)
         return await inner.dead()
 
+    async def look_round(self, inner: Liveness, mail_after: int) -> Overview:
+        await _fail(self.reads)
+        return await inner.overview(mail_after=mail_after)
+
     async def open(self) -> None:
         await self._inner.open()
 
@@ -288,6 +303,9 @@ class FaultyLiveness:
 
     async def dead(self) -> Sequence[NodeId]:
         return await self._store.look(self._inner)
+
+    async def overview(self, *, mail_after: int) -> Overview:
+        return await self._store.look_round(self._inner, mail_after)
 
     def hold(self, holding: bool) -> None:
         self._inner.hold(holding)

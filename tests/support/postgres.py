@@ -130,13 +130,14 @@ class Server:
     def url(self) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
-    def make(self) -> None:
-        self.run("initdb", "-D", self.data, "-U", "postgres", "-E", "UTF8", "--locale=C", "-A", "trust", "--no-sync")
+    def make(self, *options: str) -> None:
+        fast = ("--locale=C", "-A", "trust", "--no-sync", *options)
+        self.run("initdb", "-D", self.data, "-U", "postgres", "-E", "UTF8", *fast)
         (self.data / "pg_hba.conf").write_text(_ACCESS)
 
     def start(self) -> None:
         """On the port of its last start, if it had one."""
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         options = " ".join(f"-c {name}='{value}'" for name, value in {**self._settings, "port": self.port}.items())
         self.run("pg_ctl", "-D", self.data, "-l", self.data / "log", "-w", "-t", "60", "-o", options, "start")
 
@@ -147,8 +148,12 @@ class Server:
     def pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().split("\n")[0])
 
+    @property
+    def _as_user(self) -> list[str]:
+        return as_user()
+
     def run(self, program: str, *arguments: object) -> None:
-        command = [*_as_user(), str(self._programs / program), *map(str, arguments)]
+        command = [*self._as_user, str(self._programs / program), *map(str, arguments)]
         # Its output goes to a file: the server inherits it, and a pipe would be read until the server ends.
         with tempfile.TemporaryFile() as said:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False)
@@ -157,12 +162,12 @@ class Server:
                 raise RuntimeError(f"{program} failed: {said.read().decode(errors='replace')}")
 
 
-def _as_user() -> list[str]:
+def as_user() -> list[str]:
     """PostgreSQL does not run as root. In a user namespace without any mapping, root is not root."""
     return ["unshare", "-U"] if os.geteuid() == 0 else []
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -214,7 +219,7 @@ def _stop_when_unused(place: Path, folder: Path) -> None:
         fcntl.flock(users, fcntl.LOCK_EX)
         with open(place / "starting", "w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
-            command = [*_as_user(), str(folder / "pg_ctl"), "-D", str(place / "data"), "-m", "immediate", "stop"]
+            command = [*as_user(), str(folder / "pg_ctl"), "-D", str(place / "data"), "-m", "immediate", "stop"]
             subprocess.run(command, check=False)
             shutil.rmtree(place, ignore_errors=True)
 

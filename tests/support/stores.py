@@ -28,9 +28,9 @@ a server answers it in tenths of a second."""
 
 
 def settled_within(address: str) -> float:
-    """Seconds until the calls of a killed process are settled: a lock on a server counts `_core.leases.FREE_SECONDS`
-    after it was freed."""
-    return 2.0 if address.startswith("sqlite:") else 3.0
+    """Seconds until the calls of a killed process are settled. A lock on a server counts `_core.leases.FREE_SECONDS`
+    after it was freed; a busy machine takes its time, too (`tests/liveness.py` measures)."""
+    return 2.0 if address.startswith("sqlite:") else 20.0
 
 
 @asynccontextmanager

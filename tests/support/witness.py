@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from perdure._core.ids import Position, parse_position
 from perdure._core.sse import ServerSentEvent
+from perdure.store.postgres.address import parse_address
+from tests.support import postgres
 from tests.support.raw import Exchange, SessionPeer
 from tests.support.site import until
 
@@ -97,59 +100,92 @@ class Told:
             assert self.answers == self.messages[-1:], (self.name, self.messages)
 
 
+Rows = Callable[..., list[tuple[Any, ...]]]
+"""Runs a query on a log, and gives its rows."""
+
+#: All events of a log, under one name: on PostgreSQL final answers have a table of their own.
+_ENTRY = {
+    "sqlite": "CREATE TEMP VIEW entry AS SELECT stream, seq, payload, final FROM event",
+    "postgresql": """
+        CREATE TEMP VIEW entry AS
+        SELECT stream, seq, payload, 0 AS final FROM event UNION ALL SELECT stream, seq, payload, 1 FROM answer
+    """,
+}
+
+
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        yield connection
+def looking(address: str) -> Iterator[Rows]:
+    """Look into the log at an address, as it is committed now."""
+    kind, _, place = address.partition(":")
+    if kind == "sqlite":
+        with contextlib.closing(sqlite3.connect(f"file:{place}?mode=ro", uri=True)) as connection:
+            connection.execute(_ENTRY[kind])
+            yield lambda query, *values: connection.execute(query, values).fetchall()
+        return
+    with postgres.connection(address) as run:
+        run(f"SET search_path TO {parse_address(address).schema}")
+        run(_ENTRY[kind])
+
+        def rows(query: str, *values: object) -> list[tuple[Any, ...]]:
+            numbers = itertools.count(1)
+            return [tuple(row) for row in run(re.sub(r"\?", lambda _: f"${next(numbers)}", query), *values)]
+
+        yield rows
 
 
-def assert_sound(path: Path) -> None:
-    """The file is not damaged, and nothing in it is without its stream."""
-    with reading(path) as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        for table in ("event", "generation", "call", "ask", "reader"):
+def assert_sound(address: str) -> None:
+    """The log is not damaged, and nothing in it is without its stream."""
+    tables = ["generation", "call", "ask", "reader"]
+    with looking(address) as rows:
+        if address.startswith("sqlite:"):
+            assert rows("PRAGMA integrity_check") == [("ok",)]
+            tables.append("event")
+        else:
+            kept = "SELECT count(*) FROM entry WHERE stream = key AND seq > trimmed"
+            assert rows(f"SELECT id FROM stream WHERE last - trimmed <> ({kept})") == []
+            tables += ["answer", "forward", "sender"]  # events go with their slot, later than their stream
+        for table in tables:
             orphans = f"SELECT count(*) FROM {table} WHERE stream NOT IN (SELECT key FROM stream)"
-            assert connection.execute(orphans).fetchone() == (0,), table
+            assert rows(orphans) == [(0,)], table
 
 
-def assert_logged(path: Path, told: Told) -> None:
+def assert_logged(address: str, told: Told) -> None:
     """Whatever was shown is in the log, byte for byte, where its id says (promise 1)."""
-    query = "SELECT payload FROM event JOIN stream ON stream.key = event.stream WHERE stream.id = ? AND seq = ?"
-    with reading(path) as connection:
+    query = "SELECT payload FROM entry JOIN stream ON stream.key = entry.stream WHERE stream.id = ? AND seq = ?"
+    with looking(address) as rows:
         for event, position in zip(told.events, told.positions, strict=True):
-            found = connection.execute(query, (position.stream, position.seq)).fetchone()
-            assert found is not None, (told.name, event.id, "was shown and is not in the log")
-            assert bytes(found[0]).decode() == event.data
+            found = rows(query, position.stream, position.seq)
+            assert found, (told.name, event.id, "was shown and is not in the log")
+            assert bytes(found[0][0]).decode() == event.data
 
 
-def running(path: Path) -> int:
+def _running(rows: Rows) -> int:
     """Accepted requests without an answer."""
-    with reading(path) as connection:
-        marks = ", ".join("?" * len(ENDED))
-        (count,) = connection.execute(f"SELECT count(*) FROM call WHERE state NOT IN ({marks})", ENDED).fetchone()
+    marks = ", ".join("?" * len(ENDED))
+    [(count,)] = rows(f"SELECT count(*) FROM call WHERE state NOT IN ({marks})", *ENDED)
     return int(count)
 
 
-def is_accepted(path: Path, request_id: int) -> bool:
+def is_accepted(address: str, request_id: int) -> bool:
     """The ledger has a row for it."""
-    with reading(path) as connection:
-        found = connection.execute("SELECT count(*) FROM call WHERE request_id = ?", (json.dumps(request_id),))
-        return bool(found.fetchone()[0])
+    with looking(address) as rows:
+        return rows("SELECT count(*) FROM call WHERE request_id = ?", json.dumps(request_id)) != [(0,)]
 
 
-def assert_answered_once(path: Path) -> None:
+def assert_answered_once(address: str) -> None:
     """Every accepted request has one answer, and its stream is sealed (promise 3)."""
     query = """
         SELECT stream.id, stream.sealed, count(*),
-               (SELECT count(*) FROM event WHERE event.stream = stream.key AND event.final = 1)
+               (SELECT count(*) FROM entry WHERE entry.stream = stream.key AND entry.final = 1)
         FROM call JOIN stream ON stream.key = call.stream GROUP BY stream.key
     """
-    with reading(path) as connection:
-        for stream, sealed, calls, answers in connection.execute(query):
+    with looking(address) as rows:
+        for stream, sealed, calls, answers in rows(query):
             assert (sealed, answers) == (1, calls), stream
 
 
-async def settled(path: Path) -> None:
+async def settled(address: str) -> None:
     """Wait until no request waits for its answer."""
-    async with asyncio.timeout(20):
-        await until(lambda: running(path) == 0)
+    with looking(address) as rows:
+        async with asyncio.timeout(20):
+            await until(lambda: _running(rows) == 0)

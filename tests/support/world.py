@@ -1,4 +1,4 @@
-"""A file, the servers that come and go on it, and a client that remembers what it was shown."""
+"""A store, the servers that come and go on it, and a client that remembers what it was shown."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ class World:
 
     folder: Path
     cradle: Nursery
+    address: str
+    """Where its store is."""
     told: dict[str, Told] = field(default_factory=dict)
-
-    @property
-    def path(self) -> Path:
-        return self.folder / "log.db"
 
     @property
     def diary(self) -> Path:
@@ -37,8 +35,9 @@ class World:
         """The progress of a call that may not have begun yet."""
         return self.told[key].progress if key in self.told else []
 
-    async def start(self, point: Point | None = None, *, sync: str = "normal") -> Nursling:
-        options = ("--store", f"sqlite:{self.path}?sync={sync}", "--retry", "100ms")
+    async def start(self, point: Point | None = None, *, sync: str = "") -> Nursling:
+        address = f"{self.address}?sync={sync}" if sync else self.address
+        options = ("--store", address, "--retry", "100ms")
         return await self.cradle.start(CRASHBOX, *options, folder=self.folder, point=point)
 
     async def open_session(self, server: Nursling) -> None:
@@ -72,9 +71,9 @@ class World:
     def judge(self) -> None:
         for told in self.told.values():
             told.assert_whole()
-            assert_logged(self.path, told)
+            assert_logged(self.address, told)
         for key, request_id in self.requests.items():
-            if not is_accepted(self.path, request_id):
+            if not is_accepted(self.address, request_id):
                 assert (self.told[key].events, self.told[key].position, self.runs(key)) == ([], "", 0), key
-        assert_answered_once(self.path)
-        assert_sound(self.path)
+        assert_answered_once(self.address)
+        assert_sound(self.address)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from perdure._core.ids import NodeId
@@ -13,14 +13,16 @@ from perdure.cluster.settler import Settler
 from perdure.cluster.watcher import Watcher
 from perdure.errors import HeldElsewhere, StoreLost
 from perdure.log.chores import cancel_all
-from perdure.store.base import Liveness, Store
+from perdure.store.base import Liveness, Overview
 from perdure.telemetry.events import log_event
 from perdure.telemetry.prometheus import has_left
 
-ROUND = 0.5
-"""Seconds between two looks at who lives: the calls of a dead process are settled within about a second."""
+ROUND = 0.65
+"""Seconds between two looks at who lives: the calls of a dead process are settled within about a second. With the beats
+(`LONGEST_PAUSE`) that makes two statements a second, which is all that a node asks of a server when nothing
+happens."""
 
-_LONGEST_PAUSE = 3.0
+LONGEST_PAUSE = 3.0
 """Seconds between two beats at the most: operators see the numbers of all nodes as of their last beat."""
 
 _KNOWN_DEAD = 64
@@ -30,7 +32,7 @@ _KNOWN_DEAD = 64
 class Peers:
     """The other nodes on the store, as this one knows them."""
 
-    def __init__(self, *, node: NodeId, store: Store, liveness: Liveness) -> None:
+    def __init__(self, *, node: NodeId, liveness: Liveness) -> None:
         self.others: Sequence[NodeId] = ()
         """The nodes that live, as far as is known."""
         self.departed: frozenset[NodeId] = frozenset()
@@ -38,23 +40,18 @@ class Peers:
         self.alone = False
         """No other node is there, not even a dead one whose calls are to be settled. Not known at first."""
         self._node = node
-        self._store = store
         self._liveness = liveness
         self._dead: deque[NodeId] = deque(maxlen=_KNOWN_DEAD)
 
-    async def meet(self) -> Mapping[NodeId, int]:
-        """Read which nodes are there; gives the dead ones, each with its beat from before it was found dead."""
-        nodes = await self._store.nodes()
-        beats = {record.id: record.beat for record in nodes}
-        dead = await self._liveness.dead()
-        if dead:
-            nodes = await self._store.nodes()  # one of them may have said meanwhile that it leaves
-        known = [record.id for record in nodes if record.id != self._node]
+    async def meet(self, *, mail_after: int = 0) -> Overview:
+        """Read which nodes are there."""
+        seen = await self._liveness.overview(mail_after=mail_after)
+        known = [record.id for record in seen.nodes if record.id != self._node]
         self.alone = not known
-        self.others = tuple(node for node in known if node not in dead)
-        self.departed = frozenset(record.id for record in nodes if has_left(record))
+        self.others = tuple(node for node in known if node not in seen.dead)
+        self.departed = frozenset(record.id for record in seen.nodes if has_left(record))
         self._dead = deque((node for node in self._dead if node not in self.others), maxlen=_KNOWN_DEAD)
-        return {node: beats[node] for node in dead if node in beats}
+        return seen
 
     async def is_dead(self, node: NodeId) -> bool:
         """Whether a node is dead. The store is asked once, however many of its sessions come here; one that is back
@@ -62,8 +59,8 @@ class Peers:
         if node == self._node:
             return False
         if node not in self._dead:
-            known = {record.id for record in await self._store.nodes()}
-            if node in known and node not in await self._liveness.dead():
+            seen = await self._liveness.overview(mail_after=0)
+            if node not in seen.dead and any(record.id == node for record in seen.nodes):
                 return False
             self._dead.append(node)
         return True
@@ -94,11 +91,13 @@ class Node:
     on_lost: Callable[[StoreLost], None]
     _claim: ClaimState = field(default=ClaimState.HOLDING, init=False)
     """The one that the log tells of."""
+    _seen: Overview | None = field(default=None, init=False)
+    """What this round has seen."""
     _failing: set[str] = field(default_factory=set, init=False)
     _settling: set[NodeId] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self._every = min(self.lease / BEATS_IN_LEASE, _LONGEST_PAUSE)
+        self._every = min(self.lease / BEATS_IN_LEASE, LONGEST_PAUSE)
         self._round = min(ROUND, self._every)
 
     async def run(self) -> None:
@@ -163,14 +162,15 @@ class Node:
     async def go_round(self) -> None:
         if self.liveness.own_claim is not ClaimState.HOLDING:
             return  # other nodes may act in its place; it must not act in theirs
+        self._seen = None
         await self._attempt("meet", "the other nodes could not be seen", self._settle_dead())
         await self.settler.go_round()  # which survives whatever fails in it
-        self.watcher.go_round()
+        self.watcher.go_round(self._seen)
 
     async def _settle_dead(self) -> None:
-        dead = await self.peers.meet()
-        self._settling &= set(dead)
-        for node, beat in dead.items():
+        self._seen = seen = await self.peers.meet(mail_after=self.watcher.handled)
+        self._settling &= set(seen.dead)
+        for node, beat in seen.dead.items():
             await self._attempt(node, f"node {node[:8]} could not be settled", self._settle(node, beat))
 
     async def _settle(self, dead: NodeId, beat: int) -> None:

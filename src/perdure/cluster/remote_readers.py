@@ -8,7 +8,7 @@ and then the store says that something was written, and everything is looked at.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure._core import mail
@@ -16,14 +16,18 @@ from perdure._core.ids import Kind, NodeId, StreamId, place
 from perdure.errors import PerdureError, StoreError
 from perdure.log.chores import Chores, OnDemand
 from perdure.log.journal import Journal, Steps
-from perdure.log.reader import Reader
+from perdure.log.reader import BATCH, Reader
 from perdure.log.stream import Stream
 from perdure.sessions.context import OtherNodes, mail_to
-from perdure.store.base import LeaveReader, MoveReader, PutReader, ReaderRecord, Step, Store, StreamRecord
+from perdure.store.base import Followed, LeaveReader, MoveReader, PutReader, ReaderRecord, Step, Store, StreamRecord
 from perdure.telemetry.events import log_event
 
 _ENDS_AT_ONCE = 500
 """Streams looked at in one query."""
+
+_EVENTS_AT_ONCE = 16
+"""Streams whose new events are read with their records. They are held until each is written to its reader, so they must
+not be many; a hint seldom names more."""
 
 
 async def stream_ends(store: Store, streams: Sequence[StreamId]) -> list[StreamRecord]:
@@ -179,7 +183,13 @@ class RemoteReaders:
         """See how far streams have come that are read here and written elsewhere, or the reverse: the named ones, or
         all. Gives the standalone streams that are read here and have no writer any more."""
         holders = await self._peers.holders() if everything and self.has_readers_beyond else ()
-        homeless = await self._follow([stream for stream in self._followed if everything or stream in named])
+        if everything or len(named) > _EVENTS_AT_ONCE:
+            after = {name: 0 for name in self._followed if everything or name in named}
+            found = {record.id: Followed(record) for record in await stream_ends(self._store, list(after))}
+        else:
+            after = {name: entry.reader.cursor for name in named if (entry := self._followed.get(name)) is not None}
+            found = dict(await self._store.follow(after, limit=BATCH)) if after else {}
+        homeless = await self._follow(after, found)
         for entry in [entry for entry in self._followed.values() if everything and entry.rests_beyond]:
             # A reader rests beyond the end of a stream while its writer holds what follows. Once that is written, it
             # goes on; if it is not there then, it never will be: the reader is ended, and its client learns of the gap
@@ -197,19 +207,23 @@ class RemoteReaders:
                     await self.look_who_reads(stream)
         return homeless
 
-    async def _follow(self, streams: Sequence[StreamId]) -> Sequence[StreamRecord]:
+    async def _follow(
+        self, after: Mapping[StreamId, int], found: Mapping[StreamId, Followed]
+    ) -> Sequence[StreamRecord]:
+        """`after`: the streams that were looked for, and the numbers behind which their events were read."""
         homeless = []
-        found = await stream_ends(self._store, streams)
-        for stream_id in set(streams) - {record.id for record in found}:
+        for stream_id in after.keys() - found.keys():
             if (gone := self._followed.pop(stream_id, None)) is not None:
                 gone.reader.end()
-        for record in found:
+        for record, events, _ in found.values():
             if (entry := self._followed.get(record.id)) is None:
                 continue
             with self._chores.surviving("a stream could not be followed", record.id):
                 stream = entry.reader.stream
                 before = stream.node
-                stream.follow(record, kept=await self._look_for_loss(stream, record))
+                kept = await self._look_for_loss(stream, record)
+                with entry.reader.taking(events or (), after=after[record.id]):
+                    stream.follow(record, kept=kept)
                 if not record.node and record.kind is Kind.STANDALONE:
                     homeless.append(record)
                 elif record.node not in ("", before, self._node) and not stream.is_over:

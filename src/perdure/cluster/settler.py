@@ -363,6 +363,7 @@ class Settler:
         own = [stream for stream in (*self._sessions.streams, *homes) if stream.writer is not None]
         known = {stream.id: stream.tail.durable for stream in own if not stream.is_over}
         found = {record.id: record for record in await stream_ends(self._context.store, list(known))}
+        lost: dict[SessionId, set[StreamId]] = {}
         for stream in own:
             record = found.get(stream.id)
             if stream.id not in known or (record is not None and record.last >= known[stream.id]):
@@ -370,9 +371,11 @@ class Settler:
             if record is None and stream.writer is not None:
                 with contextlib.suppress(SessionEnded, IdTaken):  # refused, so nothing waits for it
                     await self._context.journal.write(stream.writer.opening)
-            session = self._sessions.held(stream.session)
-            if session is not None and (record is None or record.fence == stream.fence):
-                session.exchange.asks.repeat()
+            if record is None or record.fence == stream.fence:
+                lost.setdefault(stream.session, set()).add(stream.id)
+        for session_id, streams in lost.items():
+            if (session := self._sessions.held(session_id)) is not None:
+                session.exchange.asks.repeat(lost=streams)
 
     def _is_left(self, record: base.StreamRecord) -> bool:
         """Whether no writer of a call's stream is in memory, and the stream is not being settled."""

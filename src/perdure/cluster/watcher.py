@@ -18,7 +18,7 @@ from perdure.log.chores import OnDemand
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
-from perdure.store.base import MailReceived, StreamRecord, stream_by_id
+from perdure.store.base import MailReceived, Overview, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 
@@ -32,7 +32,7 @@ class Watcher:
         self._sessions = sessions
         self._settler = settler
         self._readers = readers
-        self._handled = 0
+        self.handled = 0
         """The key of the last message that was handled."""
         self._named: set[StreamId] = set()
         self._all = False
@@ -50,11 +50,15 @@ class Watcher:
     async def aclose(self) -> None:
         await asyncio.gather(self._streams.aclose(), self._homes.aclose(), self._mail.aclose())
 
-    def go_round(self) -> None:
-        """Look at everything, if there may be something to see."""
-        self._homes.want()  # also what this node itself has forwarded to one that died
+    def go_round(self, seen: Overview | None) -> None:
+        """Look at everything in which there may be something to see; `None`: that is not known."""
+        if seen is None or seen.has_forwarded:
+            self._homes.want()  # also what this node itself has forwarded to one that died
         if self._context.store.stamp() != self._looked or self._readers.has_readers_beyond:
-            self._on_hint(())
+            self._all = True
+            if seen is None or seen.has_mail:
+                self._mail.want()
+            self._streams.want()
 
     def _on_hint(self, streams: Sequence[StreamId]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
@@ -63,13 +67,14 @@ class Watcher:
         else:
             self._all = True
             self._mail.want()
+            self._homes.want()
         self._streams.want()
 
     async def _look_at_streams(self) -> None:
         everything, self._all = self._all, False
         named, self._named = self._named, set()
         stamp = self._context.store.stamp()
-        unknown = everything or not all(map(self._readers.follows, named))
+        unknown = not all(map(self._readers.follows, named))  # something was forwarded to a stream that is written here
         found = await self._readers.look(named, everything=everything)
         self._homeless |= {record.id: record for record in found}
         if unknown or found:
@@ -100,7 +105,7 @@ class Watcher:
         """Handle the mail that has come, in order and one at a time. A message that cannot be handled must not stand in
         the way of those behind it."""
         context = self._context
-        while page := await context.store.mail(context.node, after=self._handled):
+        while page := await context.store.mail(context.node, after=self.handled):
             for key, raw in page:
                 try:
                     if (message := mail.decode(raw)) is not None:
@@ -116,7 +121,7 @@ class Watcher:
                     raise
                 except Exception as failure:
                     log_event(logging.ERROR, "mail.failed", f"mail could not be handled: {failure!r}")
-                self._handled = key
+                self.handled = key
                 context.journal.put(Steps((MailReceived(node=context.node, through=key),)))
 
     async def _handle(self, message: mail.Message) -> None:

@@ -1,7 +1,7 @@
 """Finds the caller's session, and puts a reader on one of its streams: what every method of the endpoint needs."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
@@ -9,7 +9,7 @@ from starlette.types import Scope
 from perdure._core import sse
 from perdure._core.states import SessionState
 from perdure.assembly import ServerProcess
-from perdure.errors import HeldElsewhere, SessionEnded, StaleRecord, StoreError
+from perdure.errors import HeldElsewhere, SessionEnded, StaleRecord, StoreError, StoreUnavailable
 from perdure.http.body import Bodies, Headers
 from perdure.http.credentials import Credentials
 from perdure.http.event_stream import EventStreamResponse
@@ -62,6 +62,13 @@ class SessionAccess:
                 if session.waits and resume:
                     await self.waiting.resume(session, HttpRequest(scope))
             yield session
+
+    async def check(self, session: Session, headers: Headers, owner: str, scope: Scope) -> None:
+        """Look whether a session that was `checked_later` is still there. While the store fails, what is known here
+        counts."""
+        with suppress(StoreUnavailable):
+            if await self.sessions.load(session.id) is None:
+                raise await self._recovery.gone(headers, owner, scope)
 
     @contextmanager
     def refusing(self, otherwise: Refusal) -> Iterator[None]:

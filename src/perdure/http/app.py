@@ -36,7 +36,7 @@ from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.registry import SessionInfo
 from perdure.settings import Settings
 from perdure.store import open_store
-from perdure.store.base import NodeRecord, Store
+from perdure.store.base import NodeRecord, Store, Survey, survey_of
 from perdure.telemetry import prometheus as metrics
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.counters import Counters
@@ -358,20 +358,21 @@ async def _not_found(_: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _scrape(method: str, process: ServerProcess | None) -> Answer:
-    """The metrics: this node's numbers in any case; those of other nodes, and how many sessions are stored, while the
-    store answers."""
+    """The metrics: this node's numbers in any case; those of other nodes and of the store itself while it answers."""
     if method not in ("GET", "HEAD"):
         return Answer(status=405, headers=((b"allow", b"GET, HEAD"),))
     if process is None:
         return Answer(status=503, body=b'{"status":"starting"}')
     others: tuple[NodeRecord, ...] = ()
     stored: Mapping[SessionState, int] | None = None
+    survey: Survey | None = None
     journal, store = process.context.journal, process.context.store
     if journal.state is LogState.HEALTHY:
         try:
             others = tuple(await store.nodes())
             stored = await store.count_states()
+            survey = await survey_of(store)
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
-    text = metrics.render(process.sessions.numbers(), others, process.liveness.ages(), stored=stored)
+    text = metrics.render(process.sessions.numbers(), others, process.liveness.ages(), stored=stored, survey=survey)
     return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

@@ -1,6 +1,8 @@
 """Handles GET: reads a stream, the standalone one or the one that a position names; from there on, and then live."""
 
+import contextlib
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from starlette.types import Scope
@@ -14,7 +16,8 @@ from perdure.http.refusals import Refusal, Refused
 from perdure.log.hub import warning_frames
 from perdure.log.reader import BATCH
 from perdure.log.stream import Stream
-from perdure.sessions.session import Session, catch_up, find_stream, look_how_far
+from perdure.sessions.session import Found, Session, catch_up, find_stream, is_taken, look_how_far
+from perdure.store.base import Event
 
 
 class _Start(NamedTuple):
@@ -37,48 +40,62 @@ class GetHandler:
     async def __call__(self, scope: Scope, headers: Headers, owner: str) -> EventStreamResponse:
         if not accepts(headers)[1]:
             raise Refused(Refusal.NOT_ACCEPTABLE_GET)
-        async with self._access.session(headers, owner, scope) as session:
+        text = headers.get(b"last-event-id", b"").decode("latin-1")
+        position = parse_position(text)
+        # With a call's stream the store tells whether its session is still as it is known here.
+        of_call = position is not None and position.kind is Kind.CALL and self._settings.enable_replay
+        async with self._access.session(headers, owner, scope, checked_later=of_call) as session:
             arrival = self._context.hub.arrive()
-            text = headers.get(b"last-event-id", b"").decode("latin-1")
             if text:
                 self._context.counters.resumes += 1
             with self._access.refusing(Refusal.STORE_UNREADABLE):
-                position = parse_position(text)
-                stream = await self._find(session, position)
-                with stream.kept_whole():
-                    start = await self._start(session, stream, text, position)
+                found = await self._find(session, position)
+                with contextlib.nullcontext() if found is None else found.stream.kept_whole():
+                    read = None if found is None else found.read
+                    if of_call and (read is None or read.revision != session.record.revision):
+                        await self._access.check(session, headers, owner, scope)
+                    if session.state is SessionState.ENDED:
+                        raise self._access.gone()
+                    if found is None:
+                        raise self._unknown(session)
+                    stream = found.stream
+                    start = await self._start(session, stream, text, position, is_read=read is not None)
                     if stream.kind is Kind.STANDALONE:
                         self._access.refuse_if_draining()
                     if not self._context.nodes.alone and stream.writer is not None:
                         # A reader at another node, of which this one may not know yet, is overtaken with the rest.
                         await self._context.hub.registry.look_who_reads(stream)
-                    return await self._read(session, stream, start, arrival)
+                    is_next = position is not None and start.cursor == position.seq
+                    ahead = read.events if read is not None and is_next else None
+                    return await self._read(session, stream, start, arrival, ahead)
 
-    async def _find(self, session: Session, position: Position | None) -> Stream:
+    async def _find(self, session: Session, position: Position | None) -> Found | None:
         """The stream that a position names; the standalone one without a position."""
         if position is None or position.kind is Kind.STANDALONE:
-            return session.standalone
+            return Found(session.standalone, None)
         if not self._settings.enable_replay:
             raise Refused(Refusal.REPLAY_OFF)
-        stream = await find_stream(session, position.stream)
-        if session.state is SessionState.ENDED:
-            raise self._access.gone()
-        if stream is None:
-            self._context.counters.positions_lost += 1
-            self._context.peers.log_event(
-                logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name
-            )
-            raise Refused(Refusal.POSITION_UNKNOWN)
-        return stream
+        return await find_stream(session, position.stream, after=position.seq, limit=BATCH)
 
-    async def _read(self, session: Session, stream: Stream, start: _Start, arrival: int) -> EventStreamResponse:
-        """Attach the reader. It reads before the response begins, so that the status says when the store fails."""
+    def _unknown(self, session: Session) -> Refused:
+        self._context.counters.positions_lost += 1
+        self._context.peers.log_event(
+            logging.WARNING, "position.unknown", "a position names no stream of its session", session=session.name
+        )
+        return Refused(Refusal.POSITION_UNKNOWN)
+
+    async def _read(
+        self, session: Session, stream: Stream, start: _Start, arrival: int, ahead: Sequence[Event] | None
+    ) -> EventStreamResponse:
+        """Attach the reader. It reads before the response begins, so that the status says when the store fails, unless
+        that was read on the way to the stream (`ahead`)."""
         cursor, told, named = start
         stream.readers.advance(cursor)  # the client has it; or it learns now that it is gone
         if stream.content is ContentState.SEALED and cursor >= stream.tail.last:
             self._context.hub.marks.left(stream)
             raise Refused(Refusal.NOTHING_MORE, headers=((b"allow", b"POST, DELETE"),))
-        ahead = await stream.read(after=cursor, limit=BATCH)
+        if ahead is None or (ahead and ahead[-1].seq > stream.tail.durable):
+            ahead = await stream.read(after=cursor, limit=BATCH)
         if not named and stream.readers.delivered > cursor:
             cursor, ahead = stream.readers.delivered, ()
         if self._context.hub.full and stream.readers.reader is None:
@@ -91,7 +108,9 @@ class GetHandler:
             session.orphans.give_time()
         return self._access.read(session, stream, cursor=cursor, told=told, ahead=ahead, arrival=arrival)
 
-    async def _start(self, session: Session, stream: Stream, text: str, position: Position | None) -> _Start:
+    async def _start(
+        self, session: Session, stream: Stream, text: str, position: Position | None, *, is_read: bool
+    ) -> _Start:
         """Where to begin. Without a position: where the readers of the standalone stream had got to, in whatever
         process, so that what was sent while no reader was there still arrives."""
         if position is None and not text:
@@ -117,12 +136,13 @@ class GetHandler:
             oldest = await _before_oldest(stream)
             # 0: it is not known where the gap begins.
             return self._gap(session, stream, 0, oldest, reason="unknown position", cursor=oldest)
-        return await self._place(session, stream, position)
+        return await self._place(session, stream, position, is_read=is_read)
 
-    async def _place(self, session: Session, stream: Stream, position: Position) -> _Start:
+    async def _place(self, session: Session, stream: Stream, position: Position, *, is_read: bool) -> _Start:
         """Where to go on, and what to tell first: a position beyond its writer's end names events that were lost,
         unless another node, which lives, holds them; then the reader rests there until they are written."""
-        await catch_up(session, stream)
+        if not is_read:
+            await catch_up(session, stream)
         context = self._context
         followed = stream.writer is None and not stream.is_over
         if followed and position.generation == stream.generation and position.seq > stream.tail.last:
@@ -135,6 +155,9 @@ class GetHandler:
         cursor = place(position, generation=stream.generation, last=stream.tail.last, ended=ended)
         if cursor == position.seq:
             return _Start(cursor)
+        if await is_taken(session, stream):
+            # It names what the other node has shown.
+            return await self._place(session, stream, position, is_read=False)
         context.counters.positions_lost += 1
         return self._gap(session, stream, cursor + 1, position.seq, reason="lost", cursor=cursor)
 

@@ -106,6 +106,9 @@ class Journal:
         """Steps that were refused, since the store last began to fail."""
         self.doubts = 0
         """How often it was seen that the store may have lost something: it was away, or it is behind."""
+        self._has_lapsed = False
+        """The claim has lapsed since the store began to fail: other nodes may have taken this one's streams, so nothing
+        that is held is shown before the store has it."""
         self._scheduled = False
         self._writer: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -113,13 +116,17 @@ class Journal:
 
     @property
     def may_show(self) -> bool:
-        """This node holds its claim: it may write, and show what is accepted."""
+        """What is accepted may be shown: this node holds its claim, and has held it since it last had written all."""
+        return not self._has_lapsed and self._claim() is ClaimState.HOLDING
+
+    @property
+    def _has_claim(self) -> bool:
         return self._claim() is ClaimState.HOLDING
 
     def check_claim(self) -> None:
         """Raises `StoreUnavailable` unless this node holds its claim. Asked before it writes, or claims a stream: it
         may have stood still since it decided to, and a stream of a node that is buried has no writer for ever."""
-        if not self.may_show:
+        if not self._has_claim:
             raise StoreUnavailable("it has not answered this node for so long that the node's lease has lapsed")
 
     @property
@@ -303,8 +310,14 @@ class Journal:
             what = "live traffic goes on from memory" if self._holds else "new requests are refused"
             log_event(logging.ERROR, "store.degraded", f"the store fails ({failure}); {what}")
         self.state = advance(LOG, self.state, LogStep.STORE_FAILED)
+        self._note_lapse()
+
+    def _note_lapse(self) -> None:
+        if not self._has_claim:
+            self._has_lapsed = True
 
     def _hold(self, group: Group) -> None:
+        self._note_lapse()
         holds, backlog = self._holds, self.backlog
         if holds:
             backlog.set_shown(True)  # other nodes must not deny what their clients are about to see here
@@ -353,6 +366,7 @@ class Journal:
                     )
                     return
                 self.state = advance(LOG, self.state, LogStep.STORE_CAUGHT_UP)
+                self._has_lapsed = False
                 what = f"what was held is written, but for {lost} steps that it refused"
                 log_event(
                     logging.WARNING,

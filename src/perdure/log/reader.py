@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -142,6 +143,19 @@ class Reader:
             self._pump = asyncio.create_task(self._run_pump())
         else:
             self._woken = True
+
+    @contextmanager
+    def taking(self, events: Sequence[Event], *, after: int) -> Iterator[None]:
+        """Save a reader at rest that is woken in the block from reading: these are the first events after a number.
+
+        Only a reader whose pump has not begun takes them. One that runs may have read some of them already.
+        """
+        was_resting = self.state is ReaderState.RESTING
+        yield
+        if not events or not was_resting or self.state is not ReaderState.PUMPING:
+            return
+        if after <= self.cursor < events[0].seq and events[-1].seq <= self.stream.tail.durable:
+            self.ahead = events
 
     def keep_alive(self) -> None:
         if self.state is ReaderState.RESTING:

@@ -385,6 +385,8 @@ class Stream:
         that number, and its writer went on from there. The reader is ended, and its client learns of the gap when it
         comes again."""
         tail, readers, writes = self.tail, self.readers, self.writer is not None
+        if record.generation > self.generation and record.last < tail.durable and kept is None:
+            kept = record.last  # a claim changes no end: the store has lost the last claim, and what came with it
         if kept is not None and not writes:
             if readers.reader is not None:
                 readers.reader.end()
@@ -399,7 +401,8 @@ class Stream:
             readers.end_beyond(tail.durable)
         self._set_node(record)
         if writes:
-            tail.reset(tail.durable)
+            tail.reset(tail.durable if kept is None else kept)
+            readers.end_beyond(tail.durable)
             self._on_writer_lost((), shown=tail.durable)
         elif self.writing is WritingState.LOST:
             self.writing = advance(WRITING, self.writing, WritingStep.FOLLOW)

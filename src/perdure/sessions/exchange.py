@@ -11,11 +11,12 @@ import json
 import logging
 import re
 from collections import Counter
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure._core import sticky
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
-from perdure._core.ids import NodeId
+from perdure._core.ids import NodeId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.states import CallState, CallStep, SessionState
 from perdure.log.stream import Stream
@@ -400,12 +401,17 @@ class Asks:
 
     def put(self, name: str, ask: Ask) -> Flow | None:
         """Ask the client; gives where to wait before more is said."""
-        exchange, session, call = self._exchange, self._exchange.session, ask.call
-        stream = session.standalone if call is None or exchange.goes_standalone(call) else call.stream
+        session, stream = self._exchange.session, self._stream(ask)
         payload = encode_ask(name, ask.method, ask.params)
         record = AskRecord(session=session.id, id=name, stream=stream.id, request=payload, node=session.context.node)
         self.open[name] = ask
-        return exchange.append(call, payload, also=OpenAsk(record=record))
+        return self._exchange.append(ask.call, payload, also=OpenAsk(record=record))
+
+    def _stream(self, ask: Ask) -> Stream:
+        """The stream on which the client is asked, if that happens now."""
+        if ask.call is None or self._exchange.goes_standalone(ask.call):
+            return self._exchange.session.standalone
+        return ask.call.stream
 
     def answer(self, response: Response, origin: object) -> bool:
         """Take the client's answer to an ask; tells whether the ask waits here."""
@@ -422,13 +428,17 @@ class Asks:
         for name in list(self.open):
             self.answer(Response(id=name, raw={"jsonrpc": "2.0", "error": error}), None)
 
-    def repeat(self) -> None:
-        """The client has reattached and forgotten what it was asked: cancel the old ids, ask under new ones."""
+    def repeat(self, *, lost: Container[StreamId] | None = None) -> None:
+        """The client has reattached and forgotten what it was asked; or the store has `lost` the end of these streams:
+        cancel the old ids, ask under new ones."""
         session = self._exchange.session
+        why = "the client attached again" if lost is None else "the question was lost"
         for name, ask in list(self.open.items()):
+            if lost is not None and self._stream(ask).id not in lost:
+                continue
             del self.open[name]
             close = CloseAsk(session=session.id, id=name)
-            params = {"requestId": name, "reason": "the client attached again, and is asked under a new id"}
+            params = {"requestId": name, "reason": f"{why}; it is asked again under a new id"}
             self._exchange.append(ask.call, encode_notification("notifications/cancelled", params), also=close)
             self.put(self._exchange.new_ask_id(), ask)
 

@@ -292,14 +292,16 @@ class Home:
 
     # Being the home
 
-    async def claim(self, *, take: bool = False) -> bool:
-        """Become the session's home, if it has none that lives; with `take`, in any case. Tells whether it is."""
-        found = await self._look_home(take=take)
+    async def claim(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
+        """Become the session's home, if it has none that lives; with `take`, in any case. Tells whether it is.
+
+        `seen`: the standalone stream, where it was read just now."""
+        found = await self._look_home(take=take, seen=seen)
         if self._has_work:
             self._begin()
         return found
 
-    async def _look_home(self, *, take: bool = False) -> bool:
+    async def _look_home(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
         """Claim the standalone stream, unless it is claimed. `False` if a live node is the home, and keeps it."""
         if self.is_here:
             return True
@@ -307,7 +309,7 @@ class Home:
         self._homing = self._homing or asyncio.Lock()
         async with self._homing:
             while not self.is_here:  # looked at again where another node was faster
-                record = await look_at(context, standalone)
+                record, seen = seen or await look_at(context, standalone), None
                 if record is None or session.state is SessionState.ENDED:
                     raise SessionEnded
                 elsewhere = record.node not in ("", context.node)

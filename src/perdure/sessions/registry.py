@@ -22,13 +22,30 @@ from perdure.sessions.context import ServerContext, Stamp
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session
-from perdure.store.base import EndSession, OpenStream, PutSession, SessionLimits, SessionRecord, Step, stream_by_id
+from perdure.store.base import (
+    EndSession,
+    Loaded,
+    OpenStream,
+    PutSession,
+    SessionLimits,
+    SessionRecord,
+    Step,
+    StreamRecord,
+    measures_of,
+)
 from perdure.telemetry import tracing as spans
 from perdure.telemetry.events import log_event
 from perdure.telemetry.prometheus import Snapshot, snapshot
 
 _MAKE_ROOM_MOST = 8
 """Dormant sessions that are ended for a new one before it is refused: another process may be first to take the room."""
+
+
+class _Seen(NamedTuple):
+    """A session as it was read, if it was there, and the moment of that."""
+
+    stamp: Stamp
+    loaded: Loaded | None
 
 
 class Caller(NamedTuple):
@@ -146,10 +163,12 @@ class SessionRegistry:
         try:
             if held is None:
                 # Before anything is loaded: a stranger causes no more work than a caller that names no session.
-                record = await self._context.store.session(session_id)
-                if record is None or record.owner != owner:
+                seen = _Seen(self._context.stamp(), await self._context.store.load(session_id))
+                if seen.loaded is None or seen.loaded.record.owner != owner:
                     return None
-            session = await self.load(session_id)
+                session = await self.load(session_id, seen)
+            else:
+                session = await self.load(session_id)
         except StoreUnavailable:
             # Live traffic goes on (promise 7) with what is known here, after the wait as before it.
             if held is not None and held is self._by_id.get(session_id) and held.record.owner == owner:
@@ -161,31 +180,37 @@ class SessionRegistry:
             return None
         return session
 
-    async def load(self, session_id: SessionId) -> Session | None:
-        """The session as the store has it at this moment. A caller that awaits anything before it has made the session
-        busy keeps it with `Session.in_use`: until then it may be put to rest."""
+    async def load(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
+        """The session as the store has it at this moment, or as it was `seen` just now. A caller that awaits anything
+        before it has made the session busy keeps it with `Session.in_use`: until then it may be put to rest."""
         while True:
             if (resting := self._resting.get(session_id)) is not None:
                 await asyncio.wait({resting[1]})  # or its home would be let go of under the caller
+                seen = None
                 continue
             session = self._by_id.get(session_id)
             if session is not None and session.keeper.stamp == self._context.stamp():
                 return session
             if (task := self._loading.get(session_id)) is None:
-                task = self._loading[session_id] = asyncio.create_task(self._read(session_id))
+                task = self._loading[session_id] = asyncio.create_task(self._read(session_id, seen))
                 task.add_done_callback(lambda _: self._loading.pop(session_id, None))
-            session = await asyncio.shield(task)
+            session, seen = await asyncio.shield(task), None
             # The task was done a moment before this goes on: in between the session may have gone to rest, or ended.
             if session is None or self._by_id.get(session_id) is session:
                 return session
 
-    async def _read(self, session_id: SessionId) -> Session | None:
+    async def _read(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
         store = self._context.store
         stamp = self._context.stamp()
         complete = self._context.journal.state is LogState.HEALTHY  # nothing is held that reading would miss
         session = self._by_id.get(session_id)
         changes = 0 if session is None else session.keeper.changes
-        record = await store.session(session_id)
+        loaded: Loaded | None = None
+        if session is not None:
+            record = await store.session(session_id)
+        else:
+            stamp, loaded = seen or _Seen(stamp, await store.load(session_id))
+            record = None if loaded is None else loaded.record
         if session_id in self._ending:
             return None
         if (resting := self._resting.get(session_id)) is not None:
@@ -206,7 +231,7 @@ class SessionRegistry:
         if self._has_expired(record) and await self._end_unused(record):
             return None
         with spans.load(record.id[:8]):
-            return await self._build(record, stamp)
+            return await self._build(record, None if loaded is None else loaded.standalone, stamp)
 
     def _has_expired(self, record: SessionRecord) -> bool:
         return self._context.clock() - record.active >= self._context.settings.replay_window
@@ -230,9 +255,8 @@ class SessionRegistry:
         log_event(logging.INFO, "session.ended", f"a session ended: {reason}", session=record.id[:8])
         return True
 
-    async def _build(self, record: SessionRecord, stamp: Stamp) -> Session | None:
+    async def _build(self, record: SessionRecord, standalone: StreamRecord | None, stamp: Stamp) -> Session | None:
         store = self._context.store
-        standalone = await stream_by_id(store, record.standalone)
         if standalone is None:
             return None  # it ended in this very moment
         waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
@@ -242,7 +266,7 @@ class SessionRegistry:
         self._context.counters.sessions_loaded += 1
         try:
             with session.in_use():
-                await session.home.claim()
+                await session.home.claim(seen=standalone)
         except SessionEnded:
             self._by_id.pop(record.id, None)
             return None
@@ -393,6 +417,7 @@ class SessionRegistry:
             streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
             readers=len(context.hub.readers),
             degraded=context.journal.state is LogState.DEGRADED,
+            measures=measures_of(context.store),
         )
 
     def ids(self) -> Sequence[str]:

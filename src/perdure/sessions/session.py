@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
@@ -30,6 +30,7 @@ from perdure.store.base import (
     ChangeSession,
     EndSession,
     Event,
+    Followed,
     KeptRecord,
     LeaveReader,
     Release,
@@ -370,34 +371,58 @@ class Session:
         return {seq for seq, ask in asked.items() if ask not in still}
 
 
-async def find_stream(session: Session, stream_id: StreamId) -> Stream | None:
-    """A call's stream of this session, from memory or from the store. The caller keeps it (`Stream.kept_whole`) in the
-    same turn of the loop, until its reader is there. Raises `HeldElsewhere` where another node may hold it."""
-    stream = await _look_for(session, stream_id)
-    if stream is None:
+class Found(NamedTuple):
+    """A stream, and what was read of it and its session on the way to it; nothing, if it is in memory."""
+
+    stream: Stream
+    read: Followed | None
+
+
+async def find_stream(session: Session, stream_id: StreamId, *, after: int, limit: int) -> Found | None:
+    """A call's stream of this session, from memory or from the store; from there with its events after a number. The
+    caller keeps it (`Stream.kept_whole`) in the same turn of the loop, until its reader is there. Raises
+    `HeldElsewhere` where another node may hold it."""
+    found = await _look_for(session, stream_id, after, limit)
+    if found is None:
         await session.context.nodes.refuse_while_held()
-        stream = await _look_for(session, stream_id)  # it may have been written before nothing was held
-    return stream
+        found = await _look_for(session, stream_id, after, limit)  # it may have been written before nothing was held
+    return found
 
 
-async def _look_for(session: Session, stream_id: StreamId) -> Stream | None:
+async def _look_for(session: Session, stream_id: StreamId, after: int, limit: int) -> Found | None:
     stream = session.streams.get(stream_id)
     if stream is not None and stream.writing is not WritingState.LOST:
         # A stream that this node has claimed and on which no call of its own runs may be overtaken: the call waits for
         # its principal, and the node that the principal came to has claimed the stream since, without a word.
         runs = any(call.stream is stream for call in session.exchange.calls.all_running())
         if stream.writer is None or stream.is_over or runs:
-            return stream
-    record = await stream_by_id(session.context.store, stream_id)
-    if record is None or record.session != session.record.id or record.kind is not Kind.CALL:
+            return Found(stream, None)
+    read = (await session.context.store.follow({stream_id: after}, limit=limit)).get(stream_id)
+    if read is None or read.record.session != session.record.id or read.record.kind is not Kind.CALL:
         return None
-    return session.call_streams.follow(record)
+    return Found(session.call_streams.follow(read.record), read)
 
 
 async def catch_up(session: Session, stream: Stream) -> None:
     """What another node writes may have grown since it was last read here."""
     if stream.writer is None and not stream.is_over:
         await look_at(session.context, stream)
+
+
+async def is_taken(session: Session, stream: Stream) -> bool:
+    """Whether another node has claimed a stream since this one last looked: this one may have stood still, and believe
+    that it writes. The stream is followed then. Raises `StoreUnavailable` where what this node still writes has to be
+    refused first."""
+    record = await stream_by_id(session.context.store, stream.id)
+    if record is None or record.fence == stream.fence:
+        return False
+    if stream is session.standalone:
+        stream.follow(record)
+    else:
+        session.call_streams.follow(record)
+    if stream.writer is not None:
+        raise StoreUnavailable(f"another node writes stream {stream.id}, and this one is about to learn it")
+    return True
 
 
 async def look_how_far(session: Session) -> None:

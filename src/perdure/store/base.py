@@ -82,6 +82,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from perdure._core.chains import Chain
+from perdure._core.histograms import Histogram
 from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.ids import Generation as Generation
 from perdure._core.retention import Cutoffs
@@ -237,6 +238,38 @@ class NodeRecord:
     """Rises with each `Liveness.beat`."""
     facts: bytes
     """What it told of itself with its last beat, as JSON; for operators, no decision depends on it."""
+
+
+class Loaded(NamedTuple):
+    """A session with its standalone stream."""
+
+    record: SessionRecord
+    standalone: StreamRecord | None
+    """`None`: the session has ended, or ends in this moment."""
+
+
+class Followed(NamedTuple):
+    """A stream and what has come behind a number, all as of one moment."""
+
+    record: StreamRecord
+    events: Sequence[Event] | None = None
+    """As `read` gives them; `None`: they were not read."""
+    revision: int | None = None
+    """Of the record of the stream's session (21); `None`: it was not read, or the session is not there."""
+
+
+class Overview(NamedTuple):
+    """The nodes on the store, and whether anything waits for one of them."""
+
+    nodes: Sequence[NodeRecord]
+    dead: Mapping[NodeId, int]
+    """The nodes that are dead and not buried yet (11), each with its beat from when it was found dead, or from
+    before."""
+    has_mail: bool = True
+    """Mail may wait for this node, behind the key that it has named. `False`: there was none."""
+    has_forwarded: bool = True
+    """Forwarded messages may wait for streams that this node writes, or that no node writes. `False`: there were
+    none."""
 
 
 READ_BYTES = 256 << 10
@@ -556,6 +589,10 @@ class EventStore(Protocol):
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, StreamRecord]:
         """Those of the streams that are there, however many are asked for."""
 
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, Followed]:
+        """Those of some streams that are there, each with its retained events after a number, `limit` of each at the
+        most. A store that answers over a network reads it in one go."""
+
     async def written_by(self, node: NodeId) -> Sequence[StreamRecord]:
         """The streams that a node writes, sealed ones excepted, the oldest first."""
 
@@ -587,6 +624,10 @@ class EventStore(Protocol):
 
 class SessionStore(Protocol):
     async def session(self, session: SessionId) -> SessionRecord | None: ...
+
+    async def load(self, session: SessionId) -> Loaded | None:
+        """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
+        one go."""
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
@@ -685,6 +726,9 @@ class Liveness(Protocol):
     async def dead(self) -> Sequence[NodeId]:
         """Nodes that are dead and not buried yet (11)."""
 
+    async def overview(self, *, mail_after: int) -> Overview:
+        """All that a node looks at in each of its rounds. A store that answers over a network reads it in one go."""
+
     def hold(self, holding: bool) -> None:
         """Say that this node shows what is not in the store, or that all of it is written (15). Never waits or fails.
 
@@ -725,6 +769,41 @@ class NodeStore(Protocol):
 
     async def mail(self, node: NodeId, *, after: int = 0) -> Sequence[Mail]:
         """A node's messages that it has not dealt with yet, after a key, the oldest first, `MAIL_AT_ONCE` at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measures:
+    """Tells what one process has counted of its store. Other nodes see it with the process's beats."""
+
+    figures: Mapping[str, float]
+    """Counts since the start, and numbers of this moment, by names that `telemetry.prometheus` knows."""
+    seconds: Mapping[str, Histogram]
+    """How long a `commit` and a `read` took, from asking the server to its answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """Tells what a server says of the whole store."""
+
+    sizes: Mapping[str, int]
+    """Bytes, by the name of a table."""
+    rows: Mapping[str, int]
+    """Nearly, by the name of a table."""
+    rotated: Mapping[str, float]
+    """When each part of the store began to be written to its present place, by the store's clock."""
+    lag_bytes: Mapping[str, int]
+    """How far each standby is behind."""
+    lag_seconds: Mapping[str, float]
+
+
+class Measured(Protocol):
+    """Is kept by a store that has something to tell for the metrics; `measures_of` and `survey_of` ask any store."""
+
+    def measures(self) -> Measures:
+        """Never waits: it goes with each beat."""
+
+    async def survey(self) -> Survey:
+        """Asked for with each scrape. What is costly to find out may be some time old."""
 
 
 class Opens:
@@ -785,6 +864,24 @@ async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[
         for item in page:
             yield item
         after = page[-1][0]
+
+
+def measures_of(store: object) -> Measures | None:
+    """Give what a store has to tell, or `None` if it has nothing."""
+    measured: Measured | None = store if hasattr(store, "measures") else None  # type: ignore[assignment]
+    return None if measured is None else measured.measures()
+
+
+async def survey_of(store: object) -> Survey | None:
+    """Give what a store's server says, or `None` if there is none."""
+    measured: Measured | None = store if hasattr(store, "survey") else None  # type: ignore[assignment]
+    return None if measured is None else await measured.survey()
+
+
+async def load_apart(store: Store, session: SessionId) -> Loaded | None:
+    """Load a session in two reads, for a store in which another read costs little."""
+    record = await store.session(session)
+    return None if record is None else Loaded(record, await stream_by_id(store, record.standalone))
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

@@ -16,12 +16,14 @@ from typing import Any, Literal
 
 from perdure._core.ids import NodeId
 from perdure._core.states import SessionState
-from perdure.store.base import NodeRecord
+from perdure.store.base import Measures, NodeRecord, Survey
 from perdure.telemetry.counters import BUCKETS, HELP, OUTCOMES, Counters
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 _VERSION = version("perdure")
+
+_ON_A_SERVER = " (Stores on a server.)"
 
 _NODE_CHARS = 8
 """Of a node's id: enough to tell nodes apart."""
@@ -45,11 +47,17 @@ class Snapshot:
     degraded: bool | None = None
     seconds: Mapping[str, tuple[Sequence[int], float]] = field(default_factory=dict)
     """Latencies: how many within each bound, and their sum."""
+    store: Mapping[str, float] = field(default_factory=dict)
+    """What a store on a server tells of this node's connections, by name."""
 
 
-def snapshot(node: NodeId, counters: Counters, **held: Any) -> Snapshot:
-    """The numbers of this node at this moment. `held`: its `sessions`, `streams` and `readers`, and `degraded`."""
+def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = None, **held: Any) -> Snapshot:
+    """The numbers of this node at this moment. `held`: its `sessions`, `streams` and `readers`, and `degraded`.
+    `measures`: what its store tells."""
     timed = {"append": counters.append_seconds, "replay": counters.replay_seconds}
+    if measures is not None:
+        timed |= {f"store_{name}": histogram for name, histogram in measures.seconds.items()}
+        held["store"] = measures.figures
     seconds = {name: (tuple(histogram.counts), histogram.total) for name, histogram in timed.items()}
     return Snapshot(node=node, version=_VERSION, counters=counters.snapshot(), seconds=seconds, **held)
 
@@ -90,6 +98,8 @@ class Page:
     ages: Mapping[NodeId, float]
     stored: Mapping[SessionState, int]
     """Sessions in the store by state, all states; empty if the store could not be asked."""
+    survey: Survey | None = None
+    """`None` for a store without a server, or if it could not be asked."""
 
 
 Sample = tuple[str, dict[str, str], Any]
@@ -147,7 +157,27 @@ def _counter(name: str, says: str, label: str = "", *counters: str) -> Metric:
     return _of_node(f"{name}_total", "counter", says, values, label)
 
 
-def _histogram(name: str) -> Metric:
+def _of_store(name: str, kind: Literal["counter", "gauge"], says: str, label: str = "", **figures: str) -> Metric:
+    """A metric that each node has with a store on a server. `figures`: the store's names for the label's values."""
+    figures = figures or {"": name.removesuffix("_total")}
+
+    def values(node: Snapshot) -> Iterable[tuple[str, str, Any]]:
+        return (("", value, node.store.get(figure)) for value, figure in figures.items())
+
+    return _of_node(f"store_{name}", kind, says + _ON_A_SERVER, values, label)
+
+
+def _surveyed(name: str, says: str, label: str, numbers: Callable[[Survey], Mapping[str, float]]) -> Metric:
+    """A gauge of the whole store."""
+
+    def samples(page: Page) -> Iterator[Sample]:
+        if page.survey is not None:
+            yield from (("", {label: value}, number) for value, number in sorted(numbers(page.survey).items()))
+
+    return Metric(f"perdure_store_{name}", "gauge", says + _ON_A_SERVER, samples, (label,))
+
+
+def _histogram(name: str, says: str = "") -> Metric:
     def values(node: Snapshot) -> Iterator[tuple[str, str, Any]]:
         counts, total = node.seconds.get(name, ((), 0.0))
         if len(counts) != len(BUCKETS) + 1:
@@ -157,7 +187,7 @@ def _histogram(name: str) -> Metric:
         yield "_sum", "", total
         yield "_count", "", within[-1]
 
-    return _of_node(f"{name}_seconds", "histogram", HELP[f"{name}_seconds"], values, "le")
+    return _of_node(f"{name}_seconds", "histogram", says or HELP[f"{name}_seconds"], values, "le")
 
 
 METRICS = (
@@ -206,6 +236,51 @@ METRICS = (
         lambda page: (("", {"state": state.value}, count) for state, count in page.stored.items()),
         ("state",),
     ),
+    _histogram("store_commit", "From sending a commit to the store's server until it is answered." + _ON_A_SERVER),
+    _histogram("store_read", "From sending a read to the store's server until it is answered." + _ON_A_SERVER),
+    _of_store(
+        "connections",
+        "gauge",
+        "Connections of a node to the store's server, by what they do.",
+        "state",
+        busy="connections_busy",
+        idle="connections_idle",
+    ),
+    _of_store("waiting", "gauge", "Commits and reads of a node that wait for a connection."),
+    _of_store("connections_lost_total", "counter", "Connections that were lost or given up, to be made again."),
+    _of_store("polls", "gauge", "1 if a node looks for news by itself, because it hears no notifications."),
+    _of_store(
+        "hints_total",
+        "counter",
+        "Hints between nodes to look at streams or at mail.",
+        "direction",
+        sent="hints_sent",
+        heard="hints_heard",
+    ),
+    _of_store(
+        *(
+            "slots_total",
+            "counter",
+            "Slots of expired events or answers that a node found, by what came of it.",
+            "outcome",
+        ),
+        emptied="slots_emptied",
+        put_off="slots_put_off",
+    ),
+    _surveyed("bytes", "Size of a table, with its indexes.", "table", lambda survey: survey.sizes),
+    _surveyed("rows", "Rows of a table, as the server estimates them.", "table", lambda survey: survey.rows),
+    _surveyed(
+        "rotated_timestamp_seconds", "When the present slot began to be written.", "part", lambda survey: survey.rotated
+    ),
+    _surveyed(
+        "replication_lag_bytes", "How far a standby is behind the primary.", "standby", lambda survey: survey.lag_bytes
+    ),
+    _surveyed(
+        "replication_lag_seconds",
+        "For how long a standby has been behind, as the primary sees it.",
+        "standby",
+        lambda survey: survey.lag_seconds,
+    ),
 )
 
 
@@ -215,9 +290,10 @@ def render(
     ages: Mapping[NodeId, float],
     *,
     stored: Mapping[SessionState, int] | None = None,
+    survey: Survey | None = None,
 ) -> str:
     """The text: this node first, then the others by name."""
     rest = sorted((read_facts(record) for record in others if record.id != own.node), key=lambda node: node.node)
     in_store = {} if stored is None else {state: stored.get(state, 0) for state in SessionState}
-    page = Page(nodes=(own, *rest), ages=ages, stored=in_store)
+    page = Page(nodes=(own, *rest), ages=ages, stored=in_store, survey=survey)
     return "\n".join(line for metric in METRICS for line in metric.lines(page)) + "\n"

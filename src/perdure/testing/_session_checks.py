@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from perdure._core import sticky
-from perdure._core.ids import NodeId, RecordKind, SessionId, StreamId
+from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.retention import MAX_ENDED_OF_CALLER, MAX_ENDED_PARAMS, Cutoffs
 from perdure._core.states import CallState, ClaimState, SessionState, SessionStep
 from perdure.errors import IdTaken, MailFull, NodeGone, SessionEnded, StaleRecord, TooManyCalls, TooManySessions
@@ -111,6 +111,23 @@ class CallChecks(SessionCase):
         same("a revision that rises with each change", seen, sorted(set(seen)))
         await self.accept(base.ChangeSession(session=SESSION, active=99.0))
         same("the revision of a session that was used", await self._revision(), seen[-1])
+
+    async def promise_21_a_session_is_loaded_as_it_is_read(self) -> None:
+        same("a session that is not there", await self.store.load(SessionId("not there")), None)
+        record = await self.store.session(SESSION)
+        assert record is not None
+        same("without its standalone stream", await self.store.load(SESSION), base.Loaded(record, None))
+        standalone = a_stream(self.fence, record.standalone, kind=Kind.STANDALONE)
+        await self.accept(base.OpenStream(record=standalone))
+        await self.accept(base.ChangeSession(session=SESSION, initialized=True, result=b'{"changed":true}'))
+        same(
+            "with it",
+            await self.store.load(SESSION),
+            base.Loaded(replace(record, initialized=True, result=b'{"changed":true}'), standalone),
+        )
+        await self.accept(base.EndSession(session=SESSION, time=5.0, reason="deleted"))
+        ended = await self.store.session(SESSION)
+        same("once it has ended", await self.store.load(SESSION), None if ended is None else base.Loaded(ended, None))
 
     async def _revision(self) -> int:
         record = await self.store.session(SESSION)
@@ -719,6 +736,36 @@ class LivenessChecks(StreamCase):
         read = await self.store.bury(OTHER, heir=NODE, beat=beats[OTHER])
         same("streams it read, when it is buried again", list(read or ()), [])
         same("whether it was refused", read is None, False)
+
+    async def promise_11_an_overview_shows_every_node_and_misses_nothing_that_waits(self) -> None:
+        """It may say that something waits where nothing does, and never the reverse."""
+        mine = self._view(NODE)
+        await self.open_stream("theirs")
+        async with self.elsewhere() as elsewhere:
+            fence = await elsewhere.join(OTHER)
+            theirs = self._view(OTHER, elsewhere)
+            for view in (mine, theirs):
+                await view.beat(b'{"told":true}')
+            await self.accept(base.SendMail(node=NODE, message=b"one"), base.SendMail(node=NODE, message=b"two"))
+            accepted(await put(elsewhere, base.OpenStream(record=a_stream(fence, "left behind", node=OTHER))))
+            seen = await mine.overview(mail_after=0)
+            same("nodes", list(seen.nodes), list(await self.store.nodes()))
+            same("dead nodes", dict(seen.dead), {})
+            same("whether mail waits", seen.has_mail, True)
+            first, second = await self.store.mail(NODE)
+            same("whether more mail waits", (await mine.overview(mail_after=first.key)).has_mail, True)
+            await self.accept(base.MailReceived(node=NODE, through=second.key))
+            forward = base.Forward(stream=StreamId("theirs"), node=OTHER, sender="s", first=1, payloads=(b"{}",))
+            accepted(await put(elsewhere, forward))
+            same("whether messages wait", (await mine.overview(mail_after=second.key)).has_forwarded, True)
+            await elsewhere.leave(OTHER)
+            seen = await mine.overview(mail_after=second.key)
+        same(
+            "dead nodes, each with its beat",
+            dict(seen.dead),
+            {node.id: node.beat for node in seen.nodes if node.id == OTHER},
+        )
+        same("how many are dead", len(seen.dead), 1)
 
     async def promise_11_a_node_that_leaves_nothing_behind_is_gone(self) -> None:
         await self.store.join(OTHER)

@@ -90,6 +90,30 @@ class LogChecks(StreamCase):
             same(f"events after {after}", await self.events(after=after), wanted[after:])
         same("events of a stream that is not there", list(await self.store.read(StreamId("no"), after=0, limit=9)), [])
 
+    async def promise_4_streams_that_are_followed_show_what_reading_them_shows(self) -> None:
+        """Their events and the revision of their session may be left out; what is given is as `read` gives it."""
+        await self.open_stream("a", "b", "quiet")
+        await self.accept(self.append(1, 9, stream="a"), self.append(1, 4, stream="b"))
+        await self.accept(base.Trim(stream=StreamId("a"), through=2))
+        await self.accept(self.append(5, 5, stream="b", final=True, seal=True))
+        after = {StreamId("a"): 0, StreamId("b"): 3, StreamId("quiet"): 0, StreamId("not there"): 0}
+        followed = await self.store.follow(after, limit=5)
+        same(
+            "the streams",
+            {name: seen.record for name, seen in followed.items()},
+            dict(await self.store.streams_by_id(list(after))),
+        )
+        record = await self.store.session(SESSION)
+        for name, seen in followed.items():
+            read = list(await self.store.read(name, after=after[name], limit=5))
+            same(
+                f"the events of {name}",
+                None if seen.events is None else list(seen.events),
+                None if seen.events is None else read,
+            )
+            same(f"the revision beside {name}", seen.revision in (None, record and record.revision), True)
+        same("streams of no names", dict(await self.store.follow({}, limit=5)), {})
+
     async def promise_4_one_answer_is_bounded_in_bytes_and_the_rest_follows(self) -> None:
         quarter = base.READ_BYTES // 4
         sizes = [quarter] * 4 + [quarter - 1] * 5 + [2 * base.READ_BYTES] * 2 + [1]

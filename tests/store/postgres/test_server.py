@@ -14,16 +14,11 @@ import pytest
 
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.leases import FREE_SECONDS
-from perdure._core.retention import Cutoffs
 from perdure._core.states import ClaimState
 from perdure.errors import StoreUnavailable
 from perdure.store.base import ChangeSession, OpenStream, PutSession, SendMail
-from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address
-from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.store import PostgresStore
-from perdure.store.postgres.sweep import SLOTS, sweep
-from perdure.store.time_limit import TimeLimit
 from perdure.testing._values import (
     NODE,
     OTHER,
@@ -166,6 +161,50 @@ async def test_a_process_whose_node_was_buried_writes_nothing_more_and_knows_why
                 await attempt()
         assert [stream.id for stream in await there.streams(SESSION)] == [STREAM]
         assert list(await there.commit([PutSession(record=a_session("goes on"))])) == [None]
+
+
+@pytest.mark.parametrize("at", ["commit", "claim", "bury", "beat"])
+async def test_a_process_whose_node_the_server_has_lost_joins_again_and_goes_on(
+    other: asyncpg.Connection[asyncpg.Record], at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promise 11: no node has buried it, so none has settled its calls. The server came back without its last moments,
+    in which the node had joined."""
+    url = store_url()
+    schema = parse_address(url).schema
+    async with PostgresStore(url, timeout=20.0) as here, PostgresStore(url, timeout=20.0) as there:
+        fence = await opened(here)
+        mine = here.liveness(NODE, lease=LEASE, monotonic=lambda: 0.0)
+        await there.join(OTHER)
+        await other.execute(f"DELETE FROM {schema}.node WHERE id = $1", NODE)
+        await other.execute(f"DELETE FROM {schema}.mailbox WHERE node = $1", NODE)
+        attempts: dict[str, Callable[[], Awaitable[object]]] = {
+            "commit": lambda: here.commit([OpenStream(record=a_stream(fence, "late"))]),
+            "claim": lambda: here.claim(STREAM, node=NODE, held=fence),
+            "bury": lambda: here.bury(NodeId("a third one"), heir=NODE),
+            "beat": lambda: mine.beat(b"{}"),
+        }
+        await attempts[at]()
+        assert {node.id for node in await there.nodes()} == {NODE, OTHER}
+        assert mine.own_claim is ClaimState.HOLDING
+        assert [record.message for record in caplog.records if "joins again" in record.message] != []
+        assert list(await there.commit([SendMail(node=NODE, message=b"found")])) == [None]
+        theirs = there.liveness(OTHER, lease=LEASE, monotonic=lambda: 0.0)
+        assert list(await theirs.dead()) == [], "its lock is the one that it holds"
+
+
+@pytest.mark.parametrize(("burials", "is_known"), [(999, True), (1_000, False)])
+async def test_the_last_thousand_burials_are_remembered(
+    other: asyncpg.Connection[asyncpg.Record], burials: int, is_known: bool
+) -> None:
+    url = store_url()
+    schema = parse_address(url).schema
+    async with PostgresStore(url, timeout=20.0) as store:
+        await store.join(OTHER)
+        await store.bury(OTHER, heir=NODE)
+        await other.execute(f"SELECT {schema}.note_buried_1('node ' || n) FROM generate_series(1, {burials}) AS n")
+        rows = await other.fetch(f"SELECT node FROM {schema}.buried WHERE node = $1", OTHER)
+        assert bool(rows) is is_known
+        assert await other.fetchval(f"SELECT count(*) FROM {schema}.buried") == 1_000
 
 
 async def test_a_burial_waits_for_the_commit_that_is_on_its_way(other: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -374,57 +413,7 @@ async def test_a_server_that_restarts_has_everything_and_is_found_again(tmp_path
         await asyncio.to_thread(server.stop)
 
 
-# --- Retention ------------------------------------------------------------------------------------------------------
-
-
-async def test_expired_events_leave_no_row_behind_and_none_is_deleted(
-    other: asyncpg.Connection[asyncpg.Record],
-) -> None:
-    """Slots are emptied as a whole, while others are written."""
-    url = store_url()
-    address = parse_address(url)
-    queries = sql_files.queries(address.schema)
-    ttl, step = 3_600.0, 300.0
-    sweeper = Connections(Connector(address.dsn, address.shown, timeout=10), TimeLimit(20.0), size=1)
-    sweeper.open()
-    async with PostgresStore(url, timeout=20.0) as store:
-        fence = await opened(store)
-        sizes: list[int] = []
-        for turn in range(60):
-            now = 10_000.0 + turn * step
-            events = some_events(turn * 50 + 1, turn * 50 + 50, time=now)
-            assert list(await store.commit([an_append(fence, events)])) == [None]
-            await sweep(sweeper, queries, Cutoffs(events=now - ttl, answers=0.0), now=now)
-            sizes.append(await other.fetchval(f"SELECT count(*) FROM {address.schema}.event"))
-        kept = int(ttl / step)
-        assert await numbers(store) == list(range((59 - kept) * 50 + 1, 3_001))
-        assert max(sizes) <= 50 * kept * 2
-        slots = await other.fetch(f"SELECT DISTINCT slot FROM {address.schema}.event")
-        assert 2 <= len(slots) <= SLOTS
-        deleted = "SELECT sum(n_tup_del) FROM pg_stat_user_tables WHERE schemaname = $1 AND relname LIKE 'event%'"
-        assert not await other.fetchval(deleted, address.schema)
-    await sweeper.aclose()
-
-
-async def test_a_long_replay_does_not_wait_for_a_slot_that_is_emptied(
-    other: asyncpg.Connection[asyncpg.Record],
-) -> None:
-    """The sweep gives up at once, and tries again the next time."""
-    url = store_url()
-    schema = parse_address(url).schema
-    async with PostgresStore(url, timeout=20.0, wall=lambda: 1_000_000.0) as store:
-        fence = await opened(store)
-        await store.commit([an_append(fence, some_events(1, 9, time=1.0))])
-        await store.sweep(Cutoffs(events=2.0, answers=0.0))
-        await other.execute(
-            f"UPDATE {schema}.slot SET closed = 1.0 WHERE slot = 0; UPDATE {schema}.rotation SET slot = 1"
-        )
-        async with other.transaction():
-            await other.fetch(f"SELECT 1 FROM {schema}.event")
-            await store.sweep(Cutoffs(events=1_000.0, answers=0.0))
-            assert await other.fetchval(f"SELECT count(*) FROM {schema}.event") == 9
-        await store.sweep(Cutoffs(events=1_000.0, answers=0.0))
-        assert await other.fetchval(f"SELECT count(*) FROM {schema}.event") == 0
+# --- Values -----------------------------------------------------------------------------------------------------------
 
 
 async def test_ids_and_names_of_any_length_and_content_are_kept() -> None:

@@ -198,6 +198,10 @@ class MemoryLiveness:
         silent, living = self._leases.observe(beats, asked=asked, now=self._monotonic()), self._store._living()
         return [node for node in beats if (node in silent or node not in living) and node != self._node]
 
+    async def overview(self, *, mail_after: int) -> base.Overview:
+        dead, nodes = await self.dead(), [row.record for row in self._store._nodes.values()]
+        return base.Overview(nodes, {record.id: record.beat for record in nodes if record.id in dead})
+
     def hold(self, holding: bool) -> None:
         if self._node in self._store._living():
             self._store._hold(self._node, holding)

@@ -46,6 +46,10 @@ class MemoryStore(MemoryWrites, base.Opens):
     async def streams_by_id(self, streams: Sequence[StreamId]) -> Mapping[StreamId, base.StreamRecord]:
         return {stream: self._streams[stream].record for stream in streams if stream in self._streams}
 
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, base.Followed]:
+        """Without the events: to read them later costs little here."""
+        return {stream: base.Followed(record) for stream, record in (await self.streams_by_id(list(after))).items()}
+
     async def unread(self, session: SessionId) -> Sequence[base.StreamRecord]:
         return [stream for stream in await self.streams(session) if stream.unread]
 
@@ -76,6 +80,9 @@ class MemoryStore(MemoryWrites, base.Opens):
 
     async def session(self, session: SessionId) -> base.SessionRecord | None:
         return self._payloads.decode(self._sessions.get(session))
+
+    async def load(self, session: SessionId) -> base.Loaded | None:
+        return await base.load_apart(self, session)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         ids = sorted(i for i in self._sessions if after is None or i > after)

@@ -7,7 +7,7 @@ more often until it has its lock again: other nodes see that it lives.
 
 Behind a pooler that lends a session to one transaction at a time there is no such thing. LISTEN succeeds there and
 nothing is ever heard, so the ear tries whether it hears when it opens. If it does not, it is *deaf*: it is closed, and
-the process polls.
+the process polls. The lock is taken after that, because a pooler would keep it in a session that it lends to others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import asyncpg
@@ -43,6 +43,11 @@ _log = logging.getLogger(__name__)
 
 Heard = Callable[[str, str], None]
 """Called with a channel and what was said there; with two empty texts when something may have been missed."""
+
+
+def channel_of(schema: str, node: NodeId) -> str:
+    """The channel of a node, whatever its name: PostgreSQL takes 63 bytes."""
+    return f"{schema}_{hashlib.sha256(node.encode()).hexdigest()[:20]}"
 
 
 class Ear:
@@ -76,9 +81,12 @@ class Ear:
         self._reconnecting: asyncio.Task[None] | None = None
         self._is_open = False
 
+    @property
+    def has_connection(self) -> bool:
+        return self._is_open and self._connection is not None and not self._connection.is_closed()
+
     def channel(self, node: NodeId) -> str:
-        """The channel of a node, whatever its name: PostgreSQL takes 63 bytes."""
-        return f"{self._schema}_{hashlib.sha256(node.encode()).hexdigest()[:20]}"
+        return channel_of(self._schema, node)
 
     async def open(self) -> None:
         """Open it, once."""
@@ -87,18 +95,31 @@ class Ear:
                 return
             self._is_open = True
             try:
-                await self._limit.wait(self._connect())
-                self.is_deaf = not await self._hears()
+                await self._open()
             except NAMED as error:
                 self._is_open = False
                 raise failure(error, self._connector.shown, "listened to") from error
             except BaseException:
                 self._is_open = False
                 raise
-            if self.is_deaf and self._connection is not None:
-                connection, self._connection = self._connection, None
-                connection.remove_termination_listener(self._lost)
-                self._connector.discard(connection)
+
+    async def _open(self) -> None:
+        connection = await self._limit.wait(self._connector.connect())
+        try:
+            self.is_deaf = await self._is_shared(connection) or not await self._hears(connection)
+            if not self.is_deaf:
+                await self._limit.wait(self._take_over(connection))
+        except BaseException:
+            self._connector.discard(connection)
+            raise
+        if self.is_deaf:
+            self._connector.discard(connection)
+            _log.warning(
+                "the database %s delivers no notifications (a pooler is between): this process polls instead; name a"
+                " direct connection with ?listen=",
+                self._connector.shown,
+                extra={"action": "store.deaf"},
+            )
 
     async def aclose(self) -> None:
         self._is_open = False
@@ -127,7 +148,7 @@ class Ear:
 
     async def fetch(self, query: str, *values: Any) -> list[asyncpg.Record]:
         """Ask on this connection; if there is none, on one of the others."""
-        if self.is_deaf or not self._is_open or self._connection is None or self._connection.is_closed():
+        if not self.has_connection:
             return await self._others.fetch(query, *values)
         found: list[asyncpg.Record] = await self.run(lambda connection: connection.fetch(query, *values))
         return found
@@ -137,6 +158,25 @@ class Ear:
         channels, said = zip(*words, strict=True)
         statement = "SELECT pg_notify(c, w) FROM unnest($1::text[], $2::text[]) AS x (c, w)"
         await self.fetch(statement, list(channels), list(said))
+
+    @contextlib.asynccontextmanager
+    async def alone(self, name: str) -> AsyncIterator[bool]:
+        """Whether no other process does something of that name, for the time of a block. The server forgets it when
+        this connection ends. Without the connection it is not known, and the answer is yes."""
+        try:
+            is_alone = not self.has_connection or await self._lock("SELECT pg_try_advisory_lock(%s)", name)
+        except StoreUnavailable:
+            is_alone = True
+        try:
+            yield is_alone
+        finally:
+            if is_alone and self.has_connection:
+                with contextlib.suppress(StoreUnavailable):
+                    await self._lock("SELECT pg_advisory_unlock(%s)", name)
+
+    async def _lock(self, statement: str, name: str) -> bool:
+        query = statement % "hashtextextended($1, 0)"
+        return bool(await self.run(lambda connection: connection.fetchval(query, name)))
 
     async def run(self, work: Callable[[Connection], Any]) -> Any:
         return await self._limit.wait(self._run(work))
@@ -160,39 +200,48 @@ class Ear:
     async def _connect(self) -> None:
         connection = await self._connector.connect()
         try:
-            # Shared: the lock of a connection that was lost, and that the server has not missed yet, is not in the way.
-            await connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock)
-            for channel in self._channels:
-                await connection.add_listener(channel, self._on_word)
+            await self._take_over(connection)
         except BaseException:
             self._connector.discard(connection)
             raise
+
+    async def _take_over(self, connection: Connection) -> None:
+        """Make a connection the ear's: with its lock and its channels."""
+        # Shared: the lock of a connection that was lost, and that the server has not missed yet, is not in the way.
+        await connection.execute("SELECT pg_advisory_lock_shared($1)", self.lock)
+        for channel in self._channels:
+            await connection.add_listener(channel, self._on_word)
         connection.add_termination_listener(self._lost)
         self._connection = connection
 
-    async def _hears(self) -> bool:
-        """Whether a word that another connection says arrives here."""
-        assert self._connection is not None
+    async def _is_shared(self, connection: Connection) -> bool:
+        """Whether a pooler was seen to lend the session of this connection to another one. That spares the wait for a
+        word that does not come, and leaves nothing behind in the session. (If it was not seen, it may be so.)"""
+        if not self._connector.is_pooled:
+            return False
+        own = await self._limit.wait(connection.fetchval("SELECT pg_backend_pid()"))
+        [(other,)] = await self._others.fetch("SELECT pg_backend_pid()")
+        return bool(own == other)
+
+    async def _hears(self, connection: Connection) -> bool:
+        """Whether a word that another connection says arrives here. Nothing is asked on this connection meanwhile: with
+        the answer a pooler might deliver the word that it would keep back otherwise."""
         arrived = asyncio.Event()
         channel = f"{self._schema}_{secrets.token_hex(8)}"
 
         def on_word(*_: object) -> None:
             arrived.set()
 
-        await self._connection.add_listener(channel, on_word)
+        await self._limit.wait(connection.add_listener(channel, on_word))
         try:
             async with asyncio.timeout(HEARING_SECONDS):
                 await self._others.fetch("SELECT pg_notify($1, 'hello')", channel)
                 await arrived.wait()
         except TimeoutError:
-            _log.warning(
-                "the database %s delivers no notifications (a pooler is between): this process polls instead; name a"
-                " direct connection with ?listen=",
-                self._connector.shown,
-                extra={"action": "store.deaf"},
-            )
+            if connection.is_closed():
+                raise ConnectionError("the connection was lost") from None
             return False
-        await self._connection.remove_listener(channel, on_word)
+        await connection.remove_listener(channel, on_word)
         return True
 
     def _on_word(self, _: object, __: int, channel: str, word: object) -> None:
@@ -200,6 +249,7 @@ class Ear:
 
     def _lost(self, connection: object) -> None:
         if self._is_open and connection is self._connection and self._reconnecting is None:
+            self._connector.lost += 1
             self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:

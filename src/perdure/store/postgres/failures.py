@@ -7,9 +7,17 @@ import asyncpg
 
 from perdure.errors import StoreError, StoreUnavailable
 
-NAMED = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, ValueError, TypeError)
+NAMED = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    ValueError,
+    TypeError,
+    UserWarning,
+)
 """What may come out of the driver; each leaves the store as a `StoreError`. (`TimeoutError` is an `OSError`; values
-that cannot be encoded are a `ValueError` or a `TypeError`.)"""
+that cannot be encoded are a `ValueError` or a `TypeError`; a password file that others can read is a `UserWarning`.)"""
 
 AGAIN = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 """Two transactions were in each other's way, and nothing was done: the same is tried again."""
@@ -17,15 +25,34 @@ AGAIN = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError)
 BURIED = "PD001"
 """What `refuse_buried_1` raises, with the names of the nodes."""
 
-_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED)
+UNKNOWN = "PD002"
+"""The same for nodes that the server has lost, with what came after they had joined."""
+
+_OF_THE_MOMENT = ("08", "40", "53", "55", "57", "58", "25", BURIED, UNKNOWN)
 """Classes of conditions that may pass: connection, rollback, resources, lock, operator's intervention, system error,
-a transaction's state (the server only reads: another one has become the primary), and nodes that were buried."""
+a transaction's state (the server only reads: another one has become the primary), and nodes that were buried or
+lost."""
+
+
+def is_unknown(error: BaseException | None) -> bool:
+    """Whether the server refused something because it has lost the node that asks."""
+    return getattr(error, "sqlstate", None) == UNKNOWN
+
+
+_ADVICE = {
+    "unsupported startup parameter": "the pooler takes no such setting: leave it out of the address, and set it for"
+    " the role with ALTER ROLE … SET",
+    "statement pooling mode": "the pooler takes no transactions: make or migrate the schema with `perdure store init`"
+    " or `migrate` at an address past it",
+}
+"""What to do about sentences of PgBouncer, by a part of each."""
 
 
 def failure(error: BaseException, shown: str, doing: str) -> StoreError:
     """Give the named failure for a driver's exception: unavailable where trying again may help, else refused."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    sentence = f"the database {shown} cannot be {doing}: {reason}"
+    advice = "".join(f"; {advice}" for part, advice in _ADVICE.items() if part in reason)
+    sentence = f"the database {shown} cannot be {doing}: {reason}{advice}"
     state = getattr(error, "sqlstate", None) or ""
     if isinstance(error, asyncpg.PostgresError) and state:
         return (StoreUnavailable if state.startswith(_OF_THE_MOMENT) else StoreError)(sentence)

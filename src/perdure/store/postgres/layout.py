@@ -1,17 +1,48 @@
 """Makes the store's schema in a database, migrates it, and refuses what this release cannot use."""
 
+import asyncio
+
 import asyncpg
 
 from perdure.errors import StoreError, StoreTooNew, StoreUnavailable
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import Address
-from perdure.store.postgres.connections import Connection
+from perdure.store.postgres.connections import ISOLATION, Connection
+from perdure.store.postgres.failures import AGAIN
 
 OLDEST_SERVER = 15
 """The oldest major version of PostgreSQL that is tested."""
 
 LOCK = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 """Of several that make or migrate a schema, one at a time does."""
+
+SHORT_LOCKS = "SET LOCAL lock_timeout = '500ms'"
+"""A migration that waits for a table, behind a backup for example, keeps all commits waiting behind itself. So it gives
+up before they fail (the default of `store_timeout` is a second), lets them pass, and tries again."""
+
+PAUSE = 0.5
+"""Seconds between two tries: as long as commits were kept waiting."""
+
+TRIES = 60
+"""About a minute. What is in the way for longer is for people to look at."""
+
+_STRANGE = """
+SELECT min(relname) FROM pg_class
+WHERE relnamespace = to_regnamespace($1)::oid AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+"""
+"""A table of another program in the schema. (Functions may be there: extensions put theirs into any schema.)"""
+
+_MISSING = """
+SELECT right_ || ' on ' || relname
+FROM pg_class, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
+WHERE relname = ANY ($2) AND relnamespace = to_regnamespace($1)::oid AND NOT has_table_privilege(pg_class.oid, right_)
+    AND (relkind IN ('r', 'p') OR relkind = 'v' AND right_ = 'SELECT')
+    AND (right_ <> 'TRUNCATE' OR relname ~ '^(event|answer)_')
+UNION ALL
+SELECT 'EXECUTE on ' || proname FROM pg_proc
+WHERE proname = ANY ($2) AND pronamespace = to_regnamespace($1)::oid AND NOT has_function_privilege(oid, 'EXECUTE')
+ORDER BY 1
+"""
 
 
 async def prepare(connection: Connection, address: Address, *, makes: bool, writes: bool = True) -> None:
@@ -23,6 +54,11 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
     await _check_server(connection, address, writes=writes)
     version = await schema_version(connection, address)
     if version == sql_files.VERSION:
+        if writes and (missing := await missing_rights(connection, address.schema)):
+            raise StoreError(
+                f"the role may not serve from the schema {address.schema} of {address.shown}: it lacks {missing}; let"
+                " the schema's owner run `perdure store init --grant ROLE`"
+            )
         return
     if not makes:
         raise StoreError(
@@ -34,19 +70,41 @@ async def prepare(connection: Connection, address: Address, *, makes: bool, writ
             " migrate`"
         )
     try:
-        async with connection.transaction():
-            await connection.execute(LOCK, f"{address.schema}.migration")
-            before = await schema_version(connection, address)
-            if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
-                await connection.execute(f"CREATE SCHEMA {address.schema}")
-            for number in range(before + 1, sql_files.VERSION + 1):
-                await connection.execute(sql_files.migration(number, address.schema))
+        for attempt in range(1, TRIES + 1):
+            try:
+                await _migrate(connection, address)
+                return
+            except (*AGAIN, asyncpg.LockNotAvailableError):
+                if attempt == TRIES:
+                    raise
+                await asyncio.sleep(PAUSE)
     except asyncpg.InsufficientPrivilegeError as error:
         done, command = ("migrate", "migrate") if version else ("make", "init")
         raise StoreError(
             f"the role may not {done} the schema {address.schema} in {address.shown} ({error}); let a role that may run"
             f" `perdure store {command}`, or grant CREATE on the database"
         ) from error
+    except asyncpg.LockNotAvailableError as error:
+        raise StoreUnavailable(
+            f"the schema {address.schema} of {address.shown} cannot be migrated now: another program keeps its tables"
+            f" locked ({error}); find it in pg_stat_activity, and start again when it has ended"
+        ) from error
+
+
+async def _migrate(connection: Connection, address: Address) -> None:
+    """Make the schema, or bring it further, as one transaction, while processes of the release before it serve."""
+    # At a stricter level, what another process has made while this one waited would not be seen.
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(LOCK, f"{address.schema}.migration")
+        before = await schema_version(connection, address)
+        if before:
+            await connection.execute(SHORT_LOCKS)
+        elif strange := await connection.fetchval(_STRANGE, address.schema):
+            raise StoreError(_not_a_store(address, f"it holds {strange}"))
+        if not await connection.fetchval("SELECT to_regnamespace($1)::oid", address.schema):
+            await connection.execute(f"CREATE SCHEMA {address.schema}")
+        for number in range(before + 1, sql_files.VERSION + 1):
+            await connection.execute(sql_files.migration(number, address.schema))
 
 
 async def _check_server(connection: Connection, address: Address, *, writes: bool) -> None:
@@ -71,6 +129,29 @@ async def _check_server(connection: Connection, address: Address, *, writes: boo
         )
 
 
+async def check_isolation(connection: Connection, address: Address) -> None:
+    """Refuse a stricter isolation than the store's. For a pooler, to which a process cannot say which one it wants."""
+    level = await connection.fetchval("SELECT current_setting('default_transaction_isolation')")
+    if level != ISOLATION:
+        raise StoreError(
+            f"transactions in {address.shown} are {level!r} by default; Perdure needs {ISOLATION!r}, and cannot choose"
+            f" it through a pooler: ALTER ROLE … SET default_transaction_isolation = '{ISOLATION}'"
+        )
+
+
+def _not_a_store(address: Address, why: str) -> str:
+    return (
+        f"the schema {address.schema} of {address.shown} is not a Perdure store; name another one with ?schema=, which"
+        f" need not be there yet: {why}"
+    )
+
+
+async def missing_rights(connection: Connection, schema: str) -> str:
+    """Name some of the rights that the role lacks to serve; nothing if it has all."""
+    missing = [row[0] for row in await connection.fetch(_MISSING, schema, list(sql_files.made()))]
+    return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+
+
 async def schema_version(connection: Connection, address: Address) -> int:
     """The version of the schema; 0 if there is none. Raises `StoreTooNew` for one that this release cannot use."""
     try:
@@ -83,9 +164,7 @@ async def schema_version(connection: Connection, address: Address) -> int:
             " schema, and its rights on the tables"
         ) from error
     except (asyncpg.UndefinedColumnError, asyncpg.WrongObjectTypeError, ValueError) as error:
-        raise StoreError(
-            f"the schema {address.schema} of {address.shown} is not a Perdure store; name another one with ?schema="
-        ) from error
+        raise StoreError(_not_a_store(address, f"its table of versions is another one ({error})")) from error
     if oldest > sql_files.VERSION:
         raise StoreTooNew(
             f"the schema {address.schema} of {address.shown} has version {version}, written by a newer release; this"

@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from perdure._core.ids import NodeId
 from perdure._core.leases import Leases
 from perdure._core.states import ClaimState
 from perdure.errors import StoreError, StoreUnavailable
+from perdure.store import rows
+from perdure.store.base import Overview
 from perdure.store.postgres.ear import Ear
-from perdure.store.postgres.failures import BURIED
+from perdure.store.postgres.failures import BURIED, is_unknown
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 1.0
 """How long a node has to answer whether it holds anything. One that does not answer counts as a holder."""
 
-SOON = 0.5
-"""Seconds for which a look at the nodes waits for a lock to have been free for long enough. Nodes look that often: the
-next one would find the dead process later."""
+SOON = 0.7
+"""Seconds for which a look at the nodes waits for a lock to have been free for long enough. Nodes look somewhat more
+often: the next look would find the dead process later."""
 
 _LOOK = 0.01
 """Seconds between two looks whether a node without an ear has answered."""
@@ -39,9 +46,11 @@ class Holding:
     asked, by a notification, and only a node that answers that it holds nothing is not named (15).
     """
 
-    def __init__(self, ear: Ear, queries: Mapping[str, str]) -> None:
+    def __init__(self, ear: Ear, queries: Mapping[str, str], *, enter: Callable[[NodeId], Awaitable[None]]) -> None:
+        """`enter`: writes that a node is there."""
         self._ear = ear
         self._queries = queries
+        self._enter = enter
         self.joined: set[NodeId] = set()
         """The nodes of this process. A commit is refused if one of them is not in the store any more."""
         self._buried: set[NodeId] = set()
@@ -83,15 +92,34 @@ class Holding:
         if getattr(error, "sqlstate", None) == BURIED:
             self.bury(NodeId(node) for node in str(getattr(error, "detail", "")).split(" "))
 
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """The same for what leaves a block under its own name."""
+    async def as_members(self, work: Callable[[list[NodeId]], Awaitable[T]]) -> T:
+        """Work that the server refuses if one of the nodes here is not in the store. If the server has lost them, they
+        join again, and the work is done then."""
         try:
-            yield
+            return await work(self.members())
         except StoreUnavailable as failure:
-            if failure.__cause__ is not None:
-                self.refused(failure.__cause__)
-            raise
+            cause = failure.__cause__
+            if cause is not None:
+                self.refused(cause)
+            if not is_unknown(cause):
+                raise
+        await self.join_again()
+        return await work(self.members())
+
+    async def join_again(self) -> None:
+        """Enter the nodes here that the server does not know and that no other node has buried: it has lost its last
+        moments, or was put back from a copy. Nothing of theirs is left there for other nodes to settle."""
+        nodes = list(self.joined)
+        there = {row[0] for row in await self._ear.fetch(self._queries["all_nodes"])}
+        if missing := [node for node in nodes if node not in there]:
+            self.bury(NodeId(row[0]) for row in await self._ear.fetch(self._queries["buried"], missing))
+            for node in self.joined.intersection(missing):
+                await self._enter(node)
+                _log.warning(
+                    "the database has lost that node %s had joined: it joins again",
+                    node[:8],
+                    extra={"action": "store.node_lost"},
+                )
 
     async def show_life(self) -> None:
         """Raise the beats of the nodes here: other nodes see that their lock is free."""
@@ -99,7 +127,8 @@ class Holding:
         if shown:
             with contextlib.suppress(StoreError):
                 there = {row[0] for row in await self._ear.fetch(self._queries["show_life"], shown)}
-                self.bury(node for node in shown if node not in there)
+                if not self.joined <= there:
+                    await self.join_again()
 
     async def aclose(self) -> None:
         for task in self._answering:
@@ -166,18 +195,21 @@ class Holding:
     # Being asked
 
     def on_word(self, channel: str, word: str) -> None:
-        """A question, or an answer, came."""
-        kind, number, *rest = word.split(" ")
-        if kind == ANSWER:
-            if number in self._asked:
-                answers, more = self._asked[number]
-                answers[NodeId(rest[0])] = rest[1] == HOLDS
-                more.set()
-            return
+        """A question, or an answer, came. What is neither is a newer release's, or another program's."""
+        match word.split(" "):
+            case [kind, number, node, says] if kind == ANSWER:
+                if number in self._asked:
+                    answers, more = self._asked[number]
+                    answers[NodeId(node)] = says == HOLDS
+                    more.set()
+            case [kind, number, where] if kind == QUESTION:
+                self._answer(channel, number, where)
+
+    def _answer(self, channel: str, number: str, where: str) -> None:
         node = next((node for node in self.joined if self._ear.channel(node) == channel), None)
         if node is None:
             return
-        if where := rest[0]:
+        if where:
             answer = HOLDS if node in self._holding else HOLDS_NOTHING
             work = self._ear.notify([(where, f"{ANSWER} {number} {node} {answer}")])
         else:
@@ -228,28 +260,40 @@ class PostgresLiveness:
         sent = self._monotonic()
         if self.own_claim is ClaimState.BURIED:
             return
-        if await self._ear.fetch(self._queries["beat"], self._node, facts, self._clock()):
-            self._leases.beaten(sent=sent, now=self._monotonic())
-        else:
-            self._holding.bury([self._node])
+        beat = (self._queries["beat"], self._node, facts, self._clock())
+        if not await self._ear.fetch(*beat):
+            await self._holding.join_again()
+            if self._node not in self._holding.joined or not await self._ear.fetch(*beat):
+                self._holding.bury([self._node])
+                return
+        self._leases.beaten(sent=sent, now=self._monotonic())
 
     async def dead(self) -> Sequence[NodeId]:
-        dead = await self._look()
-        due = self._leases.due(now=self._monotonic())
-        if not dead and due is not None and due < SOON:
-            await asyncio.sleep(due + 0.001)  # behind it, whatever the two clocks round
-            dead = await self._look()
-        return dead
+        return list((await self.overview(mail_after=0)).dead)
 
-    async def _look(self) -> list[NodeId]:
+    async def overview(self, *, mail_after: int) -> Overview:
+        seen = await self._look(mail_after)
+        due = self._leases.due(now=self._monotonic())
+        if not seen.dead and due is not None and due < SOON:
+            await asyncio.sleep(due + 0.001)  # behind it, whatever the two clocks round
+            seen = await self._look(mail_after)
+        return seen
+
+    async def _look(self, mail_after: int) -> Overview:
+        """In one statement: the beat of a node is the one that it had when its lock was free."""
         asked = self._monotonic()
-        seen = await self._ear.fetch(self._queries["watch_nodes"])
+        seen = await self._ear.fetch(self._queries["overview"], self._node, mail_after)
         self._count(len(seen))
-        beats = {row[0]: row[1] for row in seen}
+        beats = {row["id"]: row["beat"] for row in seen}
         # After an outage all locks are free, this node's own as well: every process gets its time to connect again.
-        free = {row[0] for row in seen if row[3] is False}
+        free = {row["id"] for row in seen if row["held"] is False}
         silent = self._leases.observe(beats, asked=asked, now=self._monotonic(), free=free)
-        return [row[0] for row in seen if row[0] != self._node and (row[2] or row[0] in silent)]
+        dead = {
+            row["id"]: row["beat"] for row in seen if row["id"] != self._node and (row["gone"] or row["id"] in silent)
+        }
+        nodes = [rows.node_record(row[:4]) for row in seen]
+        waiting = (seen[0]["has_mail"], seen[0]["has_forwarded"]) if seen else (True, True)
+        return Overview(nodes, dead, *waiting)
 
     def hold(self, holding: bool) -> None:
         self._holding.hold(self._node, holding)

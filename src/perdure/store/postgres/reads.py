@@ -1,6 +1,7 @@
 """Reads records and events from a PostgreSQL database."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from perdure._core.chains import Chain
@@ -15,6 +16,11 @@ T = TypeVar("T")
 
 MAX_READ = 500
 """Events read in one go: more would be sized by the server for an answer that is full."""
+
+STREAM_COLUMNS = len(fields(base.StreamRecord)) + 1
+"""Of a stream's row: its record, behind the record's version."""
+
+SESSION_COLUMNS = len(fields(base.SessionRecord)) + 1
 
 session_record = rows.record_maker(
     base.SessionRecord,
@@ -44,8 +50,28 @@ class Reads(RecordReads):
         found = await self._all("streams_by_id", rows.stream_record, list(streams))
         return {record.id: record for record in found}
 
+    async def follow(self, after: Mapping[StreamId, int], *, limit: int) -> Mapping[StreamId, base.Followed]:
+        numbers = [min(max(number, 0), MAX_SEQ) for number in after.values()]
+        bounds = (min(limit, MAX_READ), base.READ_BYTES, self._payloads.overhead)
+        found = await self._all("follow_streams", self._followed, list(after), numbers, *bounds)
+        return {followed.record.id: followed for followed in found}
+
+    def _followed(self, row: Any) -> base.Followed:
+        """A stream's events come as columns, because each of many rows would repeat its record."""
+        revision, *columns = row[STREAM_COLUMNS:]
+        events = [] if columns[0] is None else [base.Event._make(event) for event in zip(*columns, strict=True)]
+        return base.Followed(rows.stream_record(row[:STREAM_COLUMNS]), self._payloads.decode_all(events), revision)
+
     async def session(self, session: SessionId) -> base.SessionRecord | None:
         return await self._one("session_by_id", session_record, session)
+
+    async def load(self, session: SessionId) -> base.Loaded | None:
+        return await self._one("load_session", self._loaded, session)
+
+    def _loaded(self, row: Any) -> base.Loaded:
+        record = self._payloads.decode(session_record(row[:SESSION_COLUMNS]))
+        has_standalone = row[SESSION_COLUMNS] is not None
+        return base.Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         return await self._all("sessions_after", session_record, after or "", limit)

@@ -8,7 +8,8 @@ connections of its own, and so has the ear (`ear.py`), on which nodes show that 
 
 Dead (11) means: the node has not shown a beat for a lease; or the lock that its ear held is free for nearly two
 seconds, without a beat meanwhile (`_core.leases`). Such a node may live, cut off. So nothing is committed for a process
-of which a node is not in the store any more. Wake-ups (8) are notifications, or polling where there are none.
+of which a node is not in the store any more. A node that no other has buried was lost by the server, which came back
+without its last moments: it joins again first. Wake-ups (8) are notifications, or polling where there are none.
 """
 
 import asyncio
@@ -20,18 +21,30 @@ from perdure._core.chains import Chain
 from perdure._core.ids import FENCE_BYTES, Fence, NodeId, SessionId, StreamId, new_fence
 from perdure._core.retention import Cutoffs
 from perdure.store import base, rows
-from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
+from perdure.store.base import (
+    HintListener,
+    Liveness,
+    Measures,
+    Opens,
+    Refusals,
+    SendMail,
+    SessionRecord,
+    Step,
+    StreamRecord,
+    Survey,
+)
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.postgres import sql_files
-from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.address import for_writing, parse_address
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
-from perdure.store.postgres.layout import prepare
+from perdure.store.postgres.layout import check_isolation, prepare
+from perdure.store.postgres.meter import Meter
 from perdure.store.postgres.nodes import Holding, PostgresLiveness
 from perdure.store.postgres.reads import Reads, session_record
 from perdure.store.postgres.steps import stored
-from perdure.store.postgres.sweep import sweep
+from perdure.store.postgres.sweep import Sweep
 from perdure.store.postgres.wakeups import HINT, Hints
 from perdure.store.postgres.writer import Writer
 from perdure.store.time_limit import TimeLimit
@@ -39,9 +52,6 @@ from perdure.store.time_limit import TimeLimit
 READERS = 4
 """Connections for reading and for small changes: enough that a long replay keeps no other reader waiting, few enough
 that ten processes leave room on a server with its hundred connections."""
-
-OPEN_SECONDS = 10.0
-"""How long a connection may take when the store is opened: a server on another network, with TLS, that starts."""
 
 SWEEP_SECONDS = 60.0
 """How long one statement of a sweep may take. It is in the way of nothing."""
@@ -70,15 +80,15 @@ class PostgresStore(Reads, Opens):
         codec: Codec = PLAIN,
         wall: Callable[[], float] | None = None,
     ) -> None:
-        self._address = address = parse_address(url)
+        self._address = address = for_writing(parse_address(url)) if writes else parse_address(url)
         self._makes = makes
         self._writes = writes
         self._wall = wall
         self._offset = (wall or time.time)() - time.monotonic()
         self._payloads = Payloads(codec)
         self._queries = queries = sql_files.queries(address.schema)
-        self._connector = Connector(address.dsn, address.shown, timeout=OPEN_SECONDS, reads_only=not writes)
-        self._direct = Connector(address.listen, address.shown, timeout=OPEN_SECONDS)
+        self._connector = Connector(address.dsn, address.shown, timeout=address.patience, reads_only=not writes)
+        self._direct = Connector(address.listen, address.shown, timeout=address.patience)
         self._readers = Connections(self._connector, TimeLimit(timeout), size=READERS)
         self._sweeper = Connections(self._connector, TimeLimit(SWEEP_SECONDS), size=1)
         self._ear = Ear(
@@ -89,11 +99,21 @@ class PostgresStore(Reads, Opens):
             heard=self._on_word,
             show_life=lambda: self._holding.show_life(),
         )
-        self._holding = Holding(self._ear, queries)
+        self._holding = Holding(self._ear, queries, enter=self._enter)
         self._writer = Writer(
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
         self._hints = Hints(self._ear, look=self._look)
+        self._meter = Meter(
+            queries,
+            address.schema,
+            readers=self._readers,
+            sweeper=self._sweeper,
+            writer=self._writer,
+            ear=self._ear,
+            hints=self._hints,
+            connectors=(self._connector, self._direct),
+        )
         self._is_open = False
         self._turning = asyncio.Lock()
 
@@ -108,15 +128,27 @@ class PostgresStore(Reads, Opens):
             self._is_open = True
 
     async def _prepare(self) -> None:
-        self._connector.is_pooled = True  # nothing is prepared until it is known what answers
+        self._connector.is_pooled = self._direct.is_pooled = True  # nothing is prepared until it is known what answers
         connection = await self._connector.connect()
         try:
             await prepare(connection, self._address, makes=self._makes, writes=self._writes)
             await self._connector.look_for_pooler(connection)
-            if self._address.listen == self._address.dsn:
-                self._direct.is_pooled = self._connector.is_pooled
+            if self._connector.is_pooled:
+                await check_isolation(connection, self._address)
         finally:
             await self._connector.aclose([connection])
+        if self._address.listen == self._address.dsn:
+            self._direct.is_pooled = self._connector.is_pooled
+        elif self._writes:
+            await self._look_at_direct_way()
+
+    async def _look_at_direct_way(self) -> None:
+        """A wrong address for listening is told now, and not when a node joins."""
+        connection = await self._direct.connect()
+        try:
+            await self._direct.look_for_pooler(connection)
+        finally:
+            await self._direct.aclose([connection])
 
     async def aclose(self) -> None:
         """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""
@@ -148,8 +180,7 @@ class PostgresStore(Reads, Opens):
 
     async def claim(self, stream: StreamId, *, node: NodeId, held: Fence, known: int = 0) -> StreamRecord | None:
         values = (stream, node, held, known, secrets.randbits(8 * FENCE_BYTES), base.KEPT_GENERATIONS)
-        with self._holding.noting():
-            return await self._one("claim", rows.stream_record, *values, self._holding.members())
+        return await self._holding.as_members(lambda members: self._one("claim", rows.stream_record, *values, members))
 
     async def reattach(self, session: SessionId) -> SessionRecord | None:
         return await self._one("next_incarnation", session_record, session)
@@ -174,12 +205,24 @@ class PostgresStore(Reads, Opens):
         return bool(await self._readers.fetch(self._queries["change_chain"], *changed, *where))
 
     async def sweep(self, cutoffs: Cutoffs) -> int:
-        return await sweep(self._sweeper, self._queries, cutoffs, now=self.clock())
+        """Of the processes that sweep at the same time one does the work."""
+        async with self._ear.alone(f"{self._address.schema}.sweep") as is_alone:
+            if not is_alone:
+                return 0
+            return await Sweep(self._sweeper, self._queries, self._meter.sweeps, cutoffs, now=self.clock()).run()
 
     async def probe(self, size: int) -> None:
         """Two commits: what comes and goes within one need not be written at all."""
         await self._readers.fetch(self._queries["write_ballast"], bytes(size))
         await self._readers.fetch(self._queries["drop_ballast"])
+
+    # Measures
+
+    def measures(self) -> Measures:
+        return self._meter.measures()
+
+    async def survey(self) -> Survey:
+        return await self._meter.survey()
 
     # Wake-ups
 
@@ -213,15 +256,24 @@ class PostgresStore(Reads, Opens):
         """The lock first: a row whose lock is free is that of a dead node."""
         await self._ear.open()
         await self._ear.listen(node)
-        lock = None if self._ear.is_deaf else self._ear.lock
         wall = None if self._wall is None else self._wall()
         asked = time.monotonic()
-        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall)
-        [(told,)] = await self._readers.fetch(self._queries["join"], *values)
+        told = await self._put_node(node, wall)
         self._offset = told - (asked + time.monotonic()) / 2
         self._holding.join(node)
         self._hints.poll()
         return new_fence(1, secrets.token_bytes)
+
+    async def _enter(self, node: NodeId) -> None:
+        """A node that the server has lost keeps its time."""
+        await self._put_node(node, self.clock())
+
+    async def _put_node(self, node: NodeId, wall: float | None) -> float:
+        """Write that a node is there; gives the store's time."""
+        lock = None if self._ear.is_deaf else self._ear.lock
+        values = (node, base.RECORD_VERSION, lock, self._writer.name, b"{}", wall)
+        [(told,)] = await self._readers.fetch(self._queries["join"], *values)
+        return float(told)
 
     def clock(self) -> float:
         return time.monotonic() + self._offset
@@ -244,9 +296,9 @@ class PostgresStore(Reads, Opens):
         )
 
     async def bury(self, node: NodeId, *, heir: NodeId, beat: int | None = None) -> Sequence[StreamRecord] | None:
-        with self._holding.noting():
-            values = (node, heir, beat, self._holding.members())
-            [(mail, keys)] = await self._readers.fetch(self._queries["bury"], *values)
+        [(mail, keys)] = await self._holding.as_members(
+            lambda members: self._readers.fetch(self._queries["bury"], node, heir, beat, members)
+        )
         if mail is None:
             return None
         self._holding.bury([node])

@@ -1,10 +1,13 @@
 """Forgets what has expired, a little at a time, so that commits get in between.
 
-Events are not deleted: expired ones are hidden (`stream.trimmed`), and their rows go when everything in their slot has
-expired and the slot is emptied as a whole. What is deleted is small: answers, streams, sessions.
+Events and answers are not deleted: expired ones are hidden (`stream.trimmed`, `stream.forgotten`), and their rows go
+when everything in their slot has expired and the slot is emptied as a whole. Only rows of streams, calls and sessions
+are deleted, which are small.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
@@ -13,54 +16,120 @@ from perdure.store.postgres.connections import Connections
 CHUNK = 500
 """Rows changed in one transaction: a few milliseconds' worth."""
 
-SLOTS = 6
-"""Parts of the table of events, as `tables_1.sql` makes them."""
+EVENT, ANSWER = "event", "answer"
 
-_MARGIN = 60.0
-"""Seconds for which a slot stays that has expired: clocks of nodes differ a little, and an event that was held while
-the store failed is older than its row."""
+SLOTS = {EVENT: 6, ANSWER: 4}
+"""Slots of events and of answers, as `tables_1.sql` makes them. One is written and one may be half expired, so the
+others hold what is retained. More of them would take less room, and make each read look into more."""
 
+SPANS = 60
+"""Parts of the time for which something is kept. A statement looks for what has expired in one of them: with 3,000
+events a second, kept for an hour, that is 180,000 events and a fifth of a second."""
 
-async def sweep(connections: Connections, queries: Mapping[str, str], cutoffs: Cutoffs, *, now: float) -> int:
-    """Give the number of rows that went. Several nodes may do this at once; then each does less."""
-    gone = await _trim(connections, queries, cutoffs.events)
-    while count := (await connections.fetch(queries["expire_answers"], cutoffs.answers, CHUNK))[0][0]:
-        gone += count
-    after = 0
-    while found := await connections.fetch(queries["old_streams"], after, cutoffs.answers, CHUNK):
-        keys = [row[0] for row in found]
-        gone += (await connections.fetch(queries["expire_streams"], keys, cutoffs.answers))[0][0]
-        after = keys[-1]
-    last = ""
-    times = (cutoffs.answers, cutoffs.calls)
-    while found := await connections.fetch(queries["stale_sessions"], *times, last, CHUNK):
-        for session, since in found:
-            gone += (await connections.fetch(queries["expire_session"], session, since))[0][0]
-        last = found[-1][0]
-    await _rotate(connections, queries, cutoffs.events, now=now)
-    return int(gone)
+SHORTEST = 1.0
+"""Seconds of such a part, at the least: however short the time is, a sweep has a bounded number of statements."""
+
+MARGIN = 60.0
+"""Seconds for which a slot stays that has expired, and by which an event may be older or younger than the time in which
+its slot is written: clocks of nodes differ a little, and an event is held while the store fails. One that was held for
+longer is shown until its slot is emptied."""
+
+_EXPIRED = {EVENT: "expired_events", ANSWER: "expired_answers"}
+
+_IN_THE_WAY = "55P03"
+"""The server's code for a lock that was not to be had in time."""
 
 
-async def _trim(connections: Connections, queries: Mapping[str, str], before: float) -> int:
-    [(swept,)] = await connections.fetch(queries["swept_before"])
-    expired = await connections.fetch(queries["expired_events"], swept, before)
-    for start in range(0, len(expired), CHUNK):
-        some = expired[start : start + CHUNK]
-        await connections.fetch(queries["trim_expired"], [row[0] for row in some], [row[1] for row in some])
-    await connections.fetch(queries["set_swept"], before)
-    return sum(row[2] for row in expired)
+@dataclass(slots=True)
+class Sweeps:
+    """Counts what the sweeps of this process came to."""
+
+    emptied: int = 0
+    """Slots that were emptied."""
+    put_off: int = 0
+    """Slots that were not emptied because a long transaction read them."""
 
 
-async def _rotate(connections: Connections, queries: Mapping[str, str], expired: float, *, now: float) -> None:
-    """Empty the slots that have expired, and begin the next one if it is time.
+class Sweep:
+    """Forgets what has expired before some times."""
 
-    One slot is written and one may be half expired, so the others hold what is retained.
-    """
-    period = (now - expired) / (SLOTS - 2)
-    try:
-        while (await connections.fetch(queries["rotate"], now, expired - _MARGIN, period))[0][0]:
-            pass
-    except StoreUnavailable as failure:
-        # A long replay reads the slot. The next sweep tries again; there is a slot in reserve.
-        if getattr(failure.__cause__, "sqlstate", "") != "55P03":
-            raise
+    def __init__(
+        self, connections: Connections, queries: Mapping[str, str], sweeps: Sweeps, cutoffs: Cutoffs, *, now: float
+    ) -> None:
+        self._connections = connections
+        self._queries = queries
+        self._sweeps = sweeps
+        self._before = {EVENT: cutoffs.events, ANSWER: cutoffs.answers}
+        self._calls = cutoffs.calls
+        self._now = now
+
+    async def run(self) -> int:
+        """Give the number of rows that went, and were not gone with their slots. Several processes may do this at once;
+        then each does less."""
+        for part in self._before:
+            await self._rotate(part)
+        # A stream whose answer has expired goes in most cases, which hides it.
+        gone = await self._hide(EVENT)
+        gone += await self._drop_streams()
+        gone += await self._hide(ANSWER)
+        return gone + await self._drop_sessions()
+
+    async def _rotate(self, part: str) -> None:
+        """Empty the slots that have expired, and begin the next one if it is time."""
+        before = self._before[part]
+        for (slot,) in await self._connections.fetch(self._queries["expired_slots"], part, before - MARGIN):
+            try:
+                [(emptied,)] = await self._connections.fetch(self._queries["empty_slot"], part, slot, before - MARGIN)
+                self._sweeps.emptied += emptied
+            except StoreUnavailable as failure:
+                if getattr(failure.__cause__, "sqlstate", "") != _IN_THE_WAY:
+                    raise
+                # A dump, or a transaction that was left open, reads it, and the other slots too. The next sweep tries
+                # again. Until then the last slot that is empty is written, and when there is none the present one.
+                self._sweeps.put_off += 1
+                break
+        period = (self._now - before) / (SLOTS[part] - 2)
+        await self._connections.fetch(self._queries["next_slot"], part, self._now, period)
+
+    async def _hide(self, part: str) -> int:
+        gone, before = 0, self._before[part]
+        [(swept,)] = await self._connections.fetch(self._queries["swept_before"], part)
+        for begin, end in spans(swept, before, now=self._now):
+            slots = await self._connections.fetch(self._queries["slots_of_span"], part, begin, end, MARGIN)
+            values = (begin, end, [row[0] for row in slots])
+            expired = await self._connections.fetch(self._queries[_EXPIRED[part]], *values) if slots else []
+            for start in range(0, len(expired), CHUNK):
+                some = expired[start : start + CHUNK]
+                last = ([row[0] for row in some], [row[1] for row in some])
+                await self._connections.fetch(self._queries["hide_expired"], part, *last)
+            await self._connections.fetch(self._queries["set_swept"], part, end)
+            gone += sum(row[2] for row in expired)
+        return gone
+
+    async def _drop_streams(self) -> int:
+        gone, after, before = 0, (-math.inf, 0), self._before[ANSWER]
+        while found := await self._connections.fetch(self._queries["old_streams"], *after, before, CHUNK):
+            keys = [row[1] for row in found]
+            [(count,)] = await self._connections.fetch(self._queries["expire_streams"], keys, before)
+            gone += count
+            after = tuple(found[-1])
+        return gone
+
+    async def _drop_sessions(self) -> int:
+        gone, last, times = 0, "", (self._before[ANSWER], self._calls)
+        while found := await self._connections.fetch(self._queries["stale_sessions"], *times, last, CHUNK):
+            for session, since in found:
+                [(count,)] = await self._connections.fetch(self._queries["expire_session"], session, since)
+                gone += count
+            last = found[-1][0]
+        return gone
+
+
+def spans(swept: float, before: float, *, now: float) -> Iterator[tuple[float, float]]:
+    """Give the times between two in short spans, behind one for all that is older: slots of then are empty by now."""
+    kept = now - before
+    begin, end = swept, before - kept / 2
+    while begin < before:
+        end = end if end > begin else begin + max(kept / SPANS, SHORTEST)
+        yield begin, min(end, before)
+        begin = end

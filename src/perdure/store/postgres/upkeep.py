@@ -14,8 +14,8 @@ from perdure.store.postgres.address import parse_address
 from perdure.store.postgres.connections import Connection, Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
-from perdure.store.postgres.layout import OLDEST_SERVER, prepare, schema_version
-from perdure.store.postgres.store import OPEN_SECONDS, PostgresStore
+from perdure.store.postgres.layout import OLDEST_SERVER, SHORT_LOCKS, missing_rights, prepare, schema_version
+from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.time_limit import TimeLimit
 from perdure.store.upkeep import Fact, Restored, encoded
@@ -29,23 +29,12 @@ _GRANTS = (
     "GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};",
     "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};",
 )
-"""What a role needs to serve. TRUNCATE is how expired events go."""
+"""What a role needs to serve. TRUNCATE is how expired events and answers go."""
 
 _SERVER = """
 SELECT current_setting('server_version'), current_setting('server_encoding'), current_user::text,
        pg_is_in_recovery() OR current_setting('transaction_read_only')::bool,
        has_database_privilege(current_database(), 'CREATE')
-"""
-
-_MISSING = """
-SELECT right_ || ' on ' || c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace,
-    unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS right_
-WHERE n.nspname = $1 AND c.relkind IN ('r', 'p') AND NOT has_table_privilege(c.oid, right_)
-    AND (right_ <> 'TRUNCATE' OR c.relname LIKE 'event!_%' ESCAPE '!')
-UNION ALL
-SELECT 'EXECUTE on ' || p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE')
-ORDER BY 1
 """
 
 _OWNS = """
@@ -66,7 +55,7 @@ class PostgresUpkeep:
     @contextlib.asynccontextmanager
     async def _connected(self, doing: str) -> AsyncIterator[Connection]:
         """A connection on which nothing is prepared, because a pooler may be between."""
-        connector = Connector(self._address.dsn, self.shown, timeout=OPEN_SECONDS)
+        connector = Connector(self._address.dsn, self.shown, timeout=self._address.patience)
         connector.is_pooled = True
         with named(self.shown, doing):
             connection = await connector.connect()
@@ -86,7 +75,7 @@ class PostgresUpkeep:
             "-- Run it in the database, as the role that is to own the schema; it is one transaction.",
             "BEGIN;",
             f"SELECT pg_advisory_xact_lock(hashtextextended('{schema}.migration', 0));",
-            f"CREATE SCHEMA IF NOT EXISTS {schema};",
+            f"{SHORT_LOCKS};" if version else f"CREATE SCHEMA IF NOT EXISTS {schema};",
             *(sql_files.migration(number, schema) for number in range(version + 1, self.latest + 1)),
             *self._grants(grant),
             "COMMIT;",
@@ -148,15 +137,14 @@ class PostgresUpkeep:
             return [Fact(name="version", value=0, says=says, problem=problem)]
         older = f"it is older: `perdure store migrate` brings it to version {self.latest}"
         owns = bool(await connection.fetchval(_OWNS, schema))
-        missing = [row[0] for row in await connection.fetch(_MISSING, schema)]
-        few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        missing = await missing_rights(connection, schema)
         facts = [
             Fact(name="version", value=version, says=says, problem=older if version < self.latest else ""),
             Fact(
                 name="rights",
                 value=not missing,
-                says=f"lacks {few}" if missing else "all that serving needs",
-                problem=f"the role lacks {few}: `perdure store init --grant ROLE` grants it what it needs"
+                says=f"lacks {missing}" if missing else "all that serving needs",
+                problem=f"the role lacks {missing}: `perdure store init --grant ROLE` grants it what it needs"
                 if missing
                 else "",
             ),
@@ -173,9 +161,9 @@ class PostgresUpkeep:
 
     async def _wakeups(self, nodes: int) -> dict[str, str]:
         """Whether notifications arrive."""
-        limit = TimeLimit(OPEN_SECONDS)
-        connector = Connector(self._address.dsn, self.shown, timeout=OPEN_SECONDS)
-        direct = Connector(self._address.listen, self.shown, timeout=OPEN_SECONDS)
+        limit = TimeLimit(self._address.patience)
+        connector = Connector(self._address.dsn, self.shown, timeout=self._address.patience)
+        direct = Connector(self._address.listen, self.shown, timeout=self._address.patience)
         connector.is_pooled = direct.is_pooled = True
         readers = Connections(connector, limit, size=1)
         ear = Ear(direct, readers, limit, schema=self._address.schema, heard=lambda *_: None, show_life=_no_node)

@@ -9,6 +9,7 @@ looks instead, many times a second, whether anything was written.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -26,6 +27,10 @@ MAX_WORD = 7_900
 CROWD = 16
 """Nodes beyond which polling costs less: PostgreSQL up to 18 wakes every listening connection for each notification."""
 
+LINGER = 1.5
+"""Seconds for which a node goes on with both, looking and telling, after a crowd has gathered or gone: others may not
+have noticed yet. Nodes count each other twice a second."""
+
 POLL = 0.05
 """Seconds between two looks. One costs about 15 µs of the server."""
 
@@ -37,7 +42,8 @@ Hinted = set[StreamId] | None
 
 
 class Hints:
-    """Tells listeners. `look` gives a value that changes with whatever is written to the server."""
+    """Tells listeners. `look` gives a value that changes whenever a commit becomes visible. (The end of the server's
+    log would not do: a commit is written there a moment before other connections see it.)"""
 
     def __init__(self, ear: Ear, *, look: Callable[[], Awaitable[object]]) -> None:
         self._ear = ear
@@ -47,14 +53,28 @@ class Hints:
         self._sending: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[None] | None = None
         self._is_crowded = False
+        self._changed = -math.inf
+        """When that was another way last, by the monotonic clock."""
+        self.sent = self.heard = 0
+        """Hints that were sent to other processes, and that came from them."""
 
     @property
     def polls(self) -> bool:
-        return self._ear.is_deaf or self._is_crowded
+        return self._ear.is_deaf or self._is_crowded or self._lingers
+
+    @property
+    def tells(self) -> bool:
+        return not self._is_crowded or self._lingers
+
+    @property
+    def _lingers(self) -> bool:
+        return time.monotonic() - self._changed < LINGER
 
     def count(self, nodes: int) -> None:
         """So many nodes are there."""
-        self._is_crowded = nodes > CROWD
+        is_crowded = nodes > CROWD
+        if is_crowded != self._is_crowded:
+            self._is_crowded, self._changed = is_crowded, time.monotonic()
         self.poll()
 
     def poll(self) -> None:
@@ -85,6 +105,7 @@ class Hints:
 
     def on_hint(self, channel: str, streams: Sequence[str]) -> None:
         """A hint came on a channel; on none: for every node."""
+        self.heard += channel != ""
         for node in list(self._listeners):
             if channel in ("", self._ear.channel(node)):
                 self._tell(node, {StreamId(stream) for stream in streams} or None)
@@ -126,11 +147,12 @@ class Hints:
                 for node, hinted in here.items():
                     self._tell(node, hinted)
                 words = [(self._ear.channel(node), _word(hints[node])) for node in hints.keys() - here.keys()]
-                if not words or self._is_crowded:
+                if not words or not self.tells:
                     continue
                 began = time.monotonic()
                 try:
                     await self._ear.notify(words)
+                    self.sent += len(words)
                 except StoreError:
                     continue  # a hint may be lost (8)
                 await asyncio.sleep(max(0.0, began + APART - time.monotonic()))

@@ -2,17 +2,19 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
 
+from perdure._core.histograms import Histogram
 from perdure._core.ids import SessionId
 from perdure.errors import StoreUnavailable
 from perdure.store import base
 from perdure.store.codec import Payloads
 from perdure.store.postgres.connections import Connection, Connector
-from perdure.store.postgres.failures import AGAIN, NAMED, failure
+from perdure.store.postgres.failures import AGAIN, NAMED, failure, is_unknown
 from perdure.store.postgres.nodes import Holding
 from perdure.store.postgres.steps import CommitArguments, lock_order
 from perdure.store.refusals import Why, refusal
@@ -43,6 +45,10 @@ class Writer:
         """Its own among all writers: a commit waits on the server for an earlier one of the same name that was given up
         and still runs, so that commits happen in their order. The burial of a node of this process waits, too."""
         self._turn = asyncio.Lock()
+        self._asked = 0
+        """Commits that are made or wait."""
+        self.took = Histogram()
+        """How long the server takes for one."""
         self._connection: Connection | None = None
         self._is_open = False
 
@@ -59,18 +65,37 @@ class Writer:
     async def commit(self, steps: Sequence[base.Step]) -> base.Refusals:
         if not self._is_open:
             raise StoreUnavailable(f"the database {self._connector.shown} is closed")
-        return await self._limit.wait(self._commit(steps))
+        self._asked += 1
+        try:
+            return await self._limit.wait(self._commit(steps))
+        finally:
+            self._asked -= 1
+
+    @property
+    def busy(self) -> int:
+        return min(self._asked, 1)
+
+    @property
+    def idle(self) -> int:
+        return int(self._connection is not None and not self._asked)
+
+    @property
+    def waiting(self) -> int:
+        return self._asked - self.busy
 
     async def _commit(self, steps: Sequence[base.Step]) -> base.Refusals:
         async with self._turn:
             try:
-                if self._connection is None or self._connection.is_closed():
+                if self._connection is not None and self._connection.is_closed():
+                    self._connector.give_up(self._connection)
+                    self._connection = None
+                if self._connection is None:
                     self._connection = await self._connector.connect()
                 return await self._attempts(self._connection, steps)
             except BaseException as error:
                 # After an answer, even a bad one, the connection goes on; after anything else its state is not known.
                 if self._connection is not None and not isinstance(error, asyncpg.PostgresError):
-                    self._connector.discard(self._connection)
+                    self._connector.give_up(self._connection)
                     self._connection = None
                 self._holding.refused(error)
                 if isinstance(error, NAMED):
@@ -86,11 +111,15 @@ class Writer:
             arguments = CommitArguments(self._payloads, await self._sticky(connection, sticks) if sticks else {})
             for place in order:
                 arguments.add(encoded[place])
+            began = time.perf_counter()
             try:
                 found = await connection.fetchval(self._queries["commit"], *arguments.values(self.name, members))
-            except AGAIN:
-                if attempt == TRIES:
+                self.took.observe(time.perf_counter() - began)
+            except asyncpg.PostgresError as error:
+                if attempt == TRIES or not (isinstance(error, AGAIN) or is_unknown(error)):
                     raise
+                if is_unknown(error):
+                    await self._holding.join_again()
                 continue
             return _refusals(steps, order, found)
         raise AssertionError("unreachable")

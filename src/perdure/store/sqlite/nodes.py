@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from perdure._core.ids import Fence, NodeId
 from perdure._core.states import ClaimState
 from perdure.store import rows
-from perdure.store.base import RECORD_VERSION, StreamRecord
+from perdure.store.base import RECORD_VERSION, NodeRecord, Overview, StreamRecord
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.locks import Locks
 from perdure.store.sqlite.reads import ReaderPool
@@ -22,7 +22,7 @@ def join(
 ) -> tuple[Fence, float]:
     """The node's fence, and what it adds to its monotonic clock: what those that live do, or else what it says."""
     found = connection.execute(_SQL["read_clock"]).fetchone()
-    if found is not None and any(locks.lives(other) for other in _joined(connection, but=node)):
+    if found is not None and any(locks.lives(other.id) for other in _joined(connection) if other.id != node):
         (offset,) = found
     else:
         connection.execute(_SQL["set_clock"], (offset,))
@@ -84,11 +84,15 @@ class SqliteLiveness:
 
     async def dead(self) -> Sequence[NodeId]:
         """Each stays here, and with this process, until it is buried."""
-        dead, alive = await self._readers.run(self._look)
+        return list((await self.overview(mail_after=0)).dead)
+
+    async def overview(self, *, mail_after: int) -> Overview:
+        """Whether mail waits is not looked at: that is another small read of the same file."""
+        joined, dead, alive = await self._readers.run(self._look)
         self._locks.lock_again()
         now = self._monotonic()
         self._alive = dict.fromkeys(alive, now) | {node: self._alive.get(node, now) for node in dead}
-        return dead
+        return Overview(joined, {record.id: record.beat for record in joined if record.id in dead})
 
     def hold(self, holding: bool) -> None:
         """By a second lock, which is freed in this very moment."""
@@ -102,20 +106,24 @@ class SqliteLiveness:
         now = self._monotonic()
         return {node: now - seen for node, seen in self._alive.items()} | {self._node: 0.0}
 
-    def _look(self, connection: sqlite3.Connection) -> tuple[list[NodeId], list[NodeId]]:
+    def _look(self, connection: sqlite3.Connection) -> tuple[list[NodeRecord], list[NodeId], list[NodeId]]:
+        """Give the nodes that have joined, and those of them that are dead and alive, without this one."""
         self._writer.look_at_file()
-        joined = _joined(connection, but=self._node)
-        left_behind = [node for node in self._locks.names() if node not in joined and node != self._node]
-        free, alive = self._locks.take([*joined, *left_behind])
+        joined = _joined(connection)
+        others = [record.id for record in joined if record.id != self._node]
+        left_behind = [node for node in self._locks.names() if node not in others and node != self._node]
+        free, alive = self._locks.take([*others, *left_behind])
         if not free:
-            return [], alive
-        # Looked at again under the lock: another process may have buried it meanwhile, or it was never there.
-        there = _joined(connection, but=self._node)
+            return joined, [], alive
+        # Looked at again under the lock: another process may have buried it meanwhile, or it was never there; and it
+        # may have said that it leaves.
+        joined = _joined(connection)
+        there = {record.id for record in joined}
         for node in free:
             if node not in there:
                 self._locks.bury(node)
-        return [node for node in free if node in there], [node for node in alive if node in there]
+        return joined, [node for node in free if node in there], [node for node in alive if node in there]
 
 
-def _joined(connection: sqlite3.Connection, *, but: NodeId) -> list[NodeId]:
-    return [node for node, *_ in connection.execute(_SQL["all_nodes"]) if node != but]
+def _joined(connection: sqlite3.Connection) -> list[NodeRecord]:
+    return [rows.node_record(row) for row in connection.execute(_SQL["all_nodes"])]

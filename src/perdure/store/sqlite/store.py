@@ -23,6 +23,7 @@ from perdure._core.chains import Chain
 from perdure._core.ids import Fence, NodeId, SessionId, StreamId
 from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
+from perdure.store import base
 from perdure.store.base import HintListener, Liveness, Opens, Refusals, SendMail, SessionRecord, Step, StreamRecord
 from perdure.store.codec import PLAIN, Codec, Payloads, weigh
 from perdure.store.sqlite import nodes
@@ -100,6 +101,9 @@ class SqliteStore(Reads, Opens):
         refusals = await self._writer.run(lambda apply, _: apply.apply(steps), size=size)
         self._announce(steps, refusals)
         return refusals
+
+    async def load(self, session: SessionId) -> base.Loaded | None:
+        return await base.load_apart(self, session)
 
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         """In this thread, if the steps are few, nothing is queued, no other process writes, and `sync` is normal."""

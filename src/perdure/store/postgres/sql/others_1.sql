@@ -76,8 +76,16 @@ BEGIN
     ON CONFLICT (id) DO UPDATE SET
         record = excluded.record, lock = excluded.lock, writer = excluded.writer, gone = false;
     INSERT INTO perdure.mailbox (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
+    DELETE FROM perdure.buried WHERE node = node_;
     RETURN told;
 END $$;
+
+-- Note that a node is not there any more because it was buried, or has left. The last thousand are remembered: a node
+-- learns it with its next beat, or when it is awake again, and by then a thousand others have hardly come and gone.
+CREATE FUNCTION perdure.note_buried_1(node_ text) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO perdure.buried (node) VALUES (node_) ON CONFLICT (node) DO NOTHING;
+    DELETE FROM perdure.buried WHERE key <= (SELECT max(key) FROM perdure.buried) - 1000;
+$$;
 
 -- The streams that a node writes, sealed ones excepted: what is listed, and what has open calls.
 CREATE FUNCTION perdure.written_by_1(node_ text) RETURNS SETOF perdure.stream LANGUAGE sql STABLE AS $$
@@ -99,6 +107,7 @@ BEGIN
     ELSE
         DELETE FROM perdure.mailbox WHERE node = node_;
         DELETE FROM perdure.node WHERE id = node_;
+        PERFORM perdure.note_buried_1(node_);
     END IF;
 END $$;
 
@@ -123,6 +132,7 @@ BEGIN
         END IF;
         -- A commit of it that runs comes to its end; the next one finds that the node is not there.
         PERFORM pg_advisory_xact_lock(n.writer);
+        PERFORM perdure.note_buried_1(node_);
     END IF;
     PERFORM 1 FROM perdure.mailbox WHERE node IN (node_, heir) ORDER BY node FOR UPDATE;
     SELECT array_agg(r.stream) INTO keys FROM perdure.reader AS r WHERE r.node = node_;
@@ -140,16 +150,30 @@ BEGIN
     RETURN NEXT;
 END $$;
 
+-- Hide the events, or the answers, of some streams up to a number each. The rows are locked in the order in which commits
+-- lock them, so that none waits for the other in a circle.
+CREATE FUNCTION perdure.hide_1(part_ text, keys bigint[], seqs int[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY id FOR NO KEY UPDATE;
+    IF part_ = 'event' THEN
+        UPDATE perdure.stream AS s SET trimmed = x.seq FROM unnest(keys, seqs) AS x (key, seq)
+        WHERE s.key = x.key AND s.trimmed < x.seq;
+    ELSE
+        UPDATE perdure.stream AS s SET forgotten = x.seq FROM unnest(keys, seqs) AS x (key, seq)
+        WHERE s.key = x.key AND s.forgotten < x.seq;
+    END IF;
+END $$;
+
 -- Forget some streams that are over and hold nothing any more; gives how many.
 CREATE FUNCTION perdure.expire_streams_1(keys bigint[], answers float8) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
     over bigint[];
 BEGIN
-    PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY key FOR UPDATE;
+    PERFORM 1 FROM perdure.stream WHERE key = ANY (keys) ORDER BY id FOR UPDATE;
     SELECT array_agg(key) INTO over FROM perdure.stream AS s
     WHERE key = ANY (keys) AND opened < answers
         AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
-        AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key)
+        AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key AND seq > s.forgotten AND time >= answers)
         AND NOT EXISTS (SELECT 1 FROM perdure.event WHERE stream = s.key AND seq > s.trimmed);
     IF over IS NULL THEN
         RETURN 0;
@@ -177,30 +201,37 @@ BEGIN
     RETURN 1;
 END $$;
 
--- Empty one slot in which everything has expired, and write into the next one if the present one was written for as
--- long as a slot is. Gives whether a slot was emptied. A reader in the way is not waited for: the next sweep tries again.
-CREATE FUNCTION perdure.rotate_1(now_ float8, expired float8, period float8) RETURNS bool LANGUAGE plpgsql AS $$
-DECLARE
-    r perdure.rotation;
-    old smallint;
-    next_ smallint;
+-- Empty a slot in which everything has expired. A reader in the way is waited for so long that short reads get done, and
+-- not longer, because other readers wait behind this meanwhile. Commits do not: they lock only the slot that is written.
+CREATE FUNCTION perdure.empty_slot_1(part_ text, slot_ smallint, expired float8) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT * INTO r FROM perdure.rotation FOR UPDATE;
-    IF r.since IS NULL THEN
-        UPDATE perdure.rotation SET since = now_;
+    PERFORM 1 FROM perdure.rotation WHERE part = part_ FOR UPDATE;
+    IF NOT EXISTS (SELECT 1 FROM perdure.slot WHERE part = part_ AND slot = slot_ AND closed < expired) THEN
         RETURN false;
     END IF;
-    SELECT slot INTO old FROM perdure.slot WHERE slot <> r.slot AND closed < expired ORDER BY closed LIMIT 1;
-    IF FOUND THEN
-        PERFORM set_config('lock_timeout', '100ms', true);
-        EXECUTE format('TRUNCATE perdure.event_%s', old);
-        UPDATE perdure.slot SET closed = NULL WHERE slot = old;
-        RETURN true;
+    PERFORM set_config('lock_timeout', '100ms', true);
+    EXECUTE format('TRUNCATE perdure.%I', part_ || '_' || slot_);
+    UPDATE perdure.slot SET began = NULL, closed = NULL WHERE part = part_ AND slot = slot_;
+    RETURN true;
+END $$;
+
+-- Write into an empty slot from now on, if the present one was written for as long as a slot is, and there is one.
+CREATE FUNCTION perdure.next_slot_1(part_ text, now_ float8, period float8) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE
+    r perdure.rotation;
+    next_ smallint;
+BEGIN
+    SELECT * INTO r FROM perdure.rotation WHERE part = part_ FOR UPDATE;
+    IF r.since IS NULL THEN
+        UPDATE perdure.rotation SET since = now_ WHERE part = part_;
+        RETURN false;
     END IF;
-    SELECT slot INTO next_ FROM perdure.slot WHERE slot <> r.slot AND closed IS NULL ORDER BY slot LIMIT 1;
-    IF FOUND AND now_ - r.since >= period THEN
-        UPDATE perdure.slot SET closed = now_ WHERE slot = r.slot;
-        UPDATE perdure.rotation SET slot = next_, since = now_;
+    SELECT slot INTO next_ FROM perdure.slot WHERE part = part_ AND slot <> r.slot AND closed IS NULL ORDER BY slot LIMIT 1;
+    IF NOT FOUND OR now_ - r.since < period THEN
+        RETURN false;
     END IF;
-    RETURN false;
+    UPDATE perdure.slot SET closed = now_ WHERE part = part_ AND slot = r.slot;
+    UPDATE perdure.slot SET began = now_ WHERE part = part_ AND slot = next_;
+    UPDATE perdure.rotation SET slot = next_, since = now_ WHERE part = part_;
+    RETURN true;
 END $$;

@@ -1,7 +1,7 @@
 -- Every query of the PostgreSQL store: a name, one line of purpose, the statement.
 
 -- read_events: the retained events of a stream after a number, up to the one that brings them to so many bytes
-WITH s AS MATERIALIZED (SELECT key, trimmed FROM perdure.stream WHERE id = $1)
+WITH s AS MATERIALIZED (SELECT key, trimmed, forgotten FROM perdure.stream WHERE id = $1)
 SELECT seq, time, payload, final FROM (
     SELECT seq, time, payload, final,
            sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
@@ -12,13 +12,35 @@ SELECT seq, time, payload, final FROM (
          ORDER BY seq LIMIT $3::int)
         UNION ALL
         (SELECT seq, time, payload, true FROM perdure.answer
-         WHERE stream = (SELECT key FROM s) AND seq > $2::int ORDER BY seq LIMIT $3::int)
+         WHERE stream = (SELECT key FROM s) AND seq > greatest($2::int, (SELECT forgotten FROM s))
+         ORDER BY seq LIMIT $3::int)
         ORDER BY seq LIMIT $3::int) AS page) AS sized
 WHERE before < $4::int ORDER BY seq;
 
 -- streams_by_id: those of the streams that are there
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
 FROM perdure.stream WHERE id = ANY ($1);
+
+-- follow_streams: those of the streams that are there, with the revision of their session and their events after a number
+SELECT s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread,
+       (SELECT revision FROM perdure.session WHERE id = s.session AND state <> 'ended'),
+       e.seqs, e.times, e.payloads, e.finals
+FROM unnest($1::text[], $2::int[]) AS x (id, after) JOIN perdure.stream AS s ON s.id = x.id
+LEFT JOIN LATERAL (
+    SELECT array_agg(seq) AS seqs, array_agg(time) AS times, array_agg(payload) AS payloads, array_agg(final) AS finals
+    FROM (
+        SELECT seq, time, payload, final,
+               sum(greatest(0, length(payload) - $5::int)) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING)
+                   - greatest(0, length(payload) - $5::int) AS before
+        FROM (
+            (SELECT seq, time, payload, false AS final FROM perdure.event
+             WHERE stream = s.key AND s.last > x.after AND seq > greatest(x.after, s.trimmed) ORDER BY seq LIMIT $3::int)
+            UNION ALL
+            (SELECT seq, time, payload, true FROM perdure.answer
+             WHERE stream = s.key AND s.last > x.after AND seq > greatest(x.after, s.forgotten)
+             ORDER BY seq LIMIT $3::int)
+            ORDER BY seq LIMIT $3::int) AS page) AS sized
+    WHERE before < $4::int) AS e ON true;
 
 -- streams_of_session: a session's streams, the oldest first
 SELECT record, id, session, kind, node, fence, opened, generation, last, sealed, delivered, unread
@@ -54,7 +76,7 @@ LEFT JOIN LATERAL (
     WHERE stream = s.key AND seq > s.trimmed) AS e ON true
 LEFT JOIN LATERAL (
     SELECT count(*) AS number, sum(greatest(0, length(payload) - $2::int)) AS size FROM perdure.answer
-    WHERE stream = s.key) AS a ON true
+    WHERE stream = s.key AND seq > s.forgotten) AS a ON true
 WHERE s.session = $1 AND s.sealed ORDER BY s.key;
 
 -- generations_of_stream: the ended generations of a stream, the oldest first
@@ -66,6 +88,12 @@ WHERE s.id = $1 ORDER BY g.generation;
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address, revision, kind
 FROM perdure.session WHERE id = $1;
+
+-- load_session: one session and its standalone stream
+SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
+       n.standalone, n.created, n.active, n.ended, n.address, n.revision,
+       n.kind, s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread
+FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
 
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
@@ -162,6 +190,9 @@ SELECT perdure.leave_1($1);
 -- bury: a dead node is forgotten; gives how many messages the heir got (NULL: it has beaten), and the streams it read
 SELECT mail, keys FROM perdure.bury_1($1, $2, $3, $4);
 
+-- buried: those of some nodes that were buried, or have left
+SELECT node FROM perdure.buried WHERE node = ANY ($1);
+
 -- beat: a node shows that it lives
 UPDATE perdure.node SET beat = beat + 1, facts = $2, clock = $3, seen = clock_timestamp()
 WHERE id = $1 AND NOT gone RETURNING true;
@@ -171,6 +202,12 @@ UPDATE perdure.node SET beat = beat + 1 WHERE id = ANY ($1) RETURNING id;
 
 -- watch_nodes: the beat of each node, whether it has left, and whether its lock is held (NULL: it has none)
 SELECT id, beat, gone, perdure.is_held_1(lock) FROM perdure.node ORDER BY key;
+
+-- overview: each node, whether it has left and holds its lock; whether mail waits for one, and anything for a stream
+SELECT id, record, beat, facts, gone, perdure.is_held_1(lock) AS held,
+       EXISTS (SELECT 1 FROM perdure.mail WHERE node = $1 AND key > $2) AS has_mail,
+       EXISTS (SELECT 1 FROM perdure.forward) AS has_forwarded
+FROM perdure.node ORDER BY key;
 
 -- read_mail: some of a node's messages after a key, the oldest first
 SELECT key, message FROM perdure.mail WHERE node = $1 AND key > $2 ORDER BY key LIMIT $3;
@@ -184,8 +221,8 @@ SELECT id, answered FROM perdure.node WHERE id = ANY ($1);
 -- answer: nodes of this process hold nothing
 UPDATE perdure.node SET answered = asked WHERE id = ANY ($1) AND answered < asked;
 
--- poll: a value that changes with whatever is written, and whether one of these nodes is asked something
-SELECT pg_current_wal_insert_lsn()::text,
+-- poll: a value that changes whenever a commit becomes visible, and whether one of these nodes is asked something
+SELECT pg_current_snapshot()::text,
        EXISTS (SELECT 1 FROM perdure.node WHERE id = ANY ($1) AND answered < asked);
 
 -- write_ballast: bytes without a use, under the name of no node
@@ -194,32 +231,40 @@ INSERT INTO perdure.mail (node, key, message) VALUES ('', (random() * 9e18)::big
 -- drop_ballast: forget them
 DELETE FROM perdure.mail WHERE node = '';
 
--- swept_before: up to where events are trimmed already
-SELECT swept FROM perdure.rotation;
+-- swept_before: up to which time events, or answers, that have expired are hidden already
+SELECT swept FROM perdure.rotation WHERE part = $1;
 
--- expired_events: the streams with events that expired since the last sweep, their last one, and how many
-SELECT s.key, max(e.seq), count(*) FROM perdure.event AS e JOIN perdure.stream AS s ON s.key = e.stream
-WHERE e.time >= $1 AND e.time < $2 AND e.seq > s.trimmed GROUP BY s.key;
+-- slots_of_span: the slots that were written in a span of time, with so many seconds before and behind it
+SELECT s.slot FROM perdure.slot AS s JOIN perdure.rotation AS r USING (part)
+WHERE s.part = $1 AND (s.closed IS NOT NULL OR s.slot = r.slot)
+    AND coalesce(s.began, '-infinity') - $4::float8 < $3::float8
+    AND coalesce(s.closed, 'infinity') + $4::float8 >= $2::float8;
 
--- trim_expired: forget the events of some streams up to a number each
-UPDATE perdure.stream AS s SET trimmed = x.seq FROM unnest($1::bigint[], $2::int[]) AS x (key, seq)
-WHERE s.key = x.key AND s.trimmed < x.seq;
+-- expired_events: the streams with events of a span of time in some slots, the last one, and how many
+SELECT s.key, x.last, x.number FROM (
+    SELECT stream, max(seq) AS last, count(*) AS number FROM perdure.event
+    WHERE time >= $1 AND time < $2 AND slot = ANY ($3::smallint[]) GROUP BY stream) AS x
+JOIN perdure.stream AS s ON s.key = x.stream WHERE s.trimmed < x.last;
 
--- set_swept: up to where events are trimmed from now on
-UPDATE perdure.rotation SET swept = $1 WHERE swept < $1;
+-- expired_answers: the same of answers
+SELECT s.key, x.last, x.number FROM (
+    SELECT stream, max(seq) AS last, count(*) AS number FROM perdure.answer
+    WHERE time >= $1 AND time < $2 AND slot = ANY ($3::smallint[]) GROUP BY stream) AS x
+JOIN perdure.stream AS s ON s.key = x.stream WHERE s.forgotten < x.last;
 
--- expire_answers: forget some expired answers
-WITH gone AS (
-    DELETE FROM perdure.answer WHERE (stream, seq) IN (
-        SELECT stream, seq FROM perdure.answer WHERE time < $1 LIMIT $2) RETURNING 1)
-SELECT count(*) FROM gone;
+-- hide_expired: hide the events or the answers of some streams up to a number each
+SELECT perdure.hide_1($1, $2, $3);
 
--- old_streams: some streams after a key that may hold nothing any more
-SELECT key FROM perdure.stream AS s
-WHERE key > $1 AND opened < $2 AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
-    AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key)
+-- set_swept: up to which time they are hidden from now on
+UPDATE perdure.rotation SET swept = $2 WHERE part = $1 AND swept < $2;
+
+-- old_streams: some streams, behind one, that are over and hold nothing any more, the oldest first
+SELECT opened, key FROM perdure.stream AS s
+WHERE (opened, key) > ($1::float8, $2::bigint) AND opened < $3
+    AND (sealed OR NOT EXISTS (SELECT 1 FROM perdure.session WHERE id = s.session))
+    AND NOT EXISTS (SELECT 1 FROM perdure.answer WHERE stream = s.key AND seq > s.forgotten AND time >= $3)
     AND NOT EXISTS (SELECT 1 FROM perdure.event WHERE stream = s.key AND seq > s.trimmed)
-ORDER BY key LIMIT $3;
+ORDER BY opened, key LIMIT $4;
 
 -- expire_streams: forget those of some streams that are over
 SELECT perdure.expire_streams_1($1, $2);
@@ -233,8 +278,26 @@ ORDER BY id LIMIT $4;
 -- expire_session: forget a session if it is still not used
 SELECT perdure.expire_session_1($1, $2);
 
--- rotate: empty a slot that has expired, or begin the next one
-SELECT perdure.rotate_1($1, $2, $3);
+-- expired_slots: the slots in which everything has expired, the oldest first
+SELECT slot FROM perdure.slot WHERE part = $1 AND closed < $2 ORDER BY closed;
+
+-- empty_slot: empty one of them
+SELECT perdure.empty_slot_1($1, $2, $3);
+
+-- next_slot: begin the next slot if it is time
+SELECT perdure.next_slot_1($1, $2, $3);
+
+-- table_sizes: the bytes of each table with its indexes and large values, and about how many rows it has
+SELECT relname::text, pg_total_relation_size(oid), pg_stat_get_live_tuples(oid) FROM pg_class
+WHERE relnamespace = to_regnamespace($1) AND relkind = 'r' ORDER BY relname;
+
+-- rotated: since when the present slots are written
+SELECT part, since FROM perdure.rotation WHERE since IS NOT NULL;
+
+-- standbys: how far each standby is behind in bytes and in seconds, of those whose figures this role may see
+SELECT application_name, max(pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn))::bigint,
+       coalesce(extract(epoch FROM max(replay_lag)), 0)::float8
+FROM pg_stat_replication WHERE replay_lsn IS NOT NULL AND NOT pg_is_in_recovery() GROUP BY application_name;
 
 -- outside_look: each node; whether it has left, holds its lock (NULL: it has none), and beat within so many seconds
 SELECT id, gone, perdure.is_held_1(lock), seen > clock_timestamp() - make_interval(secs => $1)
@@ -244,13 +307,13 @@ FROM perdure.node ORDER BY key;
 INSERT INTO perdure.event (stream, time, seq, slot, payload)
 SELECT s.key, e.time, e.seq, r.slot, e.payload
 FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
-JOIN perdure.stream AS s ON s.id = e.stream CROSS JOIN perdure.rotation AS r;
+JOIN perdure.stream AS s ON s.id = e.stream JOIN perdure.rotation AS r ON r.part = 'event';
 
 -- restore_answers: the same of final answers
-INSERT INTO perdure.answer (stream, time, seq, payload)
-SELECT s.key, e.time, e.seq, e.payload
+INSERT INTO perdure.answer (stream, time, seq, slot, payload)
+SELECT s.key, e.time, e.seq, r.slot, e.payload
 FROM unnest($1::text[], $2::int[], $3::float8[], $4::bytea[]) AS e (stream, seq, time, payload)
-JOIN perdure.stream AS s ON s.id = e.stream;
+JOIN perdure.stream AS s ON s.id = e.stream JOIN perdure.rotation AS r ON r.part = 'answer';
 
 -- restore_generations: the ended generations of streams, copied from another store
 INSERT INTO perdure.generation (stream, generation, "end")
@@ -271,8 +334,8 @@ WHERE s.key = x.stream;
 
 -- clear_tables: forget everything, when a copy has failed
 TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
-    perdure.reader, perdure.node, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender, perdure.chain,
-    perdure.secret;
+    perdure.reader, perdure.node, perdure.buried, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender,
+    perdure.chain, perdure.secret;
 
 -- clear_tally: no session is left to be counted
 UPDATE perdure.tally SET open = 0, ended = 0;

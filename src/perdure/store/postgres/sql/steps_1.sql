@@ -8,15 +8,19 @@ CREATE FUNCTION perdure.lock_session_1(session_ text) RETURNS void LANGUAGE sql 
 $$;
 
 -- Refuse whatever a process does of which a node was buried: other nodes have settled its calls, and would not settle
--- one that it accepts now. (A node may be buried by its lock, which its process has lost, before its lease ends.)
+-- one that it accepts now. (A node may be buried by its lock, which its process has lost, before its lease ends.) A node
+-- that is unknown because the server has lost it has to join again first, for the same reason.
 CREATE FUNCTION perdure.refuse_buried_1(members text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     missing text[];
+    buried_ text[];
 BEGIN
-    SELECT array_agg(m) INTO missing FROM unnest(members) AS m WHERE NOT EXISTS (
-        SELECT 1 FROM perdure.node WHERE id = m);
-    IF missing IS NOT NULL THEN
-        RAISE EXCEPTION 'other nodes have buried this one' USING ERRCODE = 'PD001', DETAIL = array_to_string(missing, ' ');
+    SELECT array_agg(m), array_agg(m) FILTER (WHERE EXISTS (SELECT 1 FROM perdure.buried WHERE node = m))
+    INTO missing, buried_ FROM unnest(members) AS m WHERE NOT EXISTS (SELECT 1 FROM perdure.node WHERE id = m);
+    IF buried_ IS NOT NULL THEN
+        RAISE EXCEPTION 'other nodes have buried this one' USING ERRCODE = 'PD001', DETAIL = array_to_string(buried_, ' ');
+    ELSIF missing IS NOT NULL THEN
+        RAISE EXCEPTION 'the server does not know this node' USING ERRCODE = 'PD002', DETAIL = array_to_string(missing, ' ');
     END IF;
 END $$;
 
@@ -25,12 +29,11 @@ CREATE FUNCTION perdure.next_key_1(last_ bigint) RETURNS bigint LANGUAGE sql AS 
     SELECT greatest(last_ + 1, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
 $$;
 
--- Forget streams with all that is in them; their events go with their slots.
+-- Forget streams with all that is in them; their events and answers go with their slots.
 CREATE FUNCTION perdure.drop_streams_1(keys bigint[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM perdure.stream WHERE key = ANY (keys);
     DELETE FROM perdure.call WHERE stream = ANY (keys);
-    DELETE FROM perdure.answer WHERE stream = ANY (keys);
     DELETE FROM perdure.generation WHERE stream = ANY (keys);
     DELETE FROM perdure.ask WHERE stream = ANY (keys);
     DELETE FROM perdure.reader WHERE stream = ANY (keys);
@@ -183,6 +186,9 @@ END $$;
 -- "writer" is a number of the process: if it has given up on a commit that still runs here, the next one waits for it,
 -- so that commits happen in their order. "members" are the nodes of the process. A burial waits for the same number, so
 -- none of them is buried before this is done. Gives what was refused, as place, reason and detail, one behind the other.
+--
+-- Where a call is found by its stream, that it has not ended is written as NOT IN: with IN ('running', 'waiting') the
+-- index "call_open" would fit as well, and a plan that was made while the table was small reads all of it each time.
 CREATE FUNCTION perdure.commit_1(
     writer bigint, members text[], kinds text, texts text[], numbers bigint[], times float8[], blobs bytea[],
     event_of int[], event_seq int[], event_time float8[], event_payload bytea[],
@@ -256,14 +262,14 @@ BEGIN
                 IF why IS NULL THEN
                     UPDATE perdure.call SET state = texts[t + 1], request = ''
                     WHERE stream = k AND incarnation = numbers[n] AND request_id = texts[t]
-                        AND state IN ('running', 'waiting');
+                        AND state NOT IN ('answered', 'cancelled', 'settled');
                 END IF;
                 t := t + 2;
                 n := n + 1;
             END LOOP;
             IF count_ > 0 AND why IS NULL AND NOT done THEN
                 UPDATE perdure.stream SET listed = true WHERE key = k AND NOT listed AND NOT EXISTS (
-                    SELECT 1 FROM perdure.call WHERE stream = k AND state IN ('running', 'waiting'));
+                    SELECT 1 FROM perdure.call WHERE stream = k AND state NOT IN ('answered', 'cancelled', 'settled'));
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
@@ -338,7 +344,7 @@ BEGIN
                     record = numbers[n + 1], state = texts[t + 2], attempt = numbers[n + 3],
                     progress = CASE WHEN numbers[n + 4] = 1 THEN times[f] END
                 WHERE stream = s.key AND incarnation = numbers[n + 2] AND request_id = texts[t + 1]
-                    AND state IN ('running', 'waiting');
+                    AND state NOT IN ('answered', 'cancelled', 'settled');
             END IF;
             IF substr(kinds, i, 1) = 'p' THEN
                 t := t + 3;
@@ -484,15 +490,14 @@ BEGIN
         INSERT INTO perdure.event (stream, time, seq, slot, payload)
         SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload
         FROM perdure.rotation AS r, unnest(event_of, event_seq, event_time, event_payload) AS e (of_, seq, time, payload)
-        WHERE keys[e.of_] > 0 AND e.seq > known[e.of_];
+        WHERE r.part = 'event' AND keys[e.of_] > 0 AND e.seq > known[e.of_];
     END IF;
     IF cardinality(answer_of) > 0 THEN
-        INSERT INTO perdure.answer (stream, time, seq, payload)
-        SELECT keys[e.of_], e.time, e.seq, e.payload
-        FROM unnest(answer_of, answer_seq, answer_time, answer_payload) AS e (of_, seq, time, payload)
-        WHERE keys[e.of_] > 0 AND e.seq > known[e.of_]
-            -- A later step of this commit may have dropped it; an event without its stream goes with its slot.
-            AND EXISTS (SELECT 1 FROM perdure.stream WHERE key = keys[e.of_]);
+        INSERT INTO perdure.answer (stream, time, seq, slot, payload)
+        SELECT keys[e.of_], e.time, e.seq, r.slot, e.payload
+        FROM perdure.rotation AS r,
+            unnest(answer_of, answer_seq, answer_time, answer_payload) AS e (of_, seq, time, payload)
+        WHERE r.part = 'answer' AND keys[e.of_] > 0 AND e.seq > known[e.of_];
     END IF;
     IF cardinality(mail_places) > 0 THEN
         refused := refused || perdure.send_mail_1(mail_places, mail_nodes, mail_messages, most_mail);

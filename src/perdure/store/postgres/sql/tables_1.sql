@@ -4,6 +4,8 @@
 -- Ids are compared as bytes (COLLATE "C"), as in the other stores.
 -- No index mentions a column that appends change (stream.last, stream.sealed, stream.trimmed), so that appending
 -- updates a row in place (HOT).
+-- Tables whose rows come and go with each call are vacuumed when a fiftieth of their rows is dead, not a fifth, so that
+-- room is used again soon.
 -- The columns named "record" hold the version of the record's layout.
 
 -- One row: the version of these tables, and the oldest version whose releases can still use them.
@@ -12,8 +14,6 @@ CREATE TABLE perdure.version (
     version int NOT NULL,
     oldest  int NOT NULL
 );
-
-INSERT INTO perdure.version (version, oldest) VALUES (1, 1);
 
 -- "caller" is a hash of owner and address, which may be long. "revision" rises with every change but that of "active".
 CREATE TABLE perdure.session (
@@ -35,14 +35,14 @@ CREATE TABLE perdure.session (
     address       bytea NOT NULL DEFAULT '',
     caller        bytea NOT NULL,
     kind          text NOT NULL DEFAULT 'session' CHECK (kind IN ('session', 'call'))
-) WITH (fillfactor = 80);
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX session_of_caller ON perdure.session (caller, kind) WHERE state <> 'ended';
 CREATE INDEX session_ended_of_caller ON perdure.session (caller, active) WHERE state = 'ended';
 CREATE INDEX session_ended ON perdure.session (active) WHERE state = 'ended';
 CREATE INDEX session_active ON perdure.session (kind, active) WHERE state <> 'ended';
 
--- Events up to "trimmed" are forgotten, final answers excepted; their rows go with their slot.
+-- Events up to "trimmed" are forgotten, and final answers up to "forgotten"; their rows go with their slot.
 -- "listed": no call of it is open. What a node writes is found by its open calls, and by this.
 -- "forwarded": the key of the last message that was forwarded to it.
 CREATE TABLE perdure.stream (
@@ -57,20 +57,23 @@ CREATE TABLE perdure.stream (
     generation int NOT NULL CHECK (generation >= 1),
     last       int NOT NULL CHECK (last >= 0),
     trimmed    int NOT NULL DEFAULT 0,
+    forgotten  int NOT NULL DEFAULT 0,
     sealed     bool NOT NULL,
     listed     bool NOT NULL,
     delivered  int NOT NULL DEFAULT 0 CHECK (delivered >= 0),
     unread     bool NOT NULL DEFAULT false,
     forwarded  bigint NOT NULL DEFAULT 0
-) WITH (fillfactor = 80);
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 CREATE INDEX stream_of_session ON perdure.stream (session);
 CREATE INDEX stream_of_node ON perdure.stream (node) WHERE listed;
 CREATE INDEX stream_unread ON perdure.stream (session) WHERE unread;
-CREATE INDEX stream_opened ON perdure.stream (opened);
+CREATE INDEX stream_opened ON perdure.stream (opened, key);
 
 -- Events that are not final answers. They are never deleted: a slot is emptied as a whole once all in it has expired,
 -- and a stream that is gone, or its "trimmed", hides the rest until then.
+-- A slot is written and then emptied, so to vacuum it after so many inserts would be work for nothing, and would stand
+-- in the way of emptying it.
 CREATE TABLE perdure.event (
     stream  bigint NOT NULL,
     time    float8 NOT NULL,
@@ -83,45 +86,68 @@ CREATE TABLE perdure.event (
 -- Payloads are not compressed: they are small, or large and worth more CPU than room.
 ALTER TABLE perdure.event ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-CREATE TABLE perdure.event_0 PARTITION OF perdure.event FOR VALUES IN (0);
-CREATE TABLE perdure.event_1 PARTITION OF perdure.event FOR VALUES IN (1);
-CREATE TABLE perdure.event_2 PARTITION OF perdure.event FOR VALUES IN (2);
-CREATE TABLE perdure.event_3 PARTITION OF perdure.event FOR VALUES IN (3);
-CREATE TABLE perdure.event_4 PARTITION OF perdure.event FOR VALUES IN (4);
-CREATE TABLE perdure.event_5 PARTITION OF perdure.event FOR VALUES IN (5);
+CREATE TABLE perdure.event_0 PARTITION OF perdure.event FOR VALUES IN (0)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_1 PARTITION OF perdure.event FOR VALUES IN (1)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_2 PARTITION OF perdure.event FOR VALUES IN (2)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_3 PARTITION OF perdure.event FOR VALUES IN (3)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_4 PARTITION OF perdure.event FOR VALUES IN (4)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.event_5 PARTITION OF perdure.event FOR VALUES IN (5)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
 
-CREATE INDEX event_time ON perdure.event USING brin (time) WITH (pages_per_range = 16, autosummarize = on);
+-- Summarized by autovacuum, a megabyte at a time: it takes no more than 256 requests between two of its rounds.
+CREATE INDEX event_time ON perdure.event USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
 
--- The slots: which one is written, since when; when each of the others was written last, if it is not empty.
-CREATE TABLE perdure.slot (
-    slot   smallint PRIMARY KEY,
-    closed float8
-);
-
-INSERT INTO perdure.slot (slot) VALUES (0), (1), (2), (3), (4), (5);
-
--- "swept": events before this time are trimmed already.
-CREATE TABLE perdure.rotation (
-    one   bool PRIMARY KEY DEFAULT true CHECK (one),
-    slot  smallint NOT NULL,
-    since float8,
-    swept float8 NOT NULL DEFAULT '-infinity'
-);
-
-INSERT INTO perdure.rotation (slot) VALUES (0);
-
--- Final answers outlive the events of their streams.
+-- Final answers outlive the events of their streams. They are in slots of their own, hidden by "forgotten". There are
+-- fewer of them, because each slot makes each read a little slower.
 CREATE TABLE perdure.answer (
     stream  bigint NOT NULL,
     time    float8 NOT NULL,
     seq     int NOT NULL CHECK (seq >= 1),
+    slot    smallint NOT NULL,
     payload bytea NOT NULL,
-    PRIMARY KEY (stream, seq)
-);
+    PRIMARY KEY (stream, seq, slot)
+) PARTITION BY LIST (slot);
 
 ALTER TABLE perdure.answer ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-CREATE INDEX answer_time ON perdure.answer USING brin (time) WITH (pages_per_range = 16, autosummarize = on);
+CREATE TABLE perdure.answer_0 PARTITION OF perdure.answer FOR VALUES IN (0)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.answer_1 PARTITION OF perdure.answer FOR VALUES IN (1)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.answer_2 PARTITION OF perdure.answer FOR VALUES IN (2)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE perdure.answer_3 PARTITION OF perdure.answer FOR VALUES IN (3)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+CREATE INDEX answer_time ON perdure.answer USING brin (time) WITH (pages_per_range = 128, autosummarize = on);
+
+-- Of events and of answers: the slot that is written, since when, and up to which time what has expired is hidden.
+CREATE TABLE perdure.rotation (
+    part  text COLLATE "C" PRIMARY KEY CHECK (part IN ('event', 'answer')),
+    slot  smallint NOT NULL DEFAULT 0,
+    since float8,
+    swept float8 NOT NULL DEFAULT '-infinity'
+);
+
+INSERT INTO perdure.rotation (part) VALUES ('event'), ('answer');
+
+-- From when to when each slot was written. "began" is NULL for those that are empty, and for the first one; "closed" for
+-- those that are written or empty.
+CREATE TABLE perdure.slot (
+    part   text COLLATE "C" NOT NULL,
+    slot   smallint NOT NULL,
+    began  float8,
+    closed float8,
+    PRIMARY KEY (part, slot)
+);
+
+INSERT INTO perdure.slot (part, slot)
+SELECT 'event', n FROM generate_series(0, 5) AS n UNION ALL SELECT 'answer', n FROM generate_series(0, 3) AS n;
 
 CREATE TABLE perdure.generation (
     stream     bigint NOT NULL,
@@ -148,7 +174,7 @@ CREATE TABLE perdure.call (
     state       text NOT NULL CHECK (state IN ('running', 'waiting', 'answered', 'cancelled', 'settled')),
     digest      bytea NOT NULL DEFAULT '',
     PRIMARY KEY (stream, place)
-) WITH (fillfactor = 80);
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- Promise 12.
 CREATE UNIQUE INDEX call_open ON perdure.call (session, incarnation, id_key) WHERE state IN ('running', 'waiting');
@@ -193,6 +219,13 @@ CREATE TABLE perdure.node (
     clock    float8 NOT NULL,
     seen     timestamptz NOT NULL
 ) WITH (fillfactor = 50);
+
+-- The nodes that were buried, or have left, last: a node that is in neither table was lost by the server, with what came
+-- after it, and joins again.
+CREATE TABLE perdure.buried (
+    key  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    node text COLLATE "C" NOT NULL UNIQUE
+);
 
 -- Senders lock the row of the mailbox until they have committed, so keys become visible in their order. It is apart
 -- from the node, whose beats wait for no sender. "last": the key of its last message.

@@ -1,0 +1,249 @@
+"""A PostgreSQL server that refuses: it has no connection left, ends statements early, or undoes a commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from asyncio.subprocess import STDOUT
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import asyncpg
+import pytest
+
+from perdure._core.ids import NodeId
+from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.store import READERS
+from tests.support.faulty_town import Node, Town, town
+from tests.support.postgres import Server, server_url
+from tests.support.postgres_proxy import Role
+from tests.support.postgres_roles import role_with
+from tests.support.serving import TOOLBOX
+from tests.support.site import until
+from tests.support.starting import start
+from tests.support.survey import Client
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 60.0
+"""Long: what is told here is over before any lease is."""
+
+Operator: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+
+@pytest.fixture
+async def operator() -> AsyncIterator[Operator]:
+    connection = await asyncpg.connect(server_url().partition("?")[0])
+    yield connection
+    await connection.close()
+
+
+def outages(it: Town) -> list[int]:
+    return [node.site.app.counters.outages for node in it.nodes]
+
+
+async def go_on(client: Client) -> None:
+    async with client.listening():
+        await client.go_on()
+    await client.read_again()
+
+
+# --- Statements that the server ends --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
+async def test_a_statement_that_the_server_ends_early_is_named_and_made_again(
+    tmp_path: Path, operator: Operator, setting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promises 5 and 9: a role's own time limit is shorter than what the statement takes."""
+    async with role_with(operator, **{setting: "150ms"}) as url, town(tmp_path, url) as it:
+        near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
+        client = it.client(near, far)
+        client.has_gate = True
+        await client.open()
+        await client.ask_for_survey()
+        async with operator.transaction():
+            await operator.execute(f"LOCK TABLE {parse_address(url).schema}.stream IN EXCLUSIVE MODE")
+            client.gate.touch()
+            await until(near.is_degraded)
+        await go_on(client)
+        await until(near.is_well)
+        await it.judge(client)
+        reason = f"canceling statement due to {setting.replace('_', ' ')}"
+        assert any(reason in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+
+
+@pytest.mark.parametrize("setting", ["idle_session_timeout", "idle_in_transaction_session_timeout"])
+async def test_connections_that_rest_for_longer_than_the_server_allows_stay(
+    tmp_path: Path, operator: Operator, setting: str
+) -> None:
+    """The store's connections rest between two calls, and the ear between two beats: their own setting says so."""
+    rested = """
+        SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND state_change < clock_timestamp() - interval '0.3 s'
+    """
+    async with role_with(operator, **{setting: "100ms"}) as url, town(tmp_path, url) as it:
+        node = await it.add(lease=LEASE)
+        await it.tell(node)
+        made = set(node.proxy.links())
+        role = url.partition("//")[2].partition("@")[0]
+        await until(lambda: operator.fetchval(rested, role))
+        await it.tell(node)
+        assert made <= set(node.proxy.links())
+        assert outages(it) == [0]
+
+
+# --- Commits that are undone ----------------------------------------------------------------------------------------
+
+
+async def test_a_commit_that_a_deadlock_undoes_is_made_again_and_done_once(tmp_path: Path, operator: Operator) -> None:
+    """Another program holds a call's row, and then wants what the commit holds that waits for it."""
+    async with role_with(operator, deadlock_timeout="50ms") as url, town(tmp_path, url) as it:
+        schema = parse_address(url).schema
+        near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
+        client = it.client(near, far)
+        client.has_gate = True
+        await client.open()
+        await client.ask_for_survey()
+        [place, *_] = client.call.positions
+        [writer] = await operator.fetch(
+            f"SELECT writer FROM {schema}.node JOIN {schema}.stream ON stream.node = node.id WHERE stream.id = $1",
+            place.stream,
+        )
+        async with operator.transaction():
+            await operator.execute("SET LOCAL deadlock_timeout = '60s'")  # the commit is to be undone, not this
+            await operator.execute(f"SELECT 1 FROM {schema}.stream WHERE id = '{place.stream}' FOR UPDATE")
+            client.gate.touch()
+            held = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
+            number = writer[0] & 0xFFFFFFFF
+            await until(lambda: operator.fetchval(f"{held} AND objid = $1::bigint::oid", number))
+            await operator.execute("SELECT pg_advisory_xact_lock($1)", writer[0])  # not before the commit is undone
+        await go_on(client)
+        await it.judge(client)
+        assert outages(it) == [0, 0], "the store has made it again by itself"
+
+
+@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
+async def test_a_stricter_isolation_of_a_role_is_not_the_stores(tmp_path: Path, operator: Operator, level: str) -> None:
+    """Statements wait for locks and look then: with the view from before the wait they would see what is over."""
+    async with role_with(operator, default_transaction_isolation=level) as url, town(tmp_path, url) as it:
+        near, far = await it.add(lease=LEASE), await it.add(lease=LEASE)
+        clients = [it.client(near, far) for _ in range(4)]
+        await asyncio.gather(*(client.tell() for client in clients))
+        await it.judge(*clients)
+        assert outages(it) == [0, 0]
+        assert sum(client.refused for client in clients) == 0
+
+
+# --- No connection left ---------------------------------------------------------------------------------------------
+
+FEW = 20
+"""Connections of a small server."""
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[str]:
+    """The address of a store on a small server."""
+    server = Server(tmp_path, max_connections=str(FEW), superuser_reserved_connections="0")
+    await asyncio.to_thread(server.make)
+    await asyncio.to_thread(server.start)
+    yield f"{server.url}?schema=small"
+    await asyncio.to_thread(server.stop)
+
+
+@asynccontextmanager
+async def others_hold_the_rest(url: str) -> AsyncIterator[None]:
+    """Other programs have all connections that are left."""
+    async with AsyncExitStack() as stack:
+        with contextlib.suppress(asyncpg.TooManyConnectionsError):
+            while True:
+                one = await asyncpg.connect(url.partition("?")[0])
+                stack.push_async_callback(one.close)
+        yield
+
+
+async def test_a_server_without_a_connection_left_is_told_at_the_start_and_outlived_later(
+    tmp_path: Path, small: str
+) -> None:
+    """A process does not start, with a sentence. One that runs goes on with the connections that it has; without any it
+    is degraded, and comes back by itself."""
+    async with others_hold_the_rest(small):
+        process = await start(
+            "perdure", "serve", TOOLBOX, "--port", "0", "--store", small, env=os.environ, errors=STDOUT
+        )
+        assert process.stdout is not None
+        [line] = (await process.stdout.read()).decode().splitlines()
+        assert await process.wait() == 2
+        assert "too many clients" in line
+    async with town(tmp_path, small) as it:
+        node = await it.add(lease=2.0)
+        await it.tell(node)
+        client = it.client(node)
+        client.has_gate = True
+        await client.open()
+        await client.ask_for_survey()
+        async with lost(node, small, Role.READER):
+            reading = asyncio.create_task(go_on(client))
+            await until(lambda: client.refused)
+            await until(has_beaten(it))
+            assert await node.health() == "ok", "what is to be written is written"
+            client.gate.touch()
+        await reading
+        await it.judge(client)
+        client = it.client(node)
+        client.has_gate = True
+        await client.open()
+        await client.ask_for_survey()
+        async with lost(node, small):
+            client.gate.touch()
+            await until(node.is_degraded)
+        await go_on(client)
+        await until(node.is_well)
+        await it.judge(client)
+
+
+@asynccontextmanager
+async def lost(node: Node, url: str, *roles: Role) -> AsyncIterator[None]:
+    """A node has lost connections, and other programs have got all that are left."""
+    node.proxy.hang(Role.NEW)
+    node.proxy.cut(*roles)
+    async with others_hold_the_rest(url):
+        node.proxy.heal()
+        yield
+
+
+def has_beaten(it: Town) -> Callable[[], Awaitable[bool]]:
+    """Whether all nodes have beaten since now."""
+    first: dict[NodeId, int] = {}
+
+    async def ask() -> bool:
+        beats = {node.id: node.beat for node in await it.look.nodes()}
+        first.update({id_: beat for id_, beat in beats.items() if id_ not in first})
+        return all(beats[id_] > beat for id_, beat in first.items())
+
+    return ask
+
+
+async def test_readers_that_are_all_busy_keep_no_call_and_no_beat_waiting(tmp_path: Path) -> None:
+    """More replays than there are connections for reading, and none of them gets on."""
+    async with town(tmp_path) as it:
+        node = await it.add(lease=2.0)
+        old = [await it.tell(node) for _ in range(READERS + 1)]
+        client = it.client(node)
+        await client.open()
+        node.proxy.hang(Role.READER)
+        replays = [asyncio.create_task(one.read_again()) for one in old]
+        await until(lambda: len(node.proxy.links(Role.READER)) == READERS)
+        body = client.session.call_body("survey", id=1, key=client.key, log=str(tmp_path / "diary"))
+        async with await client.session.begin("POST", body) as exchange:
+            while not client.asked:  # each event is shown when it is written
+                await client.call.read(exchange)
+        await until(has_beaten(it))
+        assert not any(replay.done() for replay in replays)
+        node.proxy.heal()
+        await asyncio.gather(*replays)
+        await go_on(client)
+        await it.judge(client)
+        assert outages(it) == [0]

@@ -1,0 +1,123 @@
+"""What nodes ask of a PostgreSQL server: a round trip is what a request waits for, so none may come back unnoticed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from perdure.cluster.node import LONGEST_PAUSE, ROUND
+from perdure.store.postgres.store import PostgresStore
+from tests.cluster.conftest import Pair, Start
+from tests.support.postgres import store_url
+from tests.support.site import until
+from tests.support.statements import Statements, counting
+from tests.support.stores import BUSY_SECONDS
+from tests.support.wire import text_of
+
+pytestmark = pytest.mark.anyio
+
+ROUNDS = {"overview", "beat"}
+"""What a node asks again and again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Two nodes, and what each of them asks."""
+
+    pair: Pair
+    a: Statements
+    b: Statements
+
+
+@pytest.fixture
+async def counted(tmp_path: Path) -> AsyncIterator[Counted]:
+    url = store_url()
+    async with AsyncExitStack() as stack:
+        ways = [await stack.enter_async_context(counting(url)) for _ in range(2)]
+        stores = iter([PostgresStore(way, timeout=BUSY_SECONDS) for way, _ in ways])
+        pair = await Start(stack, tmp_path, lambda _: next(stores))()
+        yield Counted(pair=pair, a=ways[0][1], b=ways[1][1])
+
+
+def besides_rounds(seen: Counter[str]) -> dict[str, int]:
+    """The queries that were asked for a request. In a round that falls on a running call, a node looks at its stream as
+    well; and the driver has questions of its own on a connection that is new."""
+    rounds = seen["overview"]
+    extra = {"streams_by_id": rounds, "read_events": rounds}
+    asked = {name: n for name, n in seen.items() if name.isidentifier() and name not in ROUNDS}
+    return {name: n for name, n in asked.items() if n > extra.get(name, 0)}
+
+
+async def test_a_call_is_two_commits_and_nothing_else(counted: Counted) -> None:
+    peer, _ = await counted.pair.join()
+    await peer.result("count", n=1)
+    counted.a.take()
+    for n in range(5):
+        assert await peer.result("count", n=n) == f"counted to {n}"
+    seen = besides_rounds(counted.a.take())
+    # The events of a call are committed before its answer, or together with it.
+    assert seen.keys() == {"commit"}
+    assert 10 <= seen["commit"] <= 15
+
+
+async def test_a_resume_is_one_read_at_the_node_that_wrote_it_and_at_any_other(counted: Counted) -> None:
+    """The session's record, the stream and its events come in one answer."""
+    at_a, at_b = await counted.pair.join()
+    wire = await at_a.call("count", n=3, token=1)
+    await wire.event()
+    position = wire.last_id
+    assert len(await wire.rest()) == 4
+    for peer, statements in ((at_a, counted.a), (at_b, counted.b)):
+        for _ in range(2):  # connections are made, and the session is loaded, with the first
+            statements.take()
+            assert text_of((await (await peer.get(position)).rest())[-1]) == "counted to 3"
+        assert besides_rounds(statements.take()) == {"follow_streams": 1}
+
+
+async def test_the_first_request_at_a_node_loads_the_session_with_two_reads(counted: Counted) -> None:
+    """Its record with its home; and what is retained of it."""
+    await (await counted.pair.join())[1].result("count", n=0)  # so that connections are there
+    peer, at_b = await counted.pair.join()
+    counted.b.take()
+    assert await at_b.result("count", n=0) == "counted to 0"
+    assert besides_rounds(counted.b.take()) == {"load_session": 1, "kept_of_session": 1, "commit": 2}
+    assert await peer.result("count", n=0) == "counted to 0"
+
+
+async def test_an_event_costs_the_node_that_follows_it_one_read(counted: Counted) -> None:
+    events = 12
+    at_a, at_b = await counted.pair.join()
+    wire = await at_a.call("count", n=events, gate="g", pauses=list(range(1, events)), token=1)
+    await wire.message()
+    reader = await at_b.get(wire.last_id)
+    counted.pair.a.shop.open("g/1")
+    await reader.message()
+    await until(lambda: counted.a.seen["reader_of_stream"] > 0)  # its writer knows where it is read
+    counted.b.take()
+    for number in range(2, events):
+        counted.pair.a.shop.open(f"g/{number}")
+        await reader.message()
+    seen = counted.b.take()
+    assert seen["follow_streams"] <= events
+    # Records are read apart from events in a round only; events by a round, and by a reader that was just writing.
+    assert seen["streams_by_id"] <= 2 * seen["overview"]
+    assert seen["read_events"] <= seen["overview"] + events // 4
+
+
+async def test_an_idle_node_asks_twice_a_second(counted: Counted) -> None:
+    """It looks round and it beats. Both together, however many sessions it has."""
+    assert 1 / ROUND + 1 / LONGEST_PAUSE <= 2
+    for _ in range(3):
+        await counted.pair.join()
+    counted.a.take()
+    await until(lambda: counted.a.seen["overview"] >= 2)  # what was begun with the handshakes is written by then
+    counted.a.take()
+    await until(lambda: counted.a.seen["overview"] >= 4)
+    seen = counted.a.take()
+    assert besides_rounds(seen) == {}
+    assert seen["beat"] <= 2

@@ -1,0 +1,349 @@
+"""The store behind a real PgBouncer: in each of its modes, with few sessions, and when it pauses or dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import asyncpg
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from perdure._core.ids import NodeId, StreamId
+from perdure.errors import StoreError, StoreUnavailable
+from perdure.store.base import PutSession, SendMail, Store
+from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.store import PostgresStore
+from perdure.testing import check_store, store_machine
+from perdure.testing._values import NODE, OTHER, SESSION, a_session, an_append, numbers, some_events
+from tests.store.postgres.test_server import opened
+from tests.support.bouncer import Bouncer, bouncing
+from tests.support.postgres import Server, connection, new_schema, server_url, store_url
+from tests.support.site import until
+from tests.support.stores import BUSY_SECONDS
+
+pytestmark = pytest.mark.anyio
+
+Session: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+
+@pytest.fixture
+async def bouncer(tmp_path: Path) -> AsyncIterator[Bouncer]:
+    """In transaction mode."""
+    async with bouncing(tmp_path) as bouncer:
+        yield bouncer
+
+
+class Stores:
+    """Stores by name, each in a schema of its own, behind a bouncer."""
+
+    def __init__(self, bouncer: Bouncer) -> None:
+        self._bouncer = bouncer
+        self._schemas: dict[str, str] = {}
+
+    def make(self, name: str) -> Store:
+        schema = self._schemas.setdefault(name, new_schema())
+        return PostgresStore(f"{self._bouncer.url}?schema={schema}", timeout=5.0)
+
+    @contextlib.contextmanager
+    def hang(self, name: str) -> Iterator[None]:
+        """Another program has locked the tables, and does not come to an end."""
+        schema = self._schemas[name]
+        with connection(store_url(schema)) as run:
+            run("BEGIN")
+            run(f"LOCK TABLE {schema}.stream IN ACCESS EXCLUSIVE MODE")
+            yield
+            run("ROLLBACK")
+
+
+@pytest.mark.timeout(300)
+async def test_the_store_keeps_its_promises_behind_a_pooler(bouncer: Bouncer) -> None:
+    """Promises 1 to 21: no session of the server is its own."""
+    stores = Stores(bouncer)
+    await check_store(stores.make, hang=stores.hang)
+
+
+def test_histories_behind_a_pooler_show_what_the_model_shows(tmp_path: Path) -> None:
+    bouncer = Bouncer(tmp_path, server_url())
+    bouncer.start()
+    try:
+        machine = store_machine(Stores(bouncer).make)
+        run_state_machine_as_test(machine, settings=settings(max_examples=5, stateful_step_count=20))
+    finally:
+        bouncer.stop(signal.SIGKILL)
+
+
+# --- Notifications --------------------------------------------------------------------------------------------------
+
+
+def said_to_be_deaf(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if getattr(record, "action", "") == "store.deaf"]
+
+
+async def test_a_process_behind_a_pooler_says_once_that_it_is_deaf_and_looks_instead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Promise 8. It leaves nothing behind in a session that the pooler lends to other programs."""
+    async with (
+        bouncing(tmp_path, default_pool_size="1") as bouncer,
+        PostgresStore(url := f"{bouncer.url}?schema={new_schema()}", timeout=BUSY_SECONDS) as here,
+        PostgresStore(url, timeout=BUSY_SECONDS) as there,
+    ):
+        await here.join(NODE)
+        [sentence] = said_to_be_deaf(caplog)
+        assert "this process polls instead; name a direct connection with ?listen=" in sentence
+        await here.join(NodeId("second"))
+        await there.join(OTHER)
+        assert len(said_to_be_deaf(caplog)) == 2
+        told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+        there.subscribe(OTHER, told.put_nowait)
+        await here.commit([SendMail(node=OTHER, message=b"look")])
+        assert await told.get() == ()
+        assert [mail.message for mail in await there.mail(OTHER)] == [b"look"]
+        borrower = await asyncpg.connect(bouncer.url, statement_cache_size=0)
+        locks = "SELECT 1 FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'"
+        assert await borrower.fetch(locks) == []
+        assert await borrower.fetch("SELECT pg_listening_channels()") == []
+        nodes = await borrower.fetch(f"SELECT lock FROM {parse_address(url).schema}.node")
+        assert [node[0] for node in nodes] == [None] * 3
+        await borrower.close()
+
+
+async def test_a_process_notices_by_the_silence_that_it_is_deaf_where_sessions_take_turns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a pooler is not seen to lend one session to two connections, because it lends another one each time."""
+    async with bouncing(tmp_path, server_round_robin="1") as bouncer:
+        busy = [await asyncpg.connect(bouncer.url, statement_cache_size=0) for _ in range(3)]
+        await asyncio.gather(*(one.fetch("SELECT pg_sleep(0.2)") for one in busy))  # now it has three sessions
+        async with PostgresStore(f"{bouncer.url}?schema={new_schema()}", timeout=BUSY_SECONDS) as store:
+            await store.join(NODE)
+            assert len(said_to_be_deaf(caplog)) == 1
+            told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+            store.subscribe(NODE, told.put_nowait)
+            await store.commit([PutSession(record=a_session())])
+            assert await told.get() == ()
+        for one in busy:
+            await one.close()
+
+
+async def test_a_look_is_told_of_a_commit_when_it_can_be_seen_and_not_before(tmp_path: Path) -> None:
+    """Promise 8: a commit that waits for a standby is in the server's log already, and its readers would find nothing
+    yet; what they are told of must be there."""
+    server = Server(tmp_path)
+    await asyncio.to_thread(server.make)
+    await asyncio.to_thread(server.start)
+    try:
+        async with bouncing(tmp_path, server.url) as bouncer, AsyncExitStack() as stack:
+            url = f"{bouncer.url}?schema=s"
+            here, there = [await stack.enter_async_context(PostgresStore(url, timeout=BUSY_SECONDS)) for _ in range(2)]
+            told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+            await there.join(OTHER)
+            there.subscribe(OTHER, told.put_nowait)
+            operator = await asyncpg.connect(server.url)
+            stack.push_async_callback(operator.close)
+            await _change(operator, "SET synchronous_standby_names = 'absent'")
+            putting = asyncio.create_task(here.commit([PutSession(record=a_session())]))
+            await until(lambda: operator.fetchval("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+            assert await there.session(SESSION) is None
+            await _looked_twice(operator)
+            while not told.empty():
+                told.get_nowait()
+            await _change(operator, "RESET synchronous_standby_names")
+            async with asyncio.timeout(5):
+                assert await told.get() == ()
+            assert await there.session(SESSION) is not None
+            assert list(await putting) == [None]
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+async def _change(operator: Session, setting: str) -> None:
+    await operator.execute(f"ALTER SYSTEM {setting}")
+    before = await operator.fetchval("SELECT pg_conf_load_time()")
+    await operator.execute("SELECT pg_reload_conf()")
+    await until(lambda: operator.fetchval("SELECT pg_conf_load_time() > $1", before))
+
+
+async def _looked_twice(operator: Session) -> None:
+    """Two looks have begun since now, so one has ended."""
+    look = "SELECT max(query_start) > $1 FROM pg_stat_activity WHERE query LIKE '%answered < asked%'"
+    for _ in range(2):
+        since = await operator.fetchval("SELECT clock_timestamp()")
+        await until(partial(operator.fetchval, look, since))
+
+
+@pytest.mark.parametrize("listens_at", ["the server", "a pooler in session mode"])
+async def test_a_second_address_makes_a_process_hear(
+    bouncer: Bouncer, tmp_path: Path, listens_at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = new_schema()
+    async with AsyncExitStack() as stack:
+        direct = server_url().partition("?")[0]
+        if listens_at != "the server":
+            (tmp_path / "second").mkdir()
+            second = await stack.enter_async_context(bouncing(tmp_path / "second", pool_mode="session"))
+            direct = second.url
+        url = f"{bouncer.url}?schema={schema}&listen={direct}"
+        here, there = [await stack.enter_async_context(PostgresStore(url, timeout=BUSY_SECONDS)) for _ in range(2)]
+        await here.join(NODE)
+        await there.join(OTHER)
+        assert said_to_be_deaf(caplog) == []
+        told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+        there.subscribe(OTHER, told.put_nowait)
+        here.hint(OTHER, [StreamId("grown")])
+        assert await told.get() == ("grown",)
+        mine = here.liveness(NODE, lease=1_000.0, monotonic=lambda: 0.0)
+        assert list(await mine.holders()) == []
+
+
+async def test_a_second_address_that_leads_nowhere_is_told_at_the_start(bouncer: Bouncer) -> None:
+    nowhere = "postgresql://postgres@127.0.0.1:1/postgres"
+    store = PostgresStore(f"{bouncer.url}?schema={new_schema()}&listen={nowhere}")
+    with pytest.raises(StoreUnavailable, match="cannot be opened"):
+        await store.open()
+
+
+async def test_a_pooler_in_session_mode_is_like_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with bouncing(tmp_path, pool_mode="session") as bouncer:
+        url = f"{bouncer.url}?schema={new_schema()}"
+        async with PostgresStore(url, timeout=BUSY_SECONDS) as here, PostgresStore(url, timeout=BUSY_SECONDS) as there:
+            await here.join(NODE)
+            await there.join(OTHER)
+            told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+            there.subscribe(OTHER, told.put_nowait)
+            here.hint(OTHER, [StreamId("grown")])
+            assert await told.get() == ("grown",)
+            assert said_to_be_deaf(caplog) == []
+
+
+# --- Modes and settings ---------------------------------------------------------------------------------------------
+
+
+async def test_a_pooler_in_statement_mode_serves_a_schema_that_is_there_and_makes_none(tmp_path: Path) -> None:
+    """One commit is one statement. Only what makes the schema is a transaction of several."""
+    schema = new_schema()
+    async with bouncing(tmp_path, pool_mode="statement") as bouncer:
+        behind = f"{bouncer.url}?schema={schema}"
+        with pytest.raises(StoreError, match=r"takes no transactions: .* `perdure store init`") as caught:
+            await PostgresStore(behind).open()
+        assert "\n" not in str(caught.value)
+        async with PostgresStore(store_url(schema), timeout=BUSY_SECONDS):
+            pass
+        async with PostgresStore(behind, timeout=BUSY_SECONDS) as store:
+            fence = await opened(store)
+            assert list(await store.commit([an_append(fence, some_events(1, 5))])) == [None]
+            assert await numbers(store) == [1, 2, 3, 4, 5]
+            await store.probe(10)
+
+
+async def test_a_setting_that_the_pooler_does_not_take_is_refused_by_name(bouncer: Bouncer) -> None:
+    for setting in ("statement_timeout=5000", "synchronous_commit=off"):
+        name = setting.partition("=")[0]
+        schema = new_schema()
+        with pytest.raises(StoreError, match=f"parameter: {name}; the pooler takes no such setting: leave it out"):
+            await PostgresStore(f"{bouncer.url}?schema={schema}&{setting}").open()
+        with connection(server_url()) as run:
+            assert run("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema) == []
+
+
+async def test_a_setting_that_the_pooler_ignores_is_no_obstacle(tmp_path: Path) -> None:
+    async with bouncing(tmp_path, ignore_startup_parameters="synchronous_commit") as bouncer:
+        url = f"{bouncer.url}?schema={new_schema()}&synchronous_commit=off"
+        async with PostgresStore(url, timeout=BUSY_SECONDS) as store:
+            await store.probe(1)
+
+
+# --- Few sessions, and none -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", ["1", "2"])
+async def test_many_nodes_wait_their_turn_for_the_few_sessions_of_a_pool(tmp_path: Path, size: str) -> None:
+    """Work that waits in the pooler is late, not lost; and no node holds a session while it needs another one."""
+    async with bouncing(tmp_path, default_pool_size=size) as bouncer, AsyncExitStack() as stack:
+        url = f"{bouncer.url}?schema={new_schema()}"
+        nodes = [NodeId(f"node-{number}") for number in range(5)]
+        stores = [await stack.enter_async_context(PostgresStore(url, timeout=BUSY_SECONDS)) for _ in nodes]
+        for store, node in zip(stores, nodes, strict=True):
+            await store.join(node)
+
+        async def work(store: Store, node: NodeId) -> None:
+            mine = store.liveness(node, lease=1_000.0, monotonic=lambda: 0.0)
+            for number in range(5):
+                puts = [PutSession(record=a_session(f"{node} {number}"))]
+                mails = [SendMail(node=other, message=node.encode()) for other in nodes]
+                assert list(await store.commit([*puts, *mails])) == [None] * 6
+                await mine.beat(b"{}")
+                assert list(await mine.dead()) == []
+
+        await asyncio.gather(*map(work, stores, nodes))
+        assert len(await stores[0].sessions(after=None, limit=99)) == 25
+        for store, node in zip(stores, nodes, strict=True):
+            assert len(await store.mail(node)) == 25
+
+
+@contextlib.asynccontextmanager
+async def _restarted(bouncer: Bouncer) -> AsyncIterator[None]:
+    await asyncio.to_thread(bouncer.stop, signal.SIGKILL)
+    yield
+    await asyncio.to_thread(bouncer.start)
+
+
+@contextlib.asynccontextmanager
+async def _paused(bouncer: Bouncer) -> AsyncIterator[None]:
+    await bouncer.command("PAUSE")
+    yield
+    await bouncer.command("RESUME")
+
+
+@contextlib.asynccontextmanager
+async def _killed(bouncer: Bouncer) -> AsyncIterator[None]:
+    await bouncer.command("KILL postgres")
+    yield
+    await bouncer.command("RESUME postgres")
+
+
+@pytest.mark.parametrize("away", [_restarted, _paused, _killed])
+async def test_a_pooler_that_was_away_is_found_again(
+    bouncer: Bouncer, away: Callable[[Bouncer], contextlib.AbstractAsyncContextManager[None]]
+) -> None:
+    """Promises 3, 5 and 9: what fails meanwhile has a name, and repeating it is safe."""
+    async with PostgresStore(f"{bouncer.url}?schema={new_schema()}", timeout=0.5) as store:
+        fence = await opened(store)
+        await store.commit([an_append(fence, some_events(1, 3))])
+        again = [an_append(fence, some_events(4, 6))]
+
+        async def is_written() -> bool:
+            with contextlib.suppress(StoreUnavailable):
+                return list(await store.commit(again)) == [None]
+            return False
+
+        async with away(bouncer):
+            with pytest.raises(StoreUnavailable):
+                await store.commit(again)
+            with pytest.raises(StoreUnavailable):
+                await store.sessions(after=None, limit=1)
+        await until(is_written)
+        assert await numbers(store) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_sessions_that_the_pooler_makes_again_change_nothing(
+    bouncer: Bouncer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RECONNECT closes each session of the server once its transaction has ended."""
+    caplog.set_level(logging.WARNING)
+    async with PostgresStore(f"{bouncer.url}?schema={new_schema()}", timeout=BUSY_SECONDS) as store:
+        fence = await opened(store)
+        for number in range(1, 11):
+            await bouncer.command("RECONNECT")
+            assert list(await store.commit([an_append(fence, some_events(number, number))])) == [None]
+        assert await numbers(store) == list(range(1, 11))
+        assert len(said_to_be_deaf(caplog)) == len(caplog.records) == 1

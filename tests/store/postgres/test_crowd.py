@@ -1,0 +1,148 @@
+"""Many nodes on one server: beyond a number of them each looks for news, instead of being told of each by all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from perdure._core.ids import NodeId, StreamId
+from perdure.store.base import PutSession
+from perdure.store.postgres import wakeups
+from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.ear import channel_of
+from perdure.store.postgres.store import PostgresStore
+from perdure.store.postgres.wakeups import APART, CROWD, POLL
+from perdure.testing._values import OTHER, a_session
+from tests.support.postgres import server_url, store_url
+from tests.support.site import until
+from tests.support.stores import BUSY_SECONDS
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 1_000.0
+PROCESSES = 3
+
+
+def a_name(number: int) -> NodeId:
+    return NodeId(f"node-{number}")
+
+
+class Crowd:
+    """Nodes in a few stores, each of which is a process to the server; and an ear that counts what is said to one."""
+
+    def __init__(self, url: str, stores: Sequence[PostgresStore], ear: asyncpg.Connection[asyncpg.Record]) -> None:
+        self.stores = stores
+        self._ear = ear
+        self._channel = channel_of(parse_address(url).schema, OTHER)
+        self.said: list[str] = []
+        self.told: list[Sequence[StreamId]] = []
+
+    async def open(self, nodes: int) -> None:
+        for number in range(nodes - 1):
+            await self.stores[number % (PROCESSES - 1)].join(a_name(number))
+        await self.stores[-1].join(OTHER)
+        self.stores[-1].subscribe(OTHER, self.told.append)
+        await self._ear.add_listener(self._channel, lambda *heard: self.said.append(str(heard[-1])))
+
+    async def look(self) -> None:
+        """Every process counts the nodes, as it does twice a second."""
+        for number, store in enumerate(self.stores):
+            node = OTHER if store is self.stores[-1] else a_name(number)
+            assert list(await store.liveness(node, lease=LEASE, monotonic=lambda: 0.0).dead()) == []
+
+    async def is_told(self) -> bool:
+        """Whether a hint is said to the node."""
+        self.said.clear()
+        self.stores[0].hint(OTHER, [StreamId("grown")])
+        await asyncio.sleep(2 * APART)  # by then it is on its way
+        await self.look()  # on the same connections, behind it
+        while "over" not in self.said:
+            await self._ear.execute("SELECT pg_notify($1, 'over')", self._channel)
+            await asyncio.sleep(0.01)
+        return "h grown" in self.said
+
+    async def learns(self) -> None:
+        """Wait until the node has learned of a commit of which it is sent no hint."""
+        self.told.clear()
+        await self.stores[0].commit([PutSession(record=a_session(secrets.token_hex(4)))])
+        await until(lambda: () in self.told)
+
+    async def looks_no_more(self) -> bool:
+        self.told.clear()
+        await self.stores[0].commit([PutSession(record=a_session(secrets.token_hex(4)))])
+        await asyncio.sleep(4 * POLL)
+        return () not in self.told
+
+
+@contextlib.asynccontextmanager
+async def gathered(nodes: int) -> AsyncIterator[Crowd]:
+    url = store_url()
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(PostgresStore(url, timeout=BUSY_SECONDS)) for _ in range(PROCESSES)]
+        ear = await asyncpg.connect(server_url().partition("?")[0])
+        stack.push_async_callback(ear.close)
+        crowd = Crowd(url, stores, ear)
+        await crowd.open(nodes)
+        await crowd.look()
+        yield crowd
+
+
+MORE = NodeId("one more")
+
+
+async def test_nodes_look_for_themselves_while_there_are_many_and_listen_again_when_some_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Promise 8, on both sides of the limit. A word that is said to one node wakes all that listen."""
+    monkeypatch.setattr(wakeups, "LINGER", 0.0)
+    async with gathered(CROWD) as crowd:
+        assert await crowd.is_told()
+        assert await crowd.looks_no_more()
+        await crowd.stores[0].join(MORE)
+        await crowd.look()
+        for _ in range(3):
+            assert not await crowd.is_told()
+            await crowd.learns()
+        await crowd.stores[0].leave(MORE)
+        await crowd.look()
+        assert await crowd.is_told()
+        await until(crowd.looks_no_more)
+
+
+async def test_nodes_do_both_for_a_while_because_others_notice_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise 8: no wake-up is lost between one that does not tell any more and one that does not look yet."""
+    monkeypatch.setattr(wakeups, "LINGER", 600.0)
+    async with gathered(CROWD) as crowd:
+        await crowd.stores[0].join(MORE)
+        await crowd.look()
+        assert await crowd.is_told()
+        await crowd.learns()
+        await crowd.stores[0].leave(MORE)
+        await crowd.look()
+        assert await crowd.is_told()
+        await crowd.learns()
+
+
+@pytest.mark.parametrize("word", ["", "over", "!", "! 1", "? 1", "x 1 2 3", "! 1 no one holds", "? 9999 "])
+async def test_a_word_that_this_release_does_not_know_changes_nothing(word: str) -> None:
+    """A newer release may say more, and any program may use a channel."""
+    url = store_url()
+    channel = channel_of(parse_address(url).schema, OTHER)
+    async with PostgresStore(url, timeout=BUSY_SECONDS) as store, PostgresStore(url, timeout=BUSY_SECONDS) as there:
+        await store.join(OTHER)
+        await there.join(a_name(1))
+        stranger = await asyncpg.connect(server_url().partition("?")[0])
+        await stranger.execute("SELECT pg_notify($1, $2)", channel, word)
+        await stranger.close()
+        told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
+        store.subscribe(OTHER, told.put_nowait)
+        there.hint(OTHER, [StreamId("grown")])
+        while await told.get() != ("grown",):
+            pass
+        assert list(await there.liveness(a_name(1), lease=LEASE, monotonic=lambda: 0.0).holders()) == []
