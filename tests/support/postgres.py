@@ -168,9 +168,14 @@ def as_user() -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port for a server that starts in a moment, and perhaps once more on the same one. Not one of those that the
+    system gives to clients: the connections of other tests would take it meanwhile."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(("127.0.0.1", port))
+            return port
 
 
 @cache

@@ -212,7 +212,7 @@ class PostgresProxy:
             await forward(link, head[:1], head + await reader.readexactly(int.from_bytes(head[1:], "big") - 4))
 
     async def _pass_up(self, link: Link, kind: bytes, message: bytes) -> None:
-        if link.role is Role.NEW and kind in (PARSE, QUERY):
+        if link.role in (Role.NEW, Role.READER) and kind in (PARSE, QUERY):
             link.role = next((role for mark, role in _MARKS.items() if mark in message), Role.READER)
         if self.delay and link.is_idle:
             await asyncio.sleep(self.delay)

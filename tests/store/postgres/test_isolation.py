@@ -51,6 +51,7 @@ async def test_a_commit_that_waited_while_its_node_was_buried_is_refused(strict:
             await operator.execute("SELECT pg_advisory_xact_lock($1)", writer)
             commit = asyncio.create_task(store.commit([PutSession(record=a_session())]))
             await until(lambda: looker.fetchval(waits, writer & 0xFFFFFFFF))
+            await operator.execute(f"SELECT {schema}.note_buried_1($1)", NODE)
             await operator.execute(f"DELETE FROM {schema}.node")
         with pytest.raises(StoreUnavailable, match="have buried this one"):
             await commit
