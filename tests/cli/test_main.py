@@ -220,7 +220,7 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
         (("serve", "a:b", "c:d"), "got unexpected extra argument (c:d)"),
         (("srve",), "no such command 'srve'"),
         (("--evnt",), "no such option '--evnt'"),
-        (("serve", "a:b", "--evnt-ttl", "1h"), "no such option '--evnt-ttl'. Did you mean '--event-ttl'?"),
+        (("serve", "a:b", "--replay-windw", "1h"), "no such option '--replay-windw'. Did you mean '--replay-window'?"),
         (("serve", "a:b", "--port"), "option '--port' requires an argument."),
         (("serve", "a:b", "--port", "http"), "--port: 'http' is not a whole number"),
         (

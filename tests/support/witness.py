@@ -143,7 +143,7 @@ def assert_sound(address: str) -> None:
         else:
             kept = "SELECT count(*) FROM entry WHERE stream = key AND seq > trimmed"
             assert rows(f"SELECT id FROM stream WHERE last - trimmed <> ({kept})") == []
-            tables += ["answer", "forward", "sender"]  # events go with their slot, later than their stream
+            tables += ["forward", "sender"]  # events and answers go with their slots, later than their stream
         for table in tables:
             orphans = f"SELECT count(*) FROM {table} WHERE stream NOT IN (SELECT key FROM stream)"
             assert rows(orphans) == [(0,)], table
