@@ -279,7 +279,7 @@ async def _fill_one(client: Client, n: int) -> Call:
 # --- Several nodes on one log ---------------------------------------------------------------------------------------
 
 PACE = 50.0  # events a second: slow enough that each event is on its own
-SETTLE = 8.0  # seconds in which a session that was opened comes to rest
+SETTLE = 15.0  # seconds in which a session comes to rest: its last chore, a look for orphans, is due after 13
 
 
 async def event_at_other_node(nodes: Sequence[Target], *, events: int) -> Figures:

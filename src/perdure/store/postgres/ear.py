@@ -39,6 +39,11 @@ SHOW_SECONDS = 0.5
 """Seconds between two beats while there is no lock: at least three in the time after which a free lock is a dead
 process's (`_core.leases.FREE_SECONDS`)."""
 
+_NOTIFY = """
+SELECT pg_notify(c, w) FROM set_config('synchronous_commit', 'off', true), unnest($1::text[], $2::text[]) AS x (c, w)
+"""
+"""A notification is a transaction of its own, and has nothing that the disk would have to be waited for."""
+
 _log = logging.getLogger(__name__)
 
 Heard = Callable[[str, str], None]
@@ -156,8 +161,7 @@ class Ear:
     async def notify(self, words: Iterable[tuple[str, str]]) -> None:
         """Say something on channels. Never in a transaction that writes: each such commit would wait for all others."""
         channels, said = zip(*words, strict=True)
-        statement = "SELECT pg_notify(c, w) FROM unnest($1::text[], $2::text[]) AS x (c, w)"
-        await self.fetch(statement, list(channels), list(said))
+        await self.fetch(_NOTIFY, list(channels), list(said))
 
     @contextlib.asynccontextmanager
     async def alone(self, name: str) -> AsyncIterator[bool]:
