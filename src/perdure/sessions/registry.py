@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from perdure._core.ids import Kind, SessionId, new_session_id, parse_session_id
@@ -193,11 +194,16 @@ class SessionRegistry:
                 return session
             if (task := self._loading.get(session_id)) is None:
                 task = self._loading[session_id] = asyncio.create_task(self._read(session_id, seen))
-                task.add_done_callback(lambda _: self._loading.pop(session_id, None))
+                task.add_done_callback(partial(self._loaded, session_id))
             session, seen = await asyncio.shield(task), None
             # The task was done a moment before this goes on: in between the session may have gone to rest, or ended.
             if session is None or self._by_id.get(session_id) is session:
                 return session
+
+    def _loaded(self, session_id: SessionId, task: asyncio.Task[Session | None]) -> None:
+        del self._loading[session_id]
+        if not task.cancelled():
+            task.exception()  # all that waited for it may have left; asyncio would complain
 
     async def _read(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
         store = self._context.store

@@ -28,7 +28,7 @@ from tests.store.postgres.test_server import opened
 from tests.support.bouncer import Bouncer, bouncing
 from tests.support.postgres import Server, connection, new_schema, server_url, store_url
 from tests.support.site import until
-from tests.support.stores import BUSY_SECONDS
+from tests.support.stores import BUSY_SECONDS, ON_POSTGRES
 
 pytestmark = pytest.mark.anyio
 
@@ -64,9 +64,10 @@ class Stores:
             run("ROLLBACK")
 
 
+@pytest.mark.skipif(not ON_POSTGRES, reason="takes a minute: PERDURE_TEST_STORE=postgres runs it")
 @pytest.mark.timeout(300)
 async def test_the_store_keeps_its_promises_behind_a_pooler(bouncer: Bouncer) -> None:
-    """Promises 1 to 21: no session of the server is its own."""
+    """Promises 1 to 23: no session of the server is its own."""
     stores = Stores(bouncer)
     await check_store(stores.make, hang=stores.hang)
 
