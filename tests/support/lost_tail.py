@@ -43,7 +43,8 @@ def remember_schema(url: str) -> Callable[[], None]:
     kept = f"{schema}_kept"
     with connection(url) as run:
         run(f"CREATE SCHEMA {kept}")
-        names = "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND tablename <> 'event'"  # that one is in parts
+        # Those two are in parts, which are tables too.
+        names = "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND tablename NOT IN ('event', 'answer')"
         tables = [row[0] for row in run(names, schema)]
         for table in tables:
             run(f"CREATE TABLE {kept}.{table} AS TABLE {schema}.{table}")
