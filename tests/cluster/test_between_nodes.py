@@ -159,6 +159,7 @@ class Late(SharedStore):
         return found
 
 
+@pytest.mark.skipif(ON_POSTGRES, reason="its second node is on a SQLite file")
 async def test_a_reader_that_knows_its_stream_from_before_it_was_settled_gets_the_answer(tmp_path: Path) -> None:
     """Promise 3: what it was told of the stream is no longer so when it attaches."""
     path = tmp_path / "log.db"

@@ -85,7 +85,11 @@ async def test_the_first_request_at_a_node_loads_the_session_with_two_reads(coun
     peer, at_b = await counted.pair.join()
     counted.b.take()
     assert await at_b.result("count", n=0) == "counted to 0"
-    assert besides_rounds(counted.b.take()) == {"load_session": 1, "kept_of_session": 1, "commit": 2}
+    seen = dict(besides_rounds(counted.b.take()))
+    # Where the client's `initialized` was written in between, the call is refused once, and the record read again.
+    late = seen.pop("session_by_id", 0)
+    assert late <= 1
+    assert seen == {"load_session": 1, "kept_of_session": 1, "commit": 2 + late}
     assert await peer.result("count", n=0) == "counted to 0"
 
 
