@@ -194,16 +194,11 @@ class SessionRegistry:
                 return session
             if (task := self._loading.get(session_id)) is None:
                 task = self._loading[session_id] = asyncio.create_task(self._read(session_id, seen))
-                task.add_done_callback(partial(self._loaded, session_id))
+                task.add_done_callback(partial(_loaded, self._loading, session_id))
             session, seen = await asyncio.shield(task), None
             # The task was done a moment before this goes on: in between the session may have gone to rest, or ended.
             if session is None or self._by_id.get(session_id) is session:
                 return session
-
-    def _loaded(self, session_id: SessionId, task: asyncio.Task[Session | None]) -> None:
-        del self._loading[session_id]
-        if not task.cancelled():
-            task.exception()  # all that waited for it may have left; asyncio would complain
 
     async def _read(self, session_id: SessionId, seen: _Seen | None = None) -> Session | None:
         store = self._context.store
@@ -449,6 +444,14 @@ class SessionRegistry:
         for session in self._by_id.values():
             session.orphans.close()
         await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
+
+
+def _loaded(
+    loading: dict[SessionId, asyncio.Task[Session | None]], session_id: SessionId, task: asyncio.Task[Session | None]
+) -> None:
+    del loading[session_id]
+    if not task.cancelled():
+        task.exception()  # all that waited for it may have left; asyncio would complain
 
 
 def _shown_state(stream: Stream) -> str:
