@@ -35,7 +35,7 @@ class Log(Protocol):
         """Bytes on the disk."""
 
     def cpu_seconds(self) -> float:
-        """CPU time of a database server, which is no part of the candidate's process."""
+        """CPU time of a database server, which runs beside the process of the candidate."""
 
 
 @dataclass(frozen=True)

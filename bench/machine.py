@@ -22,7 +22,7 @@ class Bystanders:
         self._began, self._busy, self._own = monotonic(), _busy_seconds(), _own_seconds()
 
     def share(self, *, less: float = 0.0) -> float:
-        """`less`: CPU seconds of a server of ours that is no child of this process."""
+        """`less`: CPU seconds of a server that we started and that is not a child of this process."""
         others = _busy_seconds() - self._busy - (_own_seconds() - self._own) - less
         return max(0.0, others / (monotonic() - self._began) / (os.cpu_count() or 1))
 

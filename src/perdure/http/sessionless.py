@@ -33,7 +33,7 @@ class _Running:
     streams: bool = False
     """An event stream has begun."""
     over: bool = False
-    """All of the response is sent."""
+    """All of the response is sent, or on its way: a body of JSON follows its head at once."""
     ended: bool = False
     """The server stops, and ends it."""
 
@@ -42,7 +42,8 @@ class _Running:
         if self.ended:
             return  # it is answered already
         if message["type"] == "http.response.start":
-            self.streams = any(value.startswith(b"text/event-stream") for name, value in message["headers"])
+            self.streams = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+            self.over = not self.streams
         elif not message.get("more_body"):
             self.over = True
         await self.send(message)
@@ -56,9 +57,10 @@ class _Running:
 
     async def finish(self, receive: Receive) -> None:
         """Answer: what listens has listened to the end, what runs has an outcome that is not known."""
-        request: dict[str, Any] = {}
-        with contextlib.suppress(ValueError):
+        request: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
             request = json.loads(self.body)
+        request = request if isinstance(request, dict) else {}
         name = request.get("id")
         if self.listens:
             result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: name}}

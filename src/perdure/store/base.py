@@ -868,14 +868,14 @@ async def paged(read: Callable[[int], Awaitable[Sequence[T]]]) -> AsyncIterator[
 
 def measures_of(store: object) -> Measures | None:
     """Give what a store has to tell, or `None` if it has nothing."""
-    measured: Measured | None = store if hasattr(store, "measures") else None  # type: ignore[assignment]
-    return None if measured is None else measured.measures()
+    measures: Callable[[], Measures] | None = getattr(store, "measures", None)
+    return None if measures is None else measures()
 
 
 async def survey_of(store: object) -> Survey | None:
     """Give what a store's server says, or `None` if there is none."""
-    measured: Measured | None = store if hasattr(store, "survey") else None  # type: ignore[assignment]
-    return None if measured is None else await measured.survey()
+    survey: Callable[[], Awaitable[Survey]] | None = getattr(store, "survey", None)
+    return None if survey is None else await survey()
 
 
 async def load_apart(store: Store, session: SessionId) -> Loaded | None:
