@@ -39,7 +39,7 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     buried. A node whose claim ran out goes on with its next beat, unless it is buried; if it is, it knows by then.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
     (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not opened
-    (`SessionEnded`).
+    (`SessionEnded`). Of several writers that open a `unique` stream of one id, one succeeds; none, once it is sealed.
 13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several changes to a
     chain that begin from the same state, one succeeds, in whatever process; what it wrote is durable (3).
 14. **Exact limits.** A `PutSession` or `OpenStream` that carries a limit is refused (`TooManySessions`, `TooManyCalls`)
@@ -409,6 +409,9 @@ class OpenStream(Step):
     """How many calls of the session may be open at once, these among them; refused beyond (14)."""
     seen: int | None = None
     """The revision of the session's record that the caller knows; refused if it has another one by now (21)."""
+    unique: bool = False
+    """The stream's id is made of something that another writer may know as well, such as a key. Refused (`StaleFence`)
+    if the stream is there already and is another writer's, or is sealed (12)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,11 +26,13 @@ from perdure.testing._values import (
     a_single_call,
     a_sticky,
     a_stream,
+    an_append,
     an_end,
     an_ended_session,
     count_open,
     messages,
     put,
+    some_events,
 )
 
 
@@ -78,6 +80,21 @@ class CallChecks(SessionCase):
         same("a call of another incarnation", await self.store.open_call(SESSION, incarnation=2, request_id=1), None)
         rows = [(call.request_id, call.request) for call in await self.store.calls_on(STREAM)]
         same("an ended call's request", rows, [(1, b""), ("one", a_call().request)])
+
+    async def promise_12_of_several_writers_one_opens_a_stream_whose_name_they_all_know(self) -> None:
+        async with self.elsewhere() as elsewhere:
+            ours = replace(self._opening("known", 1), unique=True)
+            theirs = replace(ours, record=replace(ours.record, node=OTHER, fence=await elsewhere.join(OTHER)))
+            stores = ((self.store, ours), (elsewhere, theirs)) * 2
+            outcomes = await asyncio.gather(*(store.commit([step]) for store, step in stores))
+            opened = {step.record.fence for (_, step), [why] in zip(stores, outcomes, strict=True) if why is None}
+            same("the fences under which it was opened", opened, {(await self.record("known")).fence})
+            store, step = next(tried for tried in stores if tried[1].record.fence in opened)
+            accepted(await store.commit([step]))  # again, as after an answer that was lost
+            sealing = an_append(step.record.fence, some_events(1, 1, final=True), stream="known", seal=True)
+            accepted(await store.commit([sealing]))
+            for store, step in stores:
+                refused(await store.commit([step]), 0)
 
     async def promise_12_a_session_that_has_ended_opens_no_stream(self) -> None:
         await self.put(base.EndSession(session=SESSION, time=1.0, reason="why"))

@@ -90,8 +90,11 @@ class StreamSteps:
         listed = not any(call.state in _OPEN for call in step.calls)
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
         if cursor.rowcount != 1:
-            if self._look_up(record.id) is not None:
-                return None
+            if (there := cursor.execute(_SQL["fence_of"], (record.id,)).fetchone()) is not None:
+                fence, sealed = there
+                if step.unique and fence != record.fence:
+                    return refusal(step, Why.FENCED, fence)
+                return refusal(step, Why.SEALED) if step.unique and sealed else None
             revision = cursor.execute(_SQL["revision_of"], (record.session,)).fetchone()
             return refusal(step, Why.ENDED) if revision is None else refusal(step, Why.CHANGED, *revision)
         key = cursor.lastrowid or 0

@@ -60,6 +60,9 @@ SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 WHERE EXISTS (SELECT 1 FROM session WHERE id = ? AND state <> 'ended' AND revision = coalesce(?, revision))
 ON CONFLICT (id) DO NOTHING;
 
+-- fence_of: the fence of a stream, and whether it is sealed
+SELECT fence, sealed FROM stream WHERE id = ?;
+
 -- revision_of: the revision of a session that is there and has not ended
 SELECT revision FROM session WHERE id = ? AND state <> 'ended';
 
