@@ -14,6 +14,7 @@ from perdure._core.limits import weigh
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, replayed_first
 from perdure.http.refusals import Answer, Refusal, Refused
+from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
 
 LISTEN = "subscriptions/listen"
@@ -84,9 +85,13 @@ class SessionlessHandler:
     """Serves requests without a session, `max_sessionless` at once at most. Each may hold an event stream and run a
     call, and has no session whose limits would count it."""
 
-    def __init__(self, manager: StreamableHTTPSessionManager, access: SessionAccess) -> None:
+    def __init__(
+        self, manager: StreamableHTTPSessionManager, access: SessionAccess, single_calls: SingleCallEndpoint | None
+    ) -> None:
+        """`single_calls` takes what it wants to; the SDK's handler has the rest."""
         self._manager = manager
         self._access = access
+        self._single_calls = single_calls
         self._running: set[_Running] = set()
 
     @property
@@ -104,6 +109,8 @@ class SessionlessHandler:
         """Answer whatever runs."""
         for running in self._running:
             running.end()
+        if self._single_calls is not None:
+            self._single_calls.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         context, settings = self._access.context, self._access.settings
@@ -120,6 +127,11 @@ class SessionlessHandler:
                     running.body = body = await self._access.bodies.read(receive, headers)
                     if not work.has_room(weight := weigh(body)):
                         raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
+                    if self._single_calls is not None and self._single_calls.wants(headers):
+                        self._running.discard(running)  # it ends by itself
+                        if await self._single_calls(scope, receive, send, headers, body, size=weight):
+                            return
+                        self._running.add(running)
                     work.take(size := weight)
                     receive = replayed_first(body, receive)
                 await self._handle(running, scope, receive)

@@ -1,0 +1,74 @@
+"""Serves the tasks extension: `tasks/get`, `tasks/update` and `tasks/cancel`, at any node."""
+
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
+from starlette.types import Receive, Send
+
+from perdure._core import mail
+from perdure._core.jsonrpc import JsonObject
+from perdure.http.access import SessionAccess
+from perdure.http.refusals import Refusal, Refused
+from perdure.http.single_call_response import MessageWriter
+from perdure.http.single_calls import ModernRequest, SingleCallHandler, needs_its_client, needs_tasks
+from perdure.sessions.client_messages import cancel_call
+from perdure.sessions.single_calls import SingleCalls
+from perdure.store.base import SessionRecord
+
+
+class TaskHandler:
+    """Tells of tasks, takes what they ask for, and cancels them."""
+
+    def __init__(self, access: SessionAccess, calls: SingleCalls, handler: SingleCallHandler) -> None:
+        self._access = access
+        self._calls = calls
+        self._handler = handler
+
+    async def __call__(self, asked: ModernRequest, receive: Receive, send: Send) -> None:
+        record = await self._find(asked)
+        answer: JsonObject = {"resultType": "complete"}
+        match asked.request.method:
+            case "tasks/get":
+                answer |= await self._get(record, asked)
+            case "tasks/update":
+                if "inputResponses" not in asked.params:
+                    raise Refused(Refusal.BAD_RESPONSES, seen="nothing")
+                await self._handler.take_responses(record, asked)
+            case _:
+                await self._cancel(record)
+        writer = MessageWriter(asked.request.id, receive, send, streams=False)
+        await writer.result(self._handler.stamped(answer))
+
+    async def _find(self, asked: ModernRequest) -> SessionRecord:
+        if not asked.client.takes_tasks:
+            raise needs_tasks()
+        task_id = asked.params.get("taskId")
+        header = asked.http.headers.get(MCP_NAME_HEADER)
+        if header is not None and decode_header_value(header) != task_id:
+            raise Refused(Refusal.NAME_MISMATCH, message=f"{MCP_NAME_HEADER} header does not match params.taskId")
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            record = await self._calls.find(task_id, asked.owner)
+        if record is None or not record.initialized:
+            raise Refused(Refusal.NO_TASK)
+        return record
+
+    async def _get(self, record: SessionRecord, asked: ModernRequest) -> JsonObject:
+        """How a task is, as soon as there is something to tell, and within `task_hold` in any case."""
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            await self._handler.run_again(record, asked.http)
+            facts = await self._calls.facts(record)
+            if facts is None:
+                raise Refused(Refusal.NO_TASK)
+            if not facts.is_over and not facts.asks:
+                hold = self._access.settings.task_hold
+                facts = await self._calls.wait(record, needs_its_client, seconds=hold) or facts
+        return self._handler.view(facts)
+
+    async def _cancel(self, record: SessionRecord) -> None:
+        with self._access.refusing(Refusal.STORE_FAILS):
+            row = await self._calls.row(record)
+            session = await self._access.sessions.load(record.id)
+            if row is None or session is None:
+                return
+            params = {"requestId": row.request_id, "reason": "tasks/cancel"}
+            cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
+            with session.in_use():
+                await cancel_call(session, cancelled, self._access.waiting.cancel)
