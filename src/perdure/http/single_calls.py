@@ -230,7 +230,7 @@ class SingleCallHandler:
         receive: Receive,
     ) -> None:
         hub = self._context.hub
-        with session.in_use():
+        with session.in_use(), call.stream.kept_whole():
             self._access.credentials.bring(session.id, asked.http.scope)
             connection = CallReader(writer, token=progress_token(asked.request) is not None)
             arrival = hub.arrive()
@@ -241,6 +241,9 @@ class SingleCallHandler:
             match outcome:
                 case Outcome.ANSWERED:
                     pass
+                case _ if call.stream.is_over and not session.record.initialized:
+                    # The answer was there in the same moment, and is not kept.
+                    await writer.answer(call.stream.tail.finals[-1].payload)
                 case Outcome.LEFT:
                     if not session.record.initialized:  # or it asks again, by its handle or its key
                         left = {"reason": "the client has left"}
