@@ -37,7 +37,7 @@ from perdure._core.single_calls import (
     parse_task_rules,
     task_support,
 )
-from perdure._core.states import CallState
+from perdure._core.states import CallState, LogState
 from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
 from perdure.errors import TooManySessions
 from perdure.http.access import SessionAccess
@@ -281,7 +281,8 @@ class SingleCallHandler:
                 case Outcome.LEFT:
                     await self._on_left(session, call)
                 case _ if after is not None:
-                    await self._hand_out(session, writer)
+                    if not await self._hand_out(session, writer):
+                        await self._join(asked, session.record, None, writer, receive)
                 case Outcome.ASKED:
                     await self._round(session, writer)
                 case _:
@@ -301,16 +302,19 @@ class SingleCallHandler:
             return
         session.exchange.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
 
-    async def _hand_out(self, session: Session, writer: MessageWriter) -> None:
-        """Give the client a handle in place of the answer."""
+    async def _hand_out(self, session: Session, writer: MessageWriter) -> bool:
+        """Give the client a handle in place of the answer, if the store has what it stands for. Tells whether."""
         with self._access.refusing(Refusal.STORE_FAILS):
             await session.show_to_client()
+            if self._context.journal.state is LogState.DEGRADED:
+                return False
             facts = await self._calls.facts(session.record)
         if facts is None:
             raise Refused(Refusal.NO_TASK)
         self._context.counters.tasks_handed_out += 1
         view = handle_view(self.view(facts))
         await writer.result(self.stamped({"resultType": "task", **view}))
+        return True
 
     async def _round(self, session: Session, writer: MessageWriter) -> None:
         """Ask a client without tasks what its call wants to know; it comes again with the answers."""
