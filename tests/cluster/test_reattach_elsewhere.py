@@ -103,6 +103,7 @@ async def test_earlier_readers_are_ended_in_either_node(pair: Pair, through: str
     fresh = await again.get()
     await fresh.event()
     await until(lambda: not call_is_read(pair.a.site, at_a))
+    await until(lambda: _knows(pair))  # also that the client is back without its call
     pair.a.shop.open("g/1")
     pair.a.shop.open("g/2")
     seen = await fresh.messages(2)
