@@ -11,6 +11,7 @@ from perdure.http.access import SessionAccess
 from perdure.http.body import Headers
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.get import GetHandler
+from perdure.http.listening import ChangesSources, ListeningHandler
 from perdure.http.post import PostHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
@@ -33,7 +34,9 @@ class Endpoint:
         self._post = PostHandler(access)
         self._get = GetHandler(access)
         self._resume = ResumeTokenEndpoint(access)
-        self.sessionless = None if sessionless is None else SessionlessHandler(sessionless, access)
+        changes = process.changes
+        listening = None if changes is None else ListeningHandler(access, [ChangesSources(changes)])
+        self.sessionless = None if sessionless is None else SessionlessHandler(sessionless, access, listening)
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str

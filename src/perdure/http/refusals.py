@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Send
 
 from perdure._core.codes import (
+    INVALID_PARAMS,
     INVALID_REQUEST,
     LIMIT_REACHED,
     POSITION_LOST,
@@ -80,6 +81,23 @@ class Refusal(enum.Enum):
         LIMIT_REACHED,
         "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
     )
+    TOO_MANY_LISTENERS = (
+        503,
+        LIMIT_REACHED,
+        "This process serves {limit} subscriptions, as many as it may (max_listeners)",
+    )
+    TOO_MANY_OWN_LISTENERS = (
+        429,
+        LIMIT_REACHED,
+        "You hold {limit} subscriptions here, as many as you may (max_principal_listeners)",
+    )
+    TOO_MANY_RESOURCES = (
+        503,
+        LIMIT_REACHED,
+        "The subscriptions to this server may name {limit} resources in all; name fewer, or try again later",
+    )
+    BAD_FILTER = (400, INVALID_PARAMS, "The filter cannot be served: {reason}")
+    BAD_LISTEN_POSITION = (400, INVALID_PARAMS, "{name} is not a position: {reason}; leave it out to hear from now on")
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")

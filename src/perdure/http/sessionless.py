@@ -13,10 +13,9 @@ from starlette.types import Message, Receive, Scope, Send
 from perdure._core.limits import weigh
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, replayed_first
+from perdure.http.listening import LISTEN, ListeningHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.sessions.ledger import unknown_outcome
-
-LISTEN = "subscriptions/listen"
 
 
 @dataclass(slots=True, eq=False)
@@ -84,9 +83,12 @@ class SessionlessHandler:
     """Serves requests without a session, `max_sessionless` at once at most. Each may hold an event stream and run a
     call, and has no session whose limits would count it."""
 
-    def __init__(self, manager: StreamableHTTPSessionManager, access: SessionAccess) -> None:
+    def __init__(
+        self, manager: StreamableHTTPSessionManager, access: SessionAccess, listening: ListeningHandler | None = None
+    ) -> None:
         self._manager = manager
         self._access = access
+        self._listening = listening
         self._running: set[_Running] = set()
 
     @property
@@ -99,13 +101,24 @@ class SessionlessHandler:
         for running in self._running:
             if running.listens:
                 running.end()
+        if self._listening is not None:
+            self._listening.end()
 
     def end_all(self) -> None:
         """Answer whatever runs."""
+        self.end_listening()
         for running in self._running:
             running.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        listens = headers.get(b"mcp-method") == LISTEN.encode()
+        if listens and self._listening is not None and scope["method"] == "POST":
+            await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
+        else:
+            await self._pass_on(scope, receive, send, headers)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        """Have the SDK answer a request."""
         context, settings = self._access.context, self._access.settings
         if len(self._running) >= settings.max_sessionless:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
