@@ -14,7 +14,7 @@ from fastmcp import FastMCP
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types import SubscriptionsListenRequestParams, SubscriptionsListenResult, ToolListChangedNotification
 
@@ -336,21 +336,29 @@ async def test_streams_of_nodes_that_are_gone_are_dropped_in_their_time(tmp_path
         assert ear.told == ["tools"]
 
 
-async def test_a_resource_that_was_not_heard_of_for_a_while_counts_as_changed(tmp_path: Path) -> None:
-    """No node listened for it: what it did meanwhile is not known."""
-    async with two(tmp_path, listen_memory=0.05) as (a, b), listening(a.port, "board://a") as ear:
-        position = ear.position
+async def test_a_resource_that_no_node_has_heard_of_counts_as_changed(tmp_path: Path) -> None:
+    """No listener wanted it since the position: what it did meanwhile is not known."""
+    async with two(tmp_path) as (a, b), listening(a.port, "tools") as ear:
         await ear.cut()
-        record = await record_of_changes(a)
-
-        async def is_forgotten() -> bool:
-            return not await a.store.asks(record.id)
-
-        await until(is_forgotten)
         await publish(b.port, "board://a")
-        ear.position = {**position, "time": position["time"] + 60}
+        ear.items = ("tools", "board://a")
         await ear.listen(b.port)
         await ear.until_told("board://a")
+        assert ear.told == ["board://a"]
+
+
+async def test_a_resource_that_no_listener_wants_any_more_is_forgotten_after_a_while(tmp_path: Path) -> None:
+    async with two(tmp_path, listen_memory=0.05) as (a, _), listening(a.port, "board://a") as ear:
+        record = await record_of_changes(a)
+        async with listening(a.port, "board://a", "board://b"):
+            assert len(await a.store.asks(record.id)) == 2
+        await until(lambda: is_wanted(a, record, 1))
+        await ear.cut()
+        await until(lambda: is_wanted(a, record, 0))
+
+
+async def is_wanted(site: Site, record: SessionRecord, batches: int) -> bool:
+    return len(await site.store.asks(record.id)) == batches
 
 
 async def test_without_memory_a_client_without_a_position_hears_from_now_on(tmp_path: Path) -> None:
@@ -383,6 +391,37 @@ async def test_a_subscription_that_the_server_ends_is_opened_again_and_everythin
         await bus.publish(ToolsListChanged())
         await ear.until_told("tools")
         assert ear.told == ["tools"]
+
+
+async def test_nothing_falls_between_two_subscriptions_to_the_server_when_more_is_wanted() -> None:
+    """The next one is acknowledged before the last one ends."""
+    bus, gate = InMemorySubscriptionBus(), asyncio.Event()
+    served = ListenHandler(bus)
+    begun: list[list[str] | None] = []
+
+    async def listen(
+        ctx: ServerRequestContext[Any, Any], params: SubscriptionsListenRequestParams
+    ) -> SubscriptionsListenResult:
+        begun.append(params.notifications.resource_subscriptions)
+        if params.notifications.resource_subscriptions:
+            await gate.wait()
+        return await served(ctx, params)
+
+    server: Server[Any] = Server("slow", on_subscriptions_listen=listen)
+    async with serve(server) as site, listening(site.port, "tools") as ear:
+        more = Listener("board://a")
+        listens = asyncio.create_task(more.listen(site.port))
+        await until(lambda: begun == [None, ["board://a"]])
+        await bus.publish(ToolsListChanged())
+        await ear.until_told("tools")
+        gate.set()
+        await listens
+        await bus.publish(ResourceUpdated(uri="board://a"))
+        await more.until_told("board://a")
+        ear.forget()
+        await bus.publish(ToolsListChanged())
+        await ear.until_told("tools")
+        await more.cut()
 
 
 async def test_a_listener_does_not_wait_long_for_a_node_that_does_not_answer(
