@@ -250,9 +250,10 @@ class SingleCalls:
         return None if row is None else row.stream
 
     async def wait(
-        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float
+        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float = LOOK_AGAIN
     ) -> TaskFacts | None:
-        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone."""
+        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone.
+        `looks`: seconds after which it is looked at without a hint."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         if (stream := await self._stream(record)) is None:
@@ -263,7 +264,7 @@ class SingleCalls:
                 left = deadline - loop.time()
                 if facts is None or left <= 0 or until(facts):
                     return facts
-                await watched.changed(min(left, LOOK_AGAIN))
+                await watched.changed(min(left, looks))
 
 
 def _is_call_of(owner: str, record: SessionRecord) -> bool:
