@@ -46,7 +46,7 @@ from perdure.sessions.client_messages import receive as receive_message
 from perdure.sessions.ledger import Call, progress_token, unknown_outcome
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session
-from perdure.sessions.single_calls import Asked, SingleCalls
+from perdure.sessions.single_calls import Asked, Handle, SingleCalls
 from perdure.store.base import SessionRecord
 
 REQUIRED_AFTER = 0.25
@@ -232,7 +232,8 @@ class SingleCallHandler:
         hub = self._context.hub
         with session.in_use():
             self._access.credentials.bring(session.id, asked.http.scope)
-            connection = CallReader(writer, token=progress_token(asked.request) is not None)
+            handle = Handle(session, call)
+            connection = CallReader(writer, handle, token=progress_token(asked.request) is not None)
             arrival = hub.arrive()
             reader = Reader(hub, call.stream, session, cursor=0, arrival=arrival, frame=connection.frame)
             hub.attach(reader)
@@ -245,28 +246,28 @@ class SingleCallHandler:
                     if not session.record.initialized:  # or it asks again, by its handle or its key
                         left = {"reason": "the client has left"}
                         session.exchange.cancel(call.request.id, incarnation=1, params=left)
-                case _ if after is not None:
-                    await self._hand_out(session, writer)
+                case _ if after is not None and handle.promised:
+                    await self._hand_out(session, handle, writer)
                 case Outcome.ASKED:
-                    await self._round(session, writer)
+                    await self._round(session, handle, writer)
                 case _:
                     await self._say_stopped(asked, writer, is_kept=session.record.initialized)
         self._access.sessions.let_go(session)
 
-    async def _hand_out(self, session: Session, writer: MessageWriter) -> None:
+    async def _hand_out(self, session: Session, handle: Handle, writer: MessageWriter) -> None:
         """Give the client a handle in place of the answer."""
         with self._access.refusing(Refusal.STORE_FAILS):
-            await session.show_to_client()
+            await handle.write()
             facts = await self._calls.facts(session.record)
         if facts is None:
             raise Refused(Refusal.NO_TASK)
         view = handle_view(self.view(facts))
         await writer.result(self.stamped({"resultType": "task", **view}))
 
-    async def _round(self, session: Session, writer: MessageWriter) -> None:
+    async def _round(self, session: Session, handle: Handle, writer: MessageWriter) -> None:
         """Ask a client without tasks what its call wants to know; it comes again with the answers."""
         with self._access.refusing(Refusal.STORE_FAILS):
-            await session.show_to_client()
+            await handle.write()
             facts = await self._calls.facts(session.record)
         await self._write_round(session.record, facts, writer)
 

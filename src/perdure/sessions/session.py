@@ -240,15 +240,6 @@ class Session:
     def is_single_call(self) -> bool:
         return self.keeper.record.kind is RecordKind.CALL
 
-    async def show_to_client(self) -> None:
-        """The client of a single call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
-        if not self.record.initialized:
-            step = self.keeper.change(ChangeSession(session=self.id, initialized=True))
-            try:
-                await self.context.journal.write(step)
-            finally:
-                self.keeper.on_written(step)
-
     def end_step(self) -> Step | None:
         """What the end of a single call changes, to be written together with its answer: a call that its client can
         ask for stays as it ended, any other goes."""

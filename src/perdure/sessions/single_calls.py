@@ -21,7 +21,16 @@ from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode, encode_ask
 from perdure.sessions.registry import Caller, SessionRegistry
 from perdure.sessions.session import Session
-from perdure.store.base import CallRecord, Event, PutSession, SessionLimits, SessionRecord, stream_by_id
+from perdure.store.base import (
+    CallRecord,
+    ChangeSession,
+    Event,
+    PutSession,
+    SessionLimits,
+    SessionRecord,
+    Step,
+    stream_by_id,
+)
 
 LOOK_AGAIN = 2.0
 """Seconds after which a request that waits for a call looks again, should it have missed a hint."""
@@ -44,6 +53,34 @@ class Asked:
     digest: bytes
     size: int
     """Bytes of memory that it takes, estimated."""
+
+
+class Handle:
+    """The id of a single call, on its way to the client in place of the answer."""
+
+    def __init__(self, session: Session, call: Call) -> None:
+        self._session = session
+        self._call = call
+        self._step: Step | None = None
+        self.promised = False
+        """The client gets it."""
+
+    def promise(self) -> bool:
+        """Decide that the client gets the id: from this moment on the call is kept when it ends. `False` if it has
+        ended, because what is not kept goes with its end; its answer is on its way to the client."""
+        if self._call.state is CallState.RUNNING:
+            self.promised = True
+            if self._step is None and not self._session.record.initialized:
+                self._step = self._session.keeper.change(ChangeSession(session=self._session.id, initialized=True))
+        return self.promised
+
+    async def write(self) -> None:
+        """Write that the client has the id, before it gets it. Raises `StoreError`."""
+        if self._step is not None:
+            try:
+                await self._session.context.journal.write(self._step)
+            finally:
+                self._session.keeper.on_written(self._step)
 
 
 class SingleCalls:
