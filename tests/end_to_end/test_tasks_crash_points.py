@@ -37,7 +37,7 @@ POINTS = {
     "before the tool says anything": at("perdure.log.stream", "Stream.append", "enter"),
     "before a handle is written": at("perdure.http.single_call_response", "MessageWriter.result", "enter"),
     "before the other handle is written": at("perdure.http.single_call_response", "MessageWriter.result", "enter", 2),
-    "before it is noted that there is a handle": at("perdure.sessions.single_calls", "Handle.write", "enter"),
+    "before it is noted that there is a handle": at("perdure.sessions.session", "Session.show_to_client", "enter"),
     "when that is noted and the process does not know": at(
         "perdure.sessions.single_calls", "SingleCalls.facts", "enter"
     ),

@@ -13,7 +13,6 @@ from perdure.http.event_stream import STREAM_HEADERS
 from perdure.http.refusals import Answer
 from perdure.log.reader import Reader
 from perdure.sessions.messages import encode
-from perdure.sessions.single_calls import Handle
 from perdure.store.base import Event
 
 _COMMENT = b": keep-alive\r\n\r\n"
@@ -84,21 +83,17 @@ class Outcome(enum.Enum):
 class CallReader:
     """Shows a call that runs here to the client that began it, until its answer or something else ends that."""
 
-    def __init__(self, writer: MessageWriter, handle: Handle, *, token: bool) -> None:
-        """`handle` is promised where the client gets it in place of the answer. `token`: the client wants progress."""
+    def __init__(self, writer: MessageWriter, *, token: bool) -> None:
+        """`token`: the client wants progress."""
         self._writer = writer
-        self._handle = handle
         self._token = token
-        self._takes_handle = False
         self._task: asyncio.Task[object] | None = None
         self._answer: bytes | None = None
         self._outcome: Outcome | None = None
 
     async def read(self, reader: Reader, receive: Receive, *, after: float | None) -> Outcome:
-        """Read until the answer is written, `after` has passed, or the client leaves. `after`: when the client gets a
-        handle, if it takes one."""
+        """Read until the answer is written, `after` has passed, or the client leaves."""
         self._task = task = asyncio.current_task()
-        self._takes_handle = after is not None
         timer = None if after is None else asyncio.get_running_loop().call_later(after, self._end, Outcome.LATE)
         try:
             await reader.begin(self)
@@ -117,8 +112,7 @@ class CallReader:
         return Outcome.ANSWERED if self._answer is not None else self._outcome or Outcome.LEFT
 
     def _end(self, outcome: Outcome) -> None:
-        """End without the answer, unless that is on its way."""
-        if self._outcome is None and self._answer is None and self._handle.promise():
+        if self._outcome is None and self._answer is None:
             self._outcome = outcome
             if self._task is not None:
                 self._task.cancel()
@@ -142,8 +136,6 @@ class CallReader:
             await self._writer.write(body)
             await self._writer.answer(self._answer)
         elif last:
-            if self._takes_handle:
-                self._handle.promise()
             self._outcome = self._outcome or Outcome.STOPPED
         else:
             await self._writer.write(body)

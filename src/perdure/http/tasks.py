@@ -3,13 +3,11 @@
 from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from starlette.types import Receive, Send
 
-from perdure._core import mail
 from perdure._core.jsonrpc import JsonObject
 from perdure.http.access import SessionAccess
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import MessageWriter
 from perdure.http.single_calls import ModernRequest, SingleCallHandler, needs_its_client, needs_tasks
-from perdure.sessions.client_messages import cancel_call
 from perdure.sessions.single_calls import SingleCalls
 from perdure.store.base import SessionRecord
 
@@ -33,7 +31,8 @@ class TaskHandler:
                     raise Refused(Refusal.BAD_RESPONSES, seen="nothing")
                 await self._handler.take_responses(record, asked)
             case _:
-                await self._cancel(record)
+                with self._access.refusing(Refusal.STORE_FAILS):
+                    await self._handler.cancel_call(record, "it was cancelled as a task")
         writer = MessageWriter(asked.request.id, receive, send, streams=False)
         await writer.result(self._handler.stamped(answer))
 
@@ -61,14 +60,3 @@ class TaskHandler:
                 hold = self._access.settings.task_hold
                 facts = await self._calls.wait(record, needs_its_client, seconds=hold) or facts
         return self._handler.view(facts)
-
-    async def _cancel(self, record: SessionRecord) -> None:
-        with self._access.refusing(Refusal.STORE_FAILS):
-            row = await self._calls.row(record)
-            session = await self._access.sessions.load(record.id)
-            if row is None or session is None:
-                return
-            params = {"requestId": row.request_id, "reason": "tasks/cancel"}
-            cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
-            with session.in_use():
-                await cancel_call(session, cancelled, self._access.waiting.cancel)

@@ -240,6 +240,15 @@ class Session:
     def is_single_call(self) -> bool:
         return self.keeper.record.kind is RecordKind.CALL
 
+    async def show_to_client(self) -> None:
+        """The client of a single call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
+        if not self.record.initialized:
+            step = self.keeper.change(ChangeSession(session=self.id, initialized=True))
+            try:
+                await self.context.journal.write(step)
+            finally:
+                self.keeper.on_written(step)
+
     def end_step(self) -> Step | None:
         """What the end of a single call changes, to be written together with its answer: a call that its client can
         ask for stays as it ended, any other goes."""
@@ -248,8 +257,12 @@ class Session:
         now = self.context.clock()
         if self.record.initialized:
             return self.keeper.change(ChangeSession(session=self.id, active=now, state=SessionState.DORMANT))
+        # No client can ask for it later, so the answer need not wait for the log.
+        for stream in self.streams.values():
+            stream.unlog()
         self.keeper.end("answered")
-        return EndSession(session=self.id, time=now, reason="answered")
+        self.put(EndSession(session=self.id, time=now, reason="answered"))
+        return None
 
     def record_change(self, call: Call, result: bytes) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""

@@ -7,15 +7,17 @@ runs; from then on any node can tell how far it is, and settles it if its node d
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
-from perdure._core.single_calls import Client
+from perdure._core.single_calls import REJOINED, Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
-from perdure.errors import StaleFence, StoreUnavailable
+from perdure.errors import StaleFence, StoreError, StoreUnavailable
+from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode, encode_ask
@@ -24,16 +26,19 @@ from perdure.sessions.session import Session
 from perdure.store.base import (
     CallRecord,
     ChangeSession,
+    EndSession,
     Event,
     PutSession,
     SessionLimits,
     SessionRecord,
-    Step,
     stream_by_id,
 )
 
 LOOK_AGAIN = 2.0
 """Seconds after which a request that waits for a call looks again, should it have missed a hint."""
+
+NOTICE_SECONDS = 0.5
+"""How long a request without a key waits for the news that an equal one, which still runs, has lost its connection."""
 
 _RECENT = 16
 """Events at the end of a stream in which the last progress is looked for: what follows it are questions, which are few,
@@ -53,34 +58,8 @@ class Asked:
     digest: bytes
     size: int
     """Bytes of memory that it takes, estimated."""
-
-
-class Handle:
-    """The id of a single call, on its way to the client in place of the answer."""
-
-    def __init__(self, session: Session, call: Call) -> None:
-        self._session = session
-        self._call = call
-        self._step: Step | None = None
-        self.promised = False
-        """The client gets it."""
-
-    def promise(self) -> bool:
-        """Decide that the client gets the id: from this moment on the call is kept when it ends. `False` if it has
-        ended, because what is not kept goes with its end; its answer is on its way to the client."""
-        if self._call.state is CallState.RUNNING:
-            self.promised = True
-            if self._step is None and not self._session.record.initialized:
-                self._step = self._session.keeper.change(ChangeSession(session=self._session.id, initialized=True))
-        return self.promised
-
-    async def write(self) -> None:
-        """Write that the client has the id, before it gets it. Raises `StoreError`."""
-        if self._step is not None:
-            try:
-                await self._session.context.journal.write(self._step)
-            finally:
-                self._session.keeper.on_written(self._step)
+    derived: bool = False
+    """The names are made of what is asked for: the call is joined only once its connection is lost."""
 
 
 class SingleCalls:
@@ -91,6 +70,7 @@ class SingleCalls:
         self._sessions = sessions
         self._beginning: dict[SessionId, asyncio.Future[None]] = {}
         """Calls with a key whose rows are being written."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, asked: Asked) -> tuple[Session, Call] | None:
         """Accept a call. `None` if there is one with the same key already, at whatever node. Raises `TooManySessions`
@@ -122,8 +102,8 @@ class SingleCalls:
             state=SessionState.ACTIVE,
             version=client.version,
             client_params=encode(told),
-            result=b"",
-            initialized=asked.names is not None,
+            result=REJOINED if asked.derived else b"",
+            initialized=asked.names is not None and not asked.derived,
             sticky=(),
             incarnation=1,
             standalone=StreamId(""),
@@ -174,6 +154,43 @@ class SingleCalls:
         if (held := self._sessions.held(session_id)) is not None:
             return held.record
         return await self._context.store.session(session_id)
+
+    async def is_left(self, session_id: SessionId, stream_id: StreamId) -> bool:
+        """Whether the connection of the request that began a call is lost. Its node may be about to learn that."""
+        with self._context.watch.watch(stream_id) as watched:
+            while True:
+                record = await self._record(session_id)
+                if record is None or record.state is SessionState.ENDED or record.initialized:
+                    return record is not None and record.initialized
+                stream = await stream_by_id(self._context.store, stream_id)
+                elsewhere = stream is not None and stream.node not in ("", self._context.node)
+                if elsewhere and stream is not None and await self._context.nodes.is_dead(stream.node):
+                    return True
+                if not await watched.changed(NOTICE_SECONDS):
+                    return False
+
+    async def mark_joined(self, record: SessionRecord) -> None:
+        """A request without a key joins a call: from now on it is one whose client can ask for it."""
+        await self._context.journal.write(ChangeSession(session=record.id, initialized=True, result=b""))
+
+    def cancel_unless_joined(self, session: Session, call: Call) -> None:
+        """Cancel a call whose client has left and has not come again."""
+        task = asyncio.create_task(self._cancel_unless_joined(session, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cancel_unless_joined(self, session: Session, call: Call) -> None:
+        with suppress(StoreError):  # then it goes on to its end
+            record = await self._context.store.session(session.id)
+            if record is not None and record.result == REJOINED:
+                params = {"reason": "the client has left, and did not come again"}
+                session.exchange.cancel(call.request.id, incarnation=1, params=params)
+                self.forget(record)
+
+    def forget(self, record: SessionRecord) -> None:
+        """No client can ask for a call any more."""
+        end = EndSession(session=record.id, time=self._context.clock(), reason="answered")
+        self._context.journal.put(Steps((end,)))
 
     async def row(self, record: SessionRecord) -> CallRecord | None:
         """A call's row, with the digest of what was asked for."""
