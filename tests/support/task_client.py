@@ -35,13 +35,15 @@ class Balancer:
     ports: list[int]
     turn: int = 0
 
+    def next_port(self) -> int:
+        self.turn += 1
+        return self.ports[(self.turn - 1) % len(self.ports)]
+
     async def begin(self, data: Sequence[Any]) -> Exchange:
         body, headers = data
         while True:
-            port = self.ports[self.turn % len(self.ports)]
-            self.turn += 1
             try:
-                return await Peer(port=port).begin("POST", body, headers=headers)
+                return await Peer(port=self.next_port()).begin("POST", body, headers=headers)
             except ConnectionError:
                 await asyncio.sleep(0)
 

@@ -4,6 +4,7 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from starlette.types import Receive, Send
 
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.tasks import TaskFacts
 from perdure.http.access import SessionAccess
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import MessageWriter
@@ -58,5 +59,9 @@ class TaskHandler:
                 raise Refused(Refusal.NO_TASK)
             if not facts.is_over and not facts.asks:
                 hold = self._access.settings.task_hold
-                facts = await self._calls.wait(record, needs_its_client, seconds=hold) or facts
+                facts = await self._calls.wait(record, self._may_tell, seconds=hold) or facts
         return self._handler.view(facts)
+
+    def _may_tell(self, facts: TaskFacts) -> bool:
+        """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""
+        return needs_its_client(facts) or self._access.is_draining
