@@ -85,7 +85,7 @@ class TaskClient:
     async def task(self, tool: str, *, under: str | None = None, **arguments: Any) -> str:
         """Call a tool; gives the id of the task that it has become."""
         response = await self.call(tool, under=under, **arguments)
-        assert response["result"]["resultType"] == "task", response
+        assert response.get("result", {}).get("resultType") == "task", response
         task_id: str = response["result"]["taskId"]
         return task_id
 

@@ -6,6 +6,7 @@ answers. A call with a key is joined by every request that shows the key again, 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -65,8 +66,12 @@ KEEP_ALIVE = 15.0
 AS_IN_SESSION = "2025-11-25"
 """The revision in which a call runs whose server asks in a session alone."""
 
-MAKE_ROOM_MOST = 8
-"""Calls that have ended and are given up for a new one before it is refused."""
+MAKE_ROOM_MOST = 32
+"""Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
+the room each time."""
+
+ROOM_SHARE = 100
+"""A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +148,7 @@ class SingleCallHandler:
         self.beginning = 0
         """Requests whose call is about to run here."""
         self._ended = False
+        self._making_room = asyncio.Lock()
 
     @property
     def leaves_tasks(self) -> bool:
@@ -263,13 +269,16 @@ class SingleCallHandler:
     async def _accept(self, call: Asked) -> tuple[Session, Call] | None:
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
-        for _ in range(MAKE_ROOM_MOST):
-            with self._access.refusing(Refusal.STORE_FAILS):
-                try:
-                    return await self._calls.begin(call)
-                except TooManySessions:
-                    if not await self._calls.make_room(call.caller):
+        with self._access.refusing(Refusal.STORE_FAILS):
+            with contextlib.suppress(TooManySessions):
+                return await self._calls.begin(call)
+            async with self._making_room:  # one after the other, or all would give up the same call
+                most = max(1, self._settings.max_principal_tasks // ROOM_SHARE)
+                for _ in range(MAKE_ROOM_MOST):
+                    if not await self._calls.make_room(call.caller, most):
                         break
+                    with contextlib.suppress(TooManySessions):
+                        return await self._calls.begin(call)
         raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
 
     # A call that runs here

@@ -225,15 +225,16 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         calls_until = loop.time() + self.drain_timeout
         tasks_until = loop.time() + self.longest_drain
-        limit = tasks_until + KEEP_ALIVE_SECONDS
-        while loop.time() < limit:
+        while True:
             self.app.end_idle_readers()
             await asyncio.sleep(LEAVING_LOOK_SECONDS)
             connections = self._connections()
             if not connections and not self.app.is_busy:
                 break
-            waits = loop.time() < (tasks_until if self.app.has_kept_calls else calls_until)
-            if not waits and not any(connection.is_idle for connection in connections):
+            until = tasks_until if self.app.has_kept_calls else calls_until
+            if any(connection.is_idle for connection in connections):
+                until += KEEP_ALIVE_SECONDS
+            if loop.time() > until:
                 break
         self.should_exit = True
 
