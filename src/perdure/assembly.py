@@ -22,8 +22,9 @@ from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
-from perdure.runtime.base import Runtimes
+from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.sessions.call_watch import CallWatch
+from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.registry import SessionRegistry, numbers
@@ -53,6 +54,8 @@ class ServerProcess:
     """Which tools may run again, as far as a stop has learnt."""
     liveness: Liveness
     loop: asyncio.AbstractEventLoop
+    changes: Changes | None = None
+    """What changes at all nodes, for those that listen."""
 
     async def drain(self, is_busy: Callable[[], bool], end_others: Callable[[], None]) -> None:
         """Wait for running calls, for `drain_timeout` at most, and for tasks and calls with a key, if those have more
@@ -101,6 +104,7 @@ async def running(
     counters: Counters,
     on_buried: Callable[[], None],
     on_lost: Callable[[StoreLost], None],
+    server_changes: ServerChanges | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """Join the store as a node, and do the chores until the end. `on_buried` is called if other nodes have
     buried this one, `on_lost` (again and again) if the store cannot be used any more."""
@@ -110,10 +114,13 @@ async def running(
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
+        changes = None if server_changes is None else Changes(context, server_changes)
+        if changes is not None:
+            stack.push_async_callback(changes.aclose)  # behind the sessions, whose tools may tell of changes to the end
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions)
-        watcher = Watcher(context, sessions, settler, readers)
+        watcher = Watcher(context, sessions, settler, readers, changes)
         stack.push_async_callback(readers.aclose)
         stack.push_async_callback(watcher.aclose)
         stack.callback(watcher.subscribe())
@@ -124,6 +131,7 @@ async def running(
             tools=ToolHints(sessions),
             liveness=liveness,
             loop=asyncio.get_running_loop(),
+            changes=changes,
         )
         node = Node(
             liveness=liveness,
@@ -136,6 +144,8 @@ async def running(
             on_buried=on_buried,
             on_lost=on_lost,
         )
+        if changes is not None:
+            await changes.start()
         housekeeping = Housekeeping(context, sessions)
         chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
         stack.push_async_callback(cancel_all, [asyncio.create_task(keep_going(chore)) for chore in chores])

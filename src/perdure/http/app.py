@@ -130,6 +130,7 @@ class App:
                     counters=self.counters,
                     on_buried=self._buried,
                     on_lost=self._lose,
+                    server_changes=started.changes,
                 )
             )
             if self._hosted.web is not None:

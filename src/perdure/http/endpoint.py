@@ -10,6 +10,7 @@ from perdure.http.access import SessionAccess
 from perdure.http.body import Headers
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.get import GetHandler
+from perdure.http.listening import ChangesSources, ListeningHandler
 from perdure.http.post import PostHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
@@ -48,7 +49,9 @@ class Endpoint:
                     access, calls, started.tools, call_secret, asks_in_session=started.asks_in_session
                 )
                 single_calls = SingleCallEndpoint(access, handler, TaskHandler(access, calls, handler))
-            self.sessionless = SessionlessHandler(started.sessionless, access, single_calls)
+            changes = process.changes
+            listening = None if changes is None else ListeningHandler(access, [ChangesSources(changes)])
+            self.sessionless = SessionlessHandler(started.sessionless, access, single_calls, listening)
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str

@@ -14,12 +14,10 @@ from perdure._core.limits import weigh
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, replayed_first
+from perdure.http.listening import LISTEN, ListeningHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
-
-LISTEN = "subscriptions/listen"
-
 
 _OWING = (ExchangeState.OWED, ExchangeState.LAST)
 """The server has stopped before the SDK has answered, and answers in its place."""
@@ -95,12 +93,17 @@ class SessionlessHandler:
     call, and has no session whose limits would count it."""
 
     def __init__(
-        self, manager: StreamableHTTPSessionManager, access: SessionAccess, single_calls: SingleCallEndpoint | None
+        self,
+        manager: StreamableHTTPSessionManager,
+        access: SessionAccess,
+        single_calls: SingleCallEndpoint | None,
+        listening: ListeningHandler | None,
     ) -> None:
-        """`single_calls` takes what it wants to; the SDK's handler has the rest."""
+        """`single_calls` and `listening` take what they want to; the SDK's handler has the rest."""
         self._manager = manager
         self._access = access
         self._single_calls = single_calls
+        self._listening = listening
         self._running: set[_Exchange] = set()
         self._ended = False
 
@@ -120,16 +123,27 @@ class SessionlessHandler:
         for running in self._running:
             if running.listens:
                 running.stop()
+        if self._listening is not None:
+            self._listening.end()
 
     def end_all(self) -> None:
         """Answer whatever runs."""
         self._ended = True
+        self.end_listening()
         for running in self._running:
             running.stop()
         if self._single_calls is not None:
             self._single_calls.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        listens = headers.get(b"mcp-method") == LISTEN.encode()
+        if listens and self._listening is not None and scope["method"] == "POST":
+            await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
+        else:
+            await self._pass_on(scope, receive, send, headers)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        """Have the SDK answer a request."""
         context, settings = self._access.context, self._access.settings
         if len(self._running) >= settings.max_sessionless:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
