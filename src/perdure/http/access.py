@@ -83,9 +83,14 @@ class SessionAccess:
         except StoreError as failure:
             raise Refused(Refusal.HELD_ELSEWHERE if isinstance(failure, HeldElsewhere) else otherwise) from None
 
+    @property
+    def is_draining(self) -> bool:
+        """The end has begun."""
+        return self._is_draining()
+
     def refuse_if_draining(self) -> None:
         """Refuse new work once the end has begun: it goes elsewhere."""
-        if self._is_draining():
+        if self.is_draining:
             raise Refused(Refusal.STOPPING)
 
     def gone(self) -> Refused:

@@ -450,6 +450,10 @@ class SessionRegistry:
     def running_calls(self) -> list[tuple[Session, Call]]:
         return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]
 
+    def has_kept_calls(self) -> bool:
+        """Whether a call runs that its client can ask for again, as a task or by its key."""
+        return any(session.is_kept_call for session, _ in self.running_calls())
+
     async def aclose(self) -> None:
         """Drop every runtime. No session ends."""
         for session in self._by_id.values():

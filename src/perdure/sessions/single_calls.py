@@ -129,11 +129,14 @@ class SingleCalls:
             raise
         return session, call
 
-    async def make_room(self, caller: Caller) -> bool:
-        """Give up the call of a caller that ended longest ago. Tells whether there was one."""
+    async def make_room(self, caller: Caller, most: int) -> bool:
+        """Give up so many calls of a caller, those that ended longest ago. Tells whether there was one."""
         store = self._context.store
-        record = await store.longest_dormant(caller.owner, caller.address, kind=RecordKind.CALL)
-        return record is not None and await self._sessions.end_unused(record)
+        for done in range(most):
+            record = await store.longest_dormant(caller.owner, caller.address, kind=RecordKind.CALL)
+            if record is None or not await self._sessions.end_unused(record):
+                return done > 0
+        return True
 
     # Finding
 
