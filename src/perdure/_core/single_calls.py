@@ -10,7 +10,7 @@ import hmac
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from perdure._core.extension import TASKS
 from perdure._core.ids import SESSION_BYTES, STREAM_BYTES, SessionId, StreamId, id_text
@@ -18,6 +18,9 @@ from perdure._core.jsonrpc import JsonObject
 
 MAX_KEY = 255
 """Characters of a key: as many as Stripe takes, and a UUID has 36."""
+
+_CONTROL = frozenset(map(chr, (*range(32), 127)))
+"""Characters that no key has. (Those from 128 on may be bytes of UTF-8 in a header.)"""
 
 PROGRESS_TOKEN = "perdure"
 """The progress token of a call whose client gave none: a task tells its progress whether its client asked or not."""
@@ -30,7 +33,11 @@ REJOIN_SLOTS = 8
 that are meant to be two are not the rule; those beyond are served as if none could be joined."""
 
 REJOINED = b'"rejoin"'
-"""In the place of the handshake's result, in the record of a call that a request without a key may join."""
+"""In the place of the handshake's result, in the record of a call that a request without a key may join. Once its
+client has a handle nothing stands there, because the same request is another call then."""
+
+JOINED = b'"joined"'
+"""The same, once a request has joined the call: it is not cancelled any more, and may be joined again."""
 
 _ASKED = ("elicitation", "sampling", "roots")
 """Capabilities of clients that can be asked something."""
@@ -98,6 +105,11 @@ def key_names(secret: bytes, owner: str, key: str, state: str | None) -> tuple[S
     digest = hmac.digest(secret, name, hashlib.sha512)
     session, stream = digest[:SESSION_BYTES], digest[SESSION_BYTES : SESSION_BYTES + STREAM_BYTES]
     return SessionId(id_text(session)), StreamId(id_text(stream))
+
+
+def is_key(given: object) -> TypeGuard[str]:
+    """Whether a client may give this as a key."""
+    return isinstance(given, str) and 0 < len(given) <= MAX_KEY and _CONTROL.isdisjoint(given)
 
 
 def derived_key(digest: bytes, slot: int) -> str:

@@ -85,13 +85,22 @@ class Refusal(enum.Enum):
         "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
     )
     TOO_MANY_TASKS = (429, LIMIT_REACHED, "You have {limit} tasks running, as many as you may (max_principal_tasks)")
-    BAD_KEY = (400, INVALID_PARAMS, "{where} must be a string of 1 to {limit} characters, not {seen}")
+    BAD_KEY = (
+        400,
+        INVALID_PARAMS,
+        "{where} must be a string of 1 to {limit} characters without control characters, not {seen}",
+    )
     KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
     KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")
     NO_KEY = (400, INVALID_PARAMS, "No call of yours has this key")
     NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")
     BAD_STATE = (400, INVALID_PARAMS, "Invalid or expired requestState")
     BAD_RESPONSES = (400, INVALID_PARAMS, "inputResponses must be an object with an object for each key, not {seen}")
+    TOO_MANY_RESPONSES = (
+        400,
+        INVALID_PARAMS,
+        "inputResponses may hold {limit} answers, not {seen}; send more than once",
+    )
     NEEDS_TASKS = (400, MISSING_CAPABILITY, "This needs the client's capability {capability}")
     NAME_MISMATCH = (400, HEADER_MISMATCH, "{message}")
     TOO_MANY_LISTENERS = (
