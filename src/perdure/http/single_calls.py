@@ -156,11 +156,6 @@ class SingleCallHandler:
         self._making_room = asyncio.Lock()
 
     @property
-    def _may_rejoin(self) -> bool:
-        """Calls without a key may be joined. While the store fails it cannot tell which are there."""
-        return bool(self._settings.rejoin) and self._context.journal.state is not LogState.DEGRADED
-
-    @property
     def leaves_tasks(self) -> bool:
         """The server has tasks of its own."""
         return self._tools.serves_tasks
@@ -208,7 +203,7 @@ class SingleCallHandler:
         call = self._as_call(asked)
         if key is not None:
             call = replace(call, names=self._names(asked, key))
-        elif self._may_rejoin and await self._rejoin(asked, call, after, writer, receive):
+        elif self._settings.rejoin and await self._rejoin(asked, call, after, writer, receive):
             return
         begun = await self._begin(call)
         if begun is not None:
@@ -229,10 +224,15 @@ class SingleCallHandler:
         self, asked: ModernRequest, call: Asked, after: float | None, writer: MessageWriter, receive: Receive
     ) -> bool:
         """Begin a call that the same request may join, or join one whose connection was lost. `False` if as many run as
-        can be told apart."""
+        can be told apart, or if the store fails, and cannot tell which are there."""
         for slot in range(REJOIN_SLOTS):
             names = self._names(asked, derived_key(call.digest, slot))
-            begun = await self._begin(replace(call, names=names, derived=True))
+            try:
+                begun = await self._begin(replace(call, names=names, derived=True))
+            except Refused as refused:
+                if refused.refusal is Refusal.STORE_FAILS:
+                    return False
+                raise
             if begun is not None:
                 await self._show(asked, *begun, after, writer, receive)
                 return True
