@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastmcp import Context as FastContext
 from fastmcp import FastMCP
+from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
@@ -121,6 +122,20 @@ async def test_a_client_that_does_not_read_costs_no_more_than_its_filter() -> No
         changes_of(site).heard("notifications/tools/list_changed", None)
         await ear.until_told("tools", *uris)
         assert ear.told.count(uris[0]) < 30
+
+
+async def test_a_client_that_takes_nothing_is_let_go_of() -> None:
+    uris = [f"board://{n}/{'x' * 1900}" for n in range(200)]
+    async with serve(new_server(), small_buffers=True, stream_timeout=0.2) as site, listening(site.port, *uris) as ear:
+        assert ear.exchange is not None
+        ear.exchange.stop_reading()
+
+        def is_gone() -> bool:
+            for uri in uris:
+                changes_of(site).heard(rules.UPDATED, {"uri": uri})
+            return len(changes_of(site)) == 0
+
+        await until(is_gone)
 
 
 async def test_the_resource_below_one_that_was_named_is_told(board: Site) -> None:
@@ -359,6 +374,41 @@ async def test_a_resource_that_no_listener_wants_any_more_is_forgotten_after_a_w
 
 async def is_wanted(site: Site, record: SessionRecord, batches: int) -> bool:
     return len(await site.store.asks(record.id)) == batches
+
+
+async def test_a_process_that_is_started_again_and_again_leaves_few_streams_behind(tmp_path: Path) -> None:
+    """Although no listener is there any more."""
+    path = tmp_path / "log.db"
+    async with serve(new_server(), store=SharedStore(path)) as site, listening(site.port, "tools"):
+        pass
+    for _ in range(rules.KEPT_STREAMS + 3):
+        async with serve(new_server(), store=SharedStore(path)) as site:
+            record = await record_of_changes(site)
+            count = len(await site.store.streams(record.id))
+    assert count == rules.KEPT_STREAMS + 1
+
+
+async def test_a_caller_is_remembered_by_its_principal() -> None:
+    async with serve(new_server(), auth=Names()) as site:
+        alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+        async with listening(site.port, "tools", "prompts", headers=alice) as ear:
+            await ear.cut()
+            await until(lambda: len(changes_of(site)) == 0)
+            await publish(site.port, "tools", headers=bob)
+            async with listening(site.port, "tools", "prompts", headers=bob) as other:
+                await publish(site.port, "prompts", headers=bob)
+                await other.until_told("prompts")
+                assert other.told == ["prompts"]
+            ear.position = None
+            await ear.listen(site.port)
+            await ear.until_told("tools", "prompts")
+
+
+class Names(TokenVerifier):
+    """Takes every token as the name of its client."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return AccessToken(token=token, client_id=token, scopes=[])
 
 
 async def test_without_memory_a_client_without_a_position_hears_from_now_on(tmp_path: Path) -> None:

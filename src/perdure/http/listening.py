@@ -176,6 +176,7 @@ class _Listening:
         if isinstance(failure, TimeoutError):
             if breaks is not None:
                 breaks()  # a peer that takes nothing cannot be ended politely
+                await _left(receive)
         elif failure is not None and not isinstance(failure, OSError):
             raise failure
 

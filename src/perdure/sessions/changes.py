@@ -115,9 +115,9 @@ class Changes:
         store = self._context.store
         self._secret = await store.keep_secret(SECRET, self._context.random(SESSION_BYTES))
         session = _record_of(self._secret)
+        await self._feed.begin(session)
         await self._log.open(session)
         self._session = session
-        self._feed.begin(session)
         await self._cover(await self._wanted.everywhere(session))
         log_event(logging.DEBUG, "changes.begun", "changes of the server are written for the listeners of all nodes")
 
