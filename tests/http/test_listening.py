@@ -388,6 +388,17 @@ async def test_a_process_that_is_started_again_and_again_leaves_few_streams_behi
     assert count == rules.KEPT_STREAMS + 1
 
 
+async def test_a_client_that_is_back_before_its_loss_was_noticed_hears_what_it_missed(tmp_path: Path) -> None:
+    """Its old connection still counts as open at the node that served it."""
+    async with two(tmp_path) as (a, b), listening(a.port, "tools", "prompts"):
+        await publish(a.port, "tools")
+        back = Listener("tools", "prompts")
+        await back.listen(b.port)
+        await back.until_told("tools")
+        assert back.told == ["tools"]
+        await back.cut()
+
+
 async def test_a_caller_is_remembered_by_its_principal() -> None:
     async with serve(new_server(), auth=Names()) as site:
         alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
