@@ -17,7 +17,13 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types import SubscriptionsListenRequestParams, SubscriptionsListenResult, ToolListChangedNotification
+from mcp_types import (
+    ResourceUpdatedNotification,
+    ResourceUpdatedNotificationParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+    ToolListChangedNotification,
+)
 
 from perdure._core import changes as rules
 from perdure._core.codes import STORE_UNAVAILABLE
@@ -150,8 +156,8 @@ async def test_the_resource_below_one_that_was_named_is_told(board: Site) -> Non
         assert ear.told == ["board://a/part", "board://a"]
 
 
-async def test_what_a_tool_says_in_a_session_reaches_the_listeners_of_a_server_without_subscriptions() -> None:
-    """FastMCP serves no `subscriptions/listen`; its tools send notifications to their sessions."""
+async def test_what_a_tool_says_reaches_the_listeners_of_a_server_without_subscriptions() -> None:
+    """FastMCP serves no `subscriptions/listen`; its tools send notifications to their callers."""
     server: FastMCP[None] = FastMCP("fast")
 
     @server.tool
@@ -159,11 +165,21 @@ async def test_what_a_tool_says_in_a_session_reaches_the_listeners_of_a_server_w
         await ctx.send_notification(ToolListChangedNotification())
         return "done"
 
-    async with serve(server) as site, listening(site.port, "tools", "prompts") as ear:
+    @server.tool
+    async def update(uri: str, ctx: FastContext) -> str:
+        params = ResourceUpdatedNotificationParams(uri=uri)
+        await ctx.send_notification(ResourceUpdatedNotification(params=params))
+        return "a word on notifications/prompts/list_changed"
+
+    async with serve(server) as site, listening(site.port, "tools", "prompts", "board://a") as ear:
         peer = await site.join()
         assert await peer.result("change") == "done"
         await ear.until_told("tools")
-        assert ear.told == ["tools"]
+        for uri in ("board://b", "board://a"):  # and in a call without a session
+            called = await site.modern("tools/call", {"name": "update", "arguments": {"uri": uri}})
+            assert called.status_code == 200
+        await ear.until_told("board://a")
+        assert ear.told == ["tools", "board://a"]
 
 
 # --- What is refused
