@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import mcp_types as types
 import pytest
 from mcp.client.session import ClientRequestContext
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+from mcp_types import JSONRPCRequest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 import perdure
 from perdure._core.codes import UNSUPPORTED_VERSION
 from perdure._core.extension import CANCEL, KEY
-from perdure.client.memory import decode
+from perdure.client.connect import limits_of
+from perdure.client.incoming import CallbackLimit
+from perdure.client.memory import Memory, decode
+from perdure.client.sessionless import SessionlessTransport
+from perdure.remote.endpoint import Endpoint, http_client
 from perdure.remote.exchange import MOST_RUNS
 from tests.client.conftest import Progress, numbers, text
 from tests.client.test_tasks import BRIEF, EAGER, Person, behind_proxy
@@ -247,6 +254,45 @@ async def test_a_server_without_the_revision_is_told_in_its_own_words() -> None:
     with pytest.raises(perdure.Misuse, match="mode is '2024'"):
         async with perdure.connect(f"http://127.0.0.1:{port}/mcp", mode="2024"):
             raise AssertionError("no such revision")
+
+
+async def test_a_slow_discovery_is_waited_for_though_the_sdks_client_has_given_it_up() -> None:
+    """A person may have to log in. What the SDK's client does after its ten seconds is played here without them."""
+    bureau = Bureau(keys=True)
+    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as model:
+        told = bureau.requests("server/discover")[0]
+        info = model.session.discover_result
+        assert info is not None
+        async with (
+            http_client(proxy.url) as http,
+            transport_to(Endpoint(http, proxy.url, on_401="")) as (inbound, outbound),
+        ):
+            proxy.hold()
+            ask = JSONRPCRequest(jsonrpc="2.0", id=1, method="server/discover", params=told)
+            headers = {"mcp-protocol-version": MODERN, "mcp-method": "server/discover"}
+            await outbound.send(SessionMessage(ask, ClientMessageMetadata(headers=headers)))
+            handshake = JSONRPCRequest(jsonrpc="2.0", id=2, method="initialize", params={})
+            await outbound.send(SessionMessage(handshake))
+            proxy.release()
+            answers = [(await inbound.receive()).message for _ in range(2)]
+            await outbound.send(SessionMessage(ask.model_copy(update={"id": 3})))
+            answers.append((await inbound.receive()).message)
+    first, refused, again = answers
+    assert (first.id, again.id, first.result) == (1, 3, again.result)
+    assert (refused.id, refused.error.code) == (2, UNSUPPORTED_VERSION)
+    assert refused.error.data["supported"] == info.supported_versions
+    assert len(bureau.requests("server/discover")) == 2
+
+
+@asynccontextmanager
+async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
+    async def nobody(key: str, question: object) -> types.ErrorData:
+        raise AssertionError("no question")
+
+    about = {"callback_limit": CallbackLimit(), "on_gap": None, "asked": nobody, "reruns": True}
+    transport = SessionlessTransport(endpoint, limits_of(EAGER), Memory(None, endpoint.url), **about)  # type: ignore[arg-type]
+    async with transport.streams() as streams:
+        yield streams
 
 
 async def test_the_state_says_which_way_the_next_client_goes_and_older_releases_are_told(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ async def connect(
         http = await _http_client(stack, url, http_client, headers, auth)
         memory = stack.enter_context(closing(Memory(state, address(url))))
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
-        about = (endpoint, _limits(patience), memory)
+        about = (endpoint, limits_of(patience), memory)
         ends = state is None if terminate_on_close is None else terminate_on_close
         lasting = partial(_with_session, about, on_gap=on_gap, ends_session=ends)
         single = partial(_without_session, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
@@ -252,7 +252,7 @@ def address(url: str) -> str:
     return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
 
 
-def _limits(given: Patience | None) -> Limits:
+def limits_of(given: Patience | None) -> Limits:
     patience = given or Patience()
     return Limits(
         patience=patience,

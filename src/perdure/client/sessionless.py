@@ -5,6 +5,10 @@
 without a key, where its tool says that it may run twice. Any other call whose connection is lost has an unknown
 outcome.
 
+**A slow beginning.** The SDK's client waits ten seconds for `server/discover` and then tries `initialize`, but a person
+may have to log in first. So `initialize` is answered when `server/discover` is: that the server speaks 2026-07-28. The
+SDK's client then asks for `server/discover` once more, and has the answer at once.
+
 **Rounds.** A server may answer a call with questions (`input_required`), and the SDK's client sends it again with the
 answers. All rounds of one call have its key, and the call stays on disk between them.
 """
@@ -42,7 +46,7 @@ from perdure.client.requests import Requests
 from perdure.client.single_calls import SingleCalls, is_round, new_key
 from perdure.client.task import Asked
 from perdure.remote.endpoint import Endpoint
-from perdure.remote.message import Message
+from perdure.remote.message import Message, encode, messages_in
 from perdure.remote.stream import Limits
 
 #: Seconds for leaving: a server that does not answer does not keep the program from ending.
@@ -77,8 +81,11 @@ class SessionlessTransport:
         """Calls whose last answer was a question. They are over when their caller gives up (`rounds`)."""
         self._farewells: set[anyio.Event] = set()
         """Cancellations that are on their way."""
+        self._has_discovered = anyio.Event()
         self._refusal: JSONRPCError | None = None
         """Why `server/discover` failed."""
+        self._unheard: dict[str, Any] | None = None
+        """The result of `server/discover`, if it came too late for the SDK's client."""
         self._earlier: list[PendingCall] = []
 
     session_id: str | None = None
@@ -154,7 +161,7 @@ class SessionlessTransport:
             headers = item.metadata.headers if isinstance(item.metadata, ClientMessageMetadata) else None
             match message:
                 case JSONRPCRequest(method="initialize"):
-                    self._start(self._incoming.deliver, self._no_handshake(message.id))
+                    self._start(self._refuse_handshake, message.id)
                 case JSONRPCRequest():
                     self._request(message, headers or {})
                 case JSONRPCNotification(method="notifications/cancelled"):
@@ -162,11 +169,17 @@ class SessionlessTransport:
                 case _:
                     pass  # the revision has nothing else that a client sends
 
-    def _no_handshake(self, request_id: RequestId) -> JSONRPCError:
-        """The answer to the SDK's client where it would begin a session."""
-        known = types.ErrorData(code=UNSUPPORTED_VERSION, message="The server does not speak 2026-07-28")
-        found = self._refusal.error if self._refusal is not None else known
-        return JSONRPCError(jsonrpc="2.0", id=request_id, error=found)
+    async def _refuse_handshake(self, request_id: RequestId) -> None:
+        """Answer the SDK's client where it would begin a session."""
+        with anyio.move_on_after(self._requests.limits.handshake_seconds):
+            await self._has_discovered.wait()
+        found = types.ErrorData(code=UNSUPPORTED_VERSION, message="The server does not speak 2026-07-28")
+        if self._refusal is not None:
+            found = self._refusal.error
+        elif self._has_discovered.is_set() and self._memory.state.discovered is not None:
+            self._unheard = self._memory.state.discovered
+            found.data = {"supported": self._unheard.get("supportedVersions"), "requested": "2025-11-25"}
+        await self._incoming.deliver(JSONRPCError(jsonrpc="2.0", id=request_id, error=found))
 
     def _request(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> None:
         scope, call = anyio.CancelScope(), None
@@ -196,6 +209,9 @@ class SessionlessTransport:
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Message:
         is_first = message.method == DISCOVER and self._memory.state.discovered is None
         whole = encoded(message)
+        if message.method == DISCOVER and self._unheard is not None:
+            found, self._unheard = self._unheard, None
+            return messages_in(encode({"jsonrpc": "2.0", "id": message.id, "result": found}))[0]
         return await self._requests.send(whole, self._take, local_id=message.id, headers=headers, is_first=is_first)
 
     async def _call(self, local_id: RequestId, call: SingleCall, is_chosen: bool) -> Message:
@@ -206,6 +222,7 @@ class SessionlessTransport:
 
     def _discovered(self, answer: JSONRPCResponse | JSONRPCError) -> JSONRPCResponse | JSONRPCError:
         state = self._memory.state
+        self._has_discovered.set()
         if isinstance(answer, JSONRPCError):
             if answer.error.code != UNREACHABLE or state.discovered is None:
                 self._refusal = answer
