@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
 import perdure
 from perdure._core.extension import KEY
@@ -17,6 +20,7 @@ from tests.client.test_single_calls import keys_of
 from tests.client.test_tasks import EAGER, Person
 from tests.support.bureau import Bureau
 from tests.support.client_process import client_process
+from tests.support.cutting_proxy import cutting_proxy
 from tests.support.modern import MODERN
 from tests.support.site import under_uvicorn, until
 
@@ -92,6 +96,27 @@ async def test_an_answer_that_was_given_is_not_asked_for_again(tmp_path: Path) -
             [pending] = client.pending()
             assert text(await pending) == "from then"
     assert person.asked == []
+
+
+async def test_a_server_that_is_away_when_the_program_starts_again_is_waited_for(tmp_path: Path) -> None:
+    bureau, state = Bureau(tasks=True), tmp_path / "agent.json"
+    async with under_uvicorn(bureau.app, complaint=".*") as port, AsyncExitStack() as gate:
+        proxy = await gate.enter_async_context(cutting_proxy(port))
+        async with perdure.connect(proxy.url, mode=MODERN, state=state) as client:
+            call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
+            await until(lambda: bureau.requests("tasks/get"))
+        with pytest.raises(MCPError, match="Connection closed"):
+            await call
+        await gate.aclose()  # no socket listens at the address
+        async with perdure.connect(proxy.url, state=state, patience=EAGER) as client:
+            assert client.protocol_version == MODERN
+            [left] = client.pending()
+            bureau.gates["g"].set()
+            proxy.accept()
+            async with await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port):
+                assert text(await left) == "worked at g"
+        await proxy.aclose()
+    assert bureau.runs == ["work"]
 
 
 async def test_a_key_that_the_server_may_have_forgotten_is_not_sent_again(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def _without_session(about: tuple[Endpoint, Limits, Memory], client: Client, **o
 def _with_tasks(given: Sequence[ClientExtension] | None) -> list[ClientExtension]:
     """The user's extensions and that for tasks, which the transport follows. A user's own for tasks is left alone."""
     found = list(given or ())
-    return found if any(one.identifier == TASKS for one in found) else [*found, advertise(TASKS)]
+    return found if any(getattr(one, "identifier", None) == TASKS for one in found) else [*found, advertise(TASKS)]
 
 
 def address(url: str) -> str:

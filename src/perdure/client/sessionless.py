@@ -207,7 +207,7 @@ class SessionlessTransport:
                     self._memory.end_single(call.id)
 
     async def _read(self, message: JSONRPCRequest, headers: Mapping[str, str]) -> Message:
-        is_first = message.method == DISCOVER and self._memory.state.discovered is None
+        is_first = message.method == DISCOVER and not self._has_discovered.is_set()
         whole = encoded(message)
         if message.method == DISCOVER and self._unheard is not None:
             found, self._unheard = self._unheard, None
