@@ -7,6 +7,7 @@ import json
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mcp.shared.exceptions import MCPError
@@ -127,24 +128,22 @@ async def test_a_key_that_the_server_may_have_forgotten_is_not_sent_again(tmp_pa
         url = f"http://127.0.0.1:{port}/mcp"
         async with perdure.connect(url, mode=MODERN, state=state) as client:
             await client.call_tool("quick")
-        left_behind(state, bureau, seconds=70)
+        left_behind(state, bureau.requests("tools/call")[0], seconds=70)
         async with perdure.connect(url, state=state) as client:
             with pytest.raises(perdure.OutcomeUnknown, match="forgotten its key"):
                 await client.pending()[0]
         assert bureau.runs == ["quick"]
-        left_behind(state, bureau, seconds=50)
+        left_behind(state, bureau.requests("tools/call")[0], seconds=50)
         async with perdure.connect(url, state=state) as client:
             assert text(await client.pending()[0]) == "done"
     assert bureau.runs == ["quick"] * 2
 
 
-def left_behind(state: Path, bureau: Bureau, *, seconds: float) -> None:
+def left_behind(state: Path, params: dict[str, Any], *, seconds: float = 0, **more: Any) -> None:
     """Make the state of a process that sent a call so long ago, and was killed."""
-    kept = json.loads(state.read_bytes())
-    params, key = bureau.requests("tools/call")[0], f"{seconds} s ago"
-    headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": "quick"}
+    kept, key = json.loads(state.read_bytes()), f"{params} {seconds} s ago"
+    headers = {"mcp-protocol-version": MODERN, "mcp-method": "tools/call", "mcp-name": params["name"]}
     params = {**params, "_meta": {**params["_meta"], KEY: key}}
-    kept["single_calls"] = {
-        key: {"id": key, "key": key, "params": params, "headers": headers, "began": time.time() - seconds}
-    }
+    call = {"id": key, "key": key, "params": params, "headers": headers, "began": time.time() - seconds, **more}
+    kept["single_calls"] = {key: call}
     state.write_text(json.dumps(kept))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from perdure._core.extension import CALLS, CANCEL, KEY, POSITION, TASKS
 
 QUESTION = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
+FRESH = {"ttlMs": 0, "cacheScope": "private"}
 ISO = "2026-07-28T00:00:00Z"
 
 
@@ -78,12 +79,14 @@ class Bureau:
         self.jobs: dict[str, Job] = {}
         self.kept: dict[str, Any] = {}
         """What `server/discover` says of keys."""
+        self.empty_pages = 0
+        """Pages of `tools/list` before the one with the tools."""
         self._has_tasks, self._has_keys, self._has_positions = tasks, keys, positions
         self._changes: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self.server = MCPServer("bureau", version="1", log_level="WARNING")
-        for tool in (self.work, self.quick, self.ask, self.fail):
+        for tool in (self.work, self.quick, self.ask, self.survey, self.fail):
             self.server.add_tool(tool)
         self.server.add_tool(self.safe, annotations=ToolAnnotations(idempotent_hint=True))
 
@@ -124,9 +127,16 @@ class Bureau:
     async def ask(self, questions: list[str]) -> str:
         raise MCPError(-32603, "a tool that asks needs a task or a key")
 
+    async def survey(self, questions: list[str]) -> str:
+        """The same, one after the other."""
+        return await self.ask(questions)
+
     async def _run(self, job: Job, name: str, arguments: Mapping[str, Any]) -> None:
         try:
-            if name == "ask":
+            if name == "survey":
+                self.runs.append("survey")
+                said = " ".join([await job.ask(question) for question in arguments["questions"]])
+            elif name == "ask":
                 self.runs.append("ask")
                 async with asyncio.TaskGroup() as group:
                     asking = [group.create_task(job.ask(question)) for question in arguments["questions"]]
@@ -155,6 +165,10 @@ class Bureau:
                 if self._has_keys:
                     extensions[CALLS] = self.kept
                 return {**found, "capabilities": {**found["capabilities"], "extensions": extensions}}
+            case "tools/list" if (page := int(params.get("cursor") or 0)) < self.empty_pages:
+                return {"resultType": "complete", "tools": [], "nextCursor": str(page + 1), **FRESH}
+            case "tools/list":
+                return await call_next(replace(ctx, params={"_meta": params["_meta"]}))
             case "tools/call":
                 return await self._call(ctx, call_next, params)
             case "tasks/get":

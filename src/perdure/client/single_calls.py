@@ -34,7 +34,7 @@ from perdure.telemetry.events import log_event
 TOOL_PAGES = 100
 #: Of chance in a key: no two calls have the same.
 KEY_BYTES = 24
-#: Rounds of a call that an earlier process began: as many as the SDK's client has.
+#: Rounds in which a call of an earlier process may ask: as many as the SDK's client allows a call by default.
 MOST_ROUNDS = 10
 #: Seconds for which a server keeps a key, where it does not say (`keptMs`): Perdure's keep theirs for a day.
 KEPT_SECONDS = 3_600.0
@@ -104,14 +104,17 @@ class SingleCalls:
         age = time.time() - call.began
         if call.task is None and call.key is not None and self.has_keys and age > self._kept_seconds:
             return _unknown(call, f"it was sent {age / 3600:.1f} hours ago, and the server may have forgotten its key")
-        for _ in range(MOST_ROUNDS):
+        for number in range(MOST_ROUNDS + 1):
             found = await self.answer(call, take, may_have_arrived=True)
             if not is_round(found):
                 return found
+            if number == MOST_ROUNDS:
+                break
             if (refusal := await self._answer_round(call, found.result)) is not None:
                 await self.cancel(call)
                 return refusal
-        return _unknown(call, f"it has asked for more than {MOST_ROUNDS} rounds")
+        await self.cancel(call)
+        return _unknown(call, f"it has asked in more than {MOST_ROUNDS} rounds")
 
     async def cancel(self, call: SingleCall) -> None:
         """Tell the server that the result is not wanted. Without key and handle, the end of the connection has."""
