@@ -23,9 +23,10 @@ from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes
+from perdure.sessions.call_watch import CallWatch
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
-from perdure.sessions.registry import SessionRegistry
+from perdure.sessions.registry import SessionRegistry, numbers
 from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
@@ -118,7 +119,7 @@ async def running(
             settler=settler,
             watcher=watcher,
             lease=settings.lease,
-            facts=lambda: metrics.facts(sessions.numbers()),
+            facts=lambda: metrics.facts(numbers(context, sessions)),
             thaw=context.hub.thaw,
             on_buried=on_buried,
             on_lost=on_lost,
@@ -174,6 +175,7 @@ async def _build(
             answers=settings.max_answers,
             size=settings.max_session_bytes,
         ),
+        watch=CallWatch(store.hint, lambda: nodes.others),
         work=Work(settings.max_work),
         peers=peers,
     )

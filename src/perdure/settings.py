@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from perdure._core.single_calls import parse_task_rules
 from perdure._core.text import format_duration, format_size, parse_count, parse_duration, parse_size
 from perdure.errors import BadSetting
 
@@ -134,6 +135,23 @@ class Settings:
         " server, which has to share its keys itself",
     )
 
+    tasks: tuple[str, ...] = _connection(
+        (),
+        "which tools run as tasks, `NAME=required|optional|never`, `*` for all that are not named; without it, as the"
+        " tool says of itself, else optional",
+    )
+    task_after: float = _connection(
+        2.0, "how long a call may take before a client that takes tasks gets a handle in place of the answer", low=0
+    )
+    rejoin: float = _connection(
+        0.0,
+        "how long a call goes on whose connection broke, for the same request to come again and join it, without a key;"
+        " a guess, and therefore off (0) by default",
+        low=0,
+        high=3_600.0,
+    )
+    task_hold: float = _connection(2.0, "how long `tasks/get` waits for a change before it answers", low=0, high=60.0)
+
     max_stream_events: int = _limit(
         500, "events kept for one stream; a call waits while its reader is so many events behind"
     )
@@ -156,6 +174,11 @@ class Settings:
     max_calls: int = _limit(100, "requests running at once in one session, in all processes together; 429 beyond")
     max_readers: int = _limit(20_000, "event streams open at once; 503 beyond")
     max_sessionless: int = _limit(1_000, "requests of 2026-07-28 running at once; 503 beyond")
+    max_principal_tasks: int = _limit(
+        1_000,
+        "tasks, and calls with a key, kept at once for one principal, or for one address without a principal; beyond,"
+        " the one that ended first goes, and 429 if all of them run",
+    )
     max_notifications: int = _limit(
         1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"
     )
@@ -201,6 +224,10 @@ class Settings:
             rule, value = rule_of(field), getattr(self, field.name)
             if not rule.fits(value):
                 raise BadSetting(f"{field.name} is {value!r}; allowed: {rule.allowed}")
+        try:
+            parse_task_rules(self.tasks)
+        except ValueError as problem:
+            raise BadSetting(f"tasks: {problem}") from None
 
 
 def rule_of(field: dataclasses.Field[Any]) -> Rule:

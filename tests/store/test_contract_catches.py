@@ -382,6 +382,13 @@ class ComparesIdsAsTheyAre(MemoryStore):
         return super()._apply(step)
 
 
+class OpensForEveryWriter(MemoryStore):
+    """Two writers that know the name of a stream both take it for theirs."""
+
+    def _apply(self, step: Step) -> StepRefusal | None:
+        return super()._apply(replace(step, unique=False) if isinstance(step, OpenStream) else step)
+
+
 class ForgetsWhoWaits(MemoryStore):
     """A call that waits for another node to run it does not hold its id."""
 
@@ -620,6 +627,7 @@ class CountsLostEventsAsRead(MemoryStore):
         (TellsOfNobodyWhoHolds, "promise 15 a node that holds"),
         (NamesHoldersWhoHaveLeft, "promise 15 a node that is gone"),
         (ComparesIdsAsTheyAre, "promise 12 no two calls"),
+        (OpensForEveryWriter, "promise 12 of several writers"),
         (ForgetsWhoWaits, "promise 12 an id is free"),
         (OpensStreamsOfEndedSessions, "promise 12 a session that has ended"),
         (CountsBeforehand, "promise 14 of many that come at once"),

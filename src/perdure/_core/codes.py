@@ -15,6 +15,12 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 """JSON-RPC: the request failed."""
 
+HEADER_MISMATCH = -32020
+"""MCP: a header says something else than the body."""
+
+MISSING_CAPABILITY = -32021
+"""MCP: the client does not declare a capability that the request needs; `data.requiredCapabilities` names it."""
+
 UNSUPPORTED_VERSION = -32022
 """MCP: the protocol version is not served; `data.supported` names those that are."""
 
@@ -45,6 +51,9 @@ CLIENT_AWAY = -31007
 
 REISSUE_FAILED = -31008
 """The session is gone, and the server's own part of a new handshake failed (`recover=reissue`)."""
+
+KEY_TAKEN = -31009
+"""The key of this call belongs to another one, which has other arguments."""
 
 UNREACHABLE = -31020
 """The request did not reach a server within the client's limits. The client makes this error, never a server."""

@@ -76,7 +76,7 @@ class Position:
 
     def priming(self, random: RandomBytes) -> str:
         """The same place under a fresh name, for an event that carries nothing but its id."""
-        return f"{self}~{_text(random(_PRIMING_BYTES))}"
+        return f"{self}~{id_text(random(_PRIMING_BYTES))}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,15 +114,15 @@ def parse_position(text: str) -> Position | None:
 
 
 def new_session_id(random: RandomBytes) -> SessionId:
-    return SessionId(_text(random(SESSION_BYTES)))
+    return SessionId(id_text(random(SESSION_BYTES)))
 
 
 def new_stream_id(random: RandomBytes) -> StreamId:
-    return StreamId(_text(random(STREAM_BYTES)))
+    return StreamId(id_text(random(STREAM_BYTES)))
 
 
 def new_node_id(random: RandomBytes) -> NodeId:
-    return NodeId(_text(random(STREAM_BYTES)))
+    return NodeId(id_text(random(STREAM_BYTES)))
 
 
 def new_fence(generation: int, random: RandomBytes, *, above: Fence = NO_FENCE) -> Fence:
@@ -141,5 +141,6 @@ def parse_session_id(text: str) -> SessionId | None:
     return SessionId(text) if _SESSION.fullmatch(text) else None
 
 
-def _text(raw: bytes) -> str:
+def id_text(raw: bytes) -> str:
+    """Write bytes as an id: letters and digits that need no quoting anywhere."""
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")

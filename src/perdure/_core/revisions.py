@@ -33,6 +33,9 @@ REVISIONS: dict[str, Revision] = {
     )
 }
 
+SINGLE_CALL = Revision(version="2026-07-28", batches=False, primes=False, closes_early=False)
+"""A request of a revision without sessions, which is a session of one call."""
+
 FIRST_SESSIONLESS = "2026-07-28"
 """From this revision on there are no sessions; those requests go to the official SDK's own handler."""
 

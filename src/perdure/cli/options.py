@@ -19,6 +19,9 @@ LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_STORE = "sqlite:perdure.db"
 
 
+_METAVARS = {"allowed_hosts": "NAME", "tasks": "NAME=HOW"}
+
+
 def parsed(read: Callable[[str], object], rule: Rule | None = None) -> Callable[[object], object]:
     """A type of options: parses the text, and checks the value against its rule, if it has one."""
 
@@ -85,7 +88,7 @@ def setting_options() -> Iterator[ServeOption]:
             case "choice":
                 shown, more = default, {"type": click.Choice(rule.choices), "metavar": "|".join(rule.choices)}
             case "names":
-                flag, metavar = flag.removesuffix("s"), "NAME" if field.name == "allowed_hosts" else "ORIGIN"
+                flag, metavar = flag.removesuffix("s"), _METAVARS.get(field.name, "ORIGIN")
                 more = {"type": Name(), "multiple": True, "metavar": metavar}
             case kind:
                 number = NUMBERS[kind]

@@ -21,9 +21,10 @@ from typing import TypeVar
 
 from perdure._core import mail, settling
 from perdure._core.codes import REQUEST_CANCELLED
-from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
+from perdure._core.single_calls import REJOINED
 from perdure._core.states import CALL, CallState, CallStep, LogState, SessionState, SessionStep, advance
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
@@ -464,7 +465,7 @@ class Settler:
                     case Verdict.CANCEL:
                         payload = error_payload(call.row.request_id, REQUEST_CANCELLED, "Request cancelled")
                         with spans.settle(owner.id[:8], stream.id, outcome="cancelled"):
-                            stream.append(payload, end=call.ended(CallStep.CANCEL))
+                            stream.append(payload, end=call.ended(CallStep.CANCEL), also=self._end_of(owner))
                         self._context.counters.calls_cancelled += 1
                         self._context.counters.settles_cancelled += 1
                     case Verdict.WAIT:
@@ -478,12 +479,14 @@ class Settler:
                     case Verdict.RERUN if session is not None:
                         await self._run_again(session, call, stream, by)
                     case _:
-                        self._answer_unknown(call, stream, REASONS.get(by.occasion, DIED))
+                        self._answer_unknown(owner, call, stream, REASONS.get(by.occasion, DIED))
                 del progress.calls[0]
 
     async def _verdict(self, owner: base.SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
         if call.key in by.cancelled:
             return Verdict.CANCEL
+        if owner.kind is RecordKind.CALL and not _is_kept(owner):
+            return Verdict.CANCEL  # its client has neither handle nor key, and its connection broke with the process
         needs_credentials = by.occasion is Occasion.NODE_DIED and owner.owner
         row = VERDICTS[Occasion.PRINCIPAL_AWAY if needs_credentials else by.occasion]
         if call.request is None:
@@ -495,12 +498,21 @@ class Settler:
 
     # What becomes of a call
 
-    def _answer_unknown(self, call: AbandonedCall, stream: Stream, reason: str) -> None:
+    def _end_of(self, owner: base.SessionRecord) -> base.Step | None:
+        """What the end of its call changes in the record of a single call, which may not be in memory."""
+        if owner.kind is RecordKind.SESSION:
+            return None
+        now = self._context.clock()
+        if _is_kept(owner):
+            return base.ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT, initialized=True)
+        return base.EndSession(session=owner.id, time=now, reason="its connection broke")
+
+    def _answer_unknown(self, owner: base.SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
         row = call.row
         params = None if call.request is None else call.request.params
         payload = unknown_outcome(row.request_id, method=row.method, reason=reason, params=params)
         with spans.settle(row.session[:8], row.stream, outcome="unknown"):
-            stream.append(payload, end=call.ended(CallStep.SETTLE))
+            stream.append(payload, end=call.ended(CallStep.SETTLE), also=self._end_of(owner))
         self._context.counters.calls_settled += 1
         self._context.peers.log_event(
             logging.WARNING, "call.unknown", f"a request was interrupted ({row.method}): {reason}", stream=row.stream
@@ -534,7 +546,7 @@ class Settler:
                 f"a request cannot run again ({row.method}): {failure!r}",
                 stream=row.stream,
             )
-            self._answer_unknown(call, stream, DIED)
+            self._answer_unknown(session.record, call, stream, DIED)
         else:
             self._context.counters.calls_rerun += 1
             log_event(
@@ -606,3 +618,8 @@ class Settler:
     def _put(self, *steps: base.Step) -> None:
         if steps:
             self._context.journal.put(Steps(steps))
+
+
+def _is_kept(owner: base.SessionRecord) -> bool:
+    """Whether the client of a single call may ask for it again: by a handle, by a key, or by the same request."""
+    return owner.initialized or owner.result == REJOINED

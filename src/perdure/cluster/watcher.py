@@ -63,6 +63,7 @@ class Watcher:
     def _on_hint(self, streams: Sequence[StreamId]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
         if streams:
+            self._context.watch.wake(streams)
             self._named.update(streams)
         else:
             self._all = True

@@ -7,6 +7,7 @@ path. Auth, custom routes and OAuth routes of the served server keep working: on
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -31,9 +32,10 @@ from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
 from perdure.http.sessionless import SessionlessHandler
+from perdure.http.single_call_endpoint import TASK_METHODS
 from perdure.log.chores import cancel_all, keep_going
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
-from perdure.sessions.registry import SessionInfo
+from perdure.sessions.registry import SessionInfo, numbers
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import NodeRecord, Store, Survey, survey_of
@@ -44,6 +46,10 @@ from perdure.telemetry.events import log_event
 
 SCRAPE = "perdure.scrape"
 """In the scope of a request for the metrics that passed the endpoint's authentication."""
+
+CALL_KEYS = "call-keys"
+CALL_KEY_BYTES = 32
+"""The name and the length of the secret of which the ids of calls with a key are made."""
 
 _ENTERED = "perdure.entered"
 """In the scope of a request that passed the endpoint's authentication."""
@@ -139,7 +145,8 @@ class App:
                 renewing = asyncio.create_task(keep_going(partial(keys.renew, store, clock)))
                 stack.push_async_callback(cancel_all, [renewing])
             self._process = process
-            self._endpoint = Endpoint(process, started.sessionless, is_draining=lambda: self._draining)
+            secret = await process.context.store.keep_secret(CALL_KEYS, secrets.token_bytes(CALL_KEY_BYTES))
+            self._endpoint = Endpoint(process, started, call_secret=secret, is_draining=lambda: self._draining)
             try:
                 yield
             finally:
@@ -294,13 +301,13 @@ class App:
         # An unknown version without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             handler = self._started().sessionless
-            if self._draining:
+            if self._draining and headers.get(b"mcp-method") not in TASK_METHODS:
                 raise Refused(Refusal.STOPPING)
             if handler is not None:
                 if not self._told_sessionless:
                     # Once: the clients that most profit from a session may never ask for one.
                     self._told_sessionless = True
-                    told = "this client has no session; serve with --eras session to give it one"
+                    told = "only tasks and calls with a key outlive its connections; --eras session gives it a session"
                     log_event(logging.WARNING, "era.sessionless", f"a client speaks 2026-07-28: {told}")
                 return handler
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})
@@ -374,5 +381,7 @@ async def _scrape(method: str, process: ServerProcess | None) -> Answer:
             survey = await survey_of(store)
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
-    text = metrics.render(process.sessions.numbers(), others, process.liveness.ages(), stored=stored, survey=survey)
+    text = metrics.render(
+        numbers(process.context, process.sessions), others, process.liveness.ages(), stored=stored, survey=survey
+    )
     return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

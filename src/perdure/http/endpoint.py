@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Receive, Scope
 
 from perdure._core.states import SessionStep
@@ -15,6 +14,11 @@ from perdure.http.post import PostHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
 from perdure.http.sessionless import SessionlessHandler
+from perdure.http.single_call_endpoint import SingleCallEndpoint
+from perdure.http.single_calls import SingleCallHandler
+from perdure.http.tasks import TaskHandler
+from perdure.runtime.server import Started
+from perdure.sessions.single_calls import SingleCalls
 
 ALLOW = ((b"allow", b"GET, POST, DELETE, OPTIONS"),)
 
@@ -25,15 +29,26 @@ class Endpoint:
     def __init__(
         self,
         process: ServerProcess,
-        sessionless: StreamableHTTPSessionManager | None,
+        started: Started,
         *,
+        call_secret: bytes,
         is_draining: Callable[[], bool],
     ) -> None:
+        """`call_secret`: of the store; the ids of calls with a key are made with it."""
         self._access = access = SessionAccess(process, is_draining)
         self._post = PostHandler(access)
         self._get = GetHandler(access)
         self._resume = ResumeTokenEndpoint(access)
-        self.sessionless = None if sessionless is None else SessionlessHandler(sessionless, access)
+        self.sessionless = None
+        if started.sessionless is not None:
+            single_calls = None
+            if started.tools is not None:
+                calls = SingleCalls(process.context, process.sessions)
+                handler = SingleCallHandler(
+                    access, calls, started.tools, call_secret, asks_in_session=started.asks_in_session
+                )
+                single_calls = SingleCallEndpoint(access, handler, TaskHandler(access, calls, handler))
+            self.sessionless = SessionlessHandler(started.sessionless, access, single_calls)
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str

@@ -15,7 +15,7 @@ BREAK_OFF = "perdure.break_off"
 """In the scope of a request: a function that breaks its connection off. A peer that takes nothing cannot be ended
 politely, and closing would wait for it."""
 
-_HEADERS = (
+STREAM_HEADERS = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
@@ -47,7 +47,7 @@ class EventStreamResponse:
         self._send = send
         self._task = task = asyncio.current_task()
         try:
-            headers = [*_HEADERS, (b"mcp-session-id", self._session.id.encode())]
+            headers = [*STREAM_HEADERS, (b"mcp-session-id", self._session.id.encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             del headers
             await self._reader.begin(self)

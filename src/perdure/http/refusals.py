@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from starlette.types import Receive, Send
 
 from perdure._core.codes import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
     INVALID_REQUEST,
+    KEY_TAKEN,
     LIMIT_REACHED,
+    MISSING_CAPABILITY,
     POSITION_LOST,
     REISSUE_FAILED,
     SESSION_NOT_FOUND,
@@ -80,6 +84,16 @@ class Refusal(enum.Enum):
         LIMIT_REACHED,
         "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
     )
+    TOO_MANY_TASKS = (429, LIMIT_REACHED, "You have {limit} tasks running, as many as you may (max_principal_tasks)")
+    BAD_KEY = (400, INVALID_PARAMS, "{where} must be a string of 1 to {limit} characters, not {seen}")
+    KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
+    KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")
+    NO_KEY = (400, INVALID_PARAMS, "No call of yours has this key")
+    NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")
+    BAD_STATE = (400, INVALID_PARAMS, "Invalid or expired requestState")
+    BAD_RESPONSES = (400, INVALID_PARAMS, "inputResponses must be an object with an object for each key, not {seen}")
+    NEEDS_TASKS = (400, MISSING_CAPABILITY, "This needs the client's capability {capability}")
+    NAME_MISMATCH = (400, HEADER_MISMATCH, "{message}")
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")

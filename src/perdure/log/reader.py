@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -86,6 +86,8 @@ class Reader:
     preamble: bytes = b""
     """What is written before the next event."""
     retry: bytes = b""
+    frame: Callable[[Event], bytes] | None = None
+    """Writes an event, where that is not done with its position."""
     state: ReaderState = ReaderState.STARTING
     failure: Exception | None = None
     live_from: int = field(init=False)
@@ -235,11 +237,13 @@ class Reader:
             skipped = await self._history.closed_asks(events)
         frames = [self.preamble] if self.preamble else []
         self.preamble = b""
-        cursor, size = self.cursor, 0
+        cursor, size, frame = self.cursor, 0, self.frame
         for event in events:  # as many as fit into one write
             if event.seq != cursor + 1:
                 frames.append(self._gap(cursor + 1, event.seq - 1))
-            if event.seq not in skipped:
+            if frame is not None:
+                frames.append(frame(event))
+            elif event.seq not in skipped:
                 frames.append(sse.encode_event(b"%s%010d" % (stream.prefix, event.seq), event.payload))
             cursor = event.seq
             size += len(event.payload)

@@ -39,8 +39,10 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.requests import Request as HttpRequest
 
+from perdure._core.ids import RecordKind
 from perdure._core.jsonrpc import Envelope, Notification, Request
-from perdure.runtime.base import CallEnded, Flow, Outlet
+from perdure.runtime.base import CallEnded, Flow, Outlet, Runtime
+from perdure.runtime.sdk_call import CallRuntime
 from perdure.store.base import SessionRecord
 
 _CLOSE_SECONDS = 1.0
@@ -284,10 +286,12 @@ class SdkRuntimes:
     in that, not in the context of the request that loads one."""
 
     server: Server[Any]
+    sessionless: Server[Any]
+    """The same server for single calls: request state is sealed with keys that all processes share."""
     lifespan_state: object
     can_ask: bool
-    """Whether handlers may ask the client something: a JSON response has no room for it."""
+    """Whether handlers may ask the client something: a JSON response has no room for it. (Single calls always may.)"""
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
-    def load(self, record: SessionRecord, outlet: Outlet) -> SdkRuntime:
-        return SdkRuntime(self, record, outlet)
+    def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
+        return (CallRuntime if record.kind is RecordKind.CALL else SdkRuntime)(self, record, outlet)

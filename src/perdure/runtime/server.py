@@ -8,9 +8,10 @@ import contextlib
 import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
@@ -18,10 +19,13 @@ from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import Route
 
+from perdure._core.extension import CALLS, TASKS
+from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
 from perdure.runtime.base import Runtimes
 from perdure.runtime.request_state import SharedKeys, share_request_state
 from perdure.runtime.sdk import SdkRuntimes
+from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
 
 
@@ -32,6 +36,10 @@ class Started:
     runtimes: Runtimes
     sessionless: StreamableHTTPSessionManager | None
     """Answers the requests of 2026-07-28; `None` where nothing does."""
+    tools: ToolCatalog | None = None
+    """What the server says of its tools; `None` where no single calls are served."""
+    asks_in_session: bool = False
+    """Its tools ask their client something in a session alone: a single call that may ask runs as in one."""
     state_keys: SharedKeys | None = None
     """Seal the request state of multi-round calls; to be loaded from the store. `None` where others do."""
 
@@ -64,7 +72,7 @@ def host(server: object, settings: Settings, *, path: str) -> Hosted:
             # FastMCP makes its session manager in the web application's lifespan, and counts who has entered its own.
             app = own.router.lifespan_context(own)
             async with app, _enter(endpoint_of(own).session_manager.app, settings) as started:
-                yield started
+                yield replace(started, asks_in_session=True)
 
         return Hosted(web=own, start=start)
     raise BadTarget(
@@ -114,5 +122,17 @@ async def _enter(server: Server[Any], settings: Settings) -> AsyncIterator[Start
         sessionless = StreamableHTTPSessionManager(
             app=twin, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
         )
-        runtimes = SdkRuntimes(server, state, can_ask=not settings.json_response)
-        yield Started(runtimes=runtimes, sessionless=sessionless, state_keys=state_keys)
+        twin.middleware = [announce_extensions, *twin.middleware]
+        runtimes = SdkRuntimes(server, twin, state, can_ask=not settings.json_response)
+        tools = ToolCatalog(twin, state)
+        yield Started(runtimes=runtimes, sessionless=sessionless, tools=tools, state_keys=state_keys)
+
+
+async def announce_extensions(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    """Add to `server/discover` what Perdure serves beside the server. Tasks that the server has itself stay its own."""
+    result = await call_next(ctx)
+    if ctx.method != "server/discover" or not isinstance(result, dict):
+        return result
+    capabilities: JsonObject = result.get("capabilities") or {}
+    extensions = {TASKS: {}, CALLS: {}, **(capabilities.get("extensions") or {})}
+    return {**result, "capabilities": {**capabilities, "extensions": extensions}}

@@ -45,7 +45,7 @@ async def receive(
             named = (session.record.incarnation, request_id), read_call(request_id)
             for incarnation, name in filter(None, named):
                 cancelled = mail.Cancelled(session=session.id, incarnation=incarnation, request_id=name, params=params)
-                if await _cancel(session, cancelled, cancel_waiting):
+                if await cancel_call(session, cancelled, cancel_waiting):
                     return
         return
     # Progress of an ask is for the node that waits for it.
@@ -67,7 +67,7 @@ async def _may_be_asked(session: Session, ask: object, node: NodeId | None) -> b
     return await is_stored() or node in await session.context.nodes.holders() or await is_stored()
 
 
-async def _cancel(session: Session, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
+async def cancel_call(session: Session, cancelled: mail.Cancelled, cancel_waiting: CancelWaiting) -> bool:
     """Cancel a call, in whatever process it runs or waits. Tells whether there is one."""
     context, incarnation, request_id = session.context, cancelled.incarnation, cancelled.request_id
     if session.exchange.cancel(request_id, incarnation=incarnation, params=cancelled.params):

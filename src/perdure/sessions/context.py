@@ -15,6 +15,7 @@ from perdure._core.retention import Limits
 from perdure.log.hub import Hub
 from perdure.log.journal import Journal
 from perdure.runtime.base import Runtimes
+from perdure.sessions.call_watch import CallWatch
 from perdure.settings import Settings
 from perdure.store.base import SendMail, Step, Store, StreamRecord
 from perdure.telemetry.counters import Counters
@@ -70,6 +71,8 @@ class ServerContext:
     task_context: contextvars.Context
     """The context of the start, in which sticky requests are repeated: not that of the request that loads a runtime."""
     limits: Limits
+    watch: CallWatch
+    """Wakes requests that wait for single calls."""
     work: Work
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""

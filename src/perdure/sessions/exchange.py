@@ -37,6 +37,10 @@ _OWN_SECONDS = 10.0
 """How long a server may take to tell which tools it has."""
 
 
+_ending: set[asyncio.Task[None]] = set()
+"""Keeps the tasks that end runtimes from being collected while they run."""
+
+
 class Exchange:
     """One session's way to its runtime and back: the runtime's `Outlet`."""
 
@@ -119,8 +123,11 @@ class Exchange:
 
     def _answer_cancelled(self, call: Call) -> None:
         answer = error_payload(call.request.id, REQUEST_CANCELLED, "Request cancelled")
-        if self.calls.answer(call, CallStep.CANCEL, answer):
+        if self.calls.answer(call, CallStep.CANCEL, answer, self._end_step(call)):
             self.session.context.counters.calls_cancelled += 1
+
+    def _end_step(self, call: Call) -> Step | None:
+        return self.session.end_step() if call.state is CallState.RUNNING else None
 
     # Outwards: the runtime's outlet
 
@@ -140,6 +147,7 @@ class Exchange:
                 call, found = token, self.calls.by_number.get(token)
                 if found is None or found.token is None or (found.attempt > 1 and found.is_repeated(method, params)):
                     return None
+                found.progress_params = params
                 # The client's token means something within one incarnation only.
                 params["progressToken"] = found.token
                 if (incarnation := found.key[0]) != record.incarnation:
@@ -166,6 +174,8 @@ class Exchange:
     def goes_standalone(self, call: Call) -> bool:
         """Whether what belongs to this call would find no reader on the call's own stream."""
         stream = call.stream
+        if self.session.is_single_call:
+            return False
         return self.session.context.settings.json_response or (
             stream.readers.reader is None and self.session.orphans.is_orphan(stream)
         )
@@ -190,7 +200,7 @@ class Exchange:
         self.calls.runtime_done(call)
         if found.state is not CallState.RUNNING:
             return None
-        also = None if failed else self.session.record_change(found, body)
+        also = self.session.end_step() if failed else self.session.record_change(found, body)
         self.calls.answer(found, CallStep.ANSWER, encode_answer(found.request.id, body, failed=failed), also)
         self.session.context.counters.calls_answered += 1
         return found.stream
@@ -233,7 +243,7 @@ class Exchange:
         request = call.request
         payload = unknown_outcome(request.id, method=request.method, reason=reason, params=request.params)
         with spans.settle(self.session.name, call.stream.id, outcome="unknown"):
-            if self.calls.answer(call, CallStep.SETTLE, payload):
+            if self.calls.answer(call, CallStep.SETTLE, payload, self._end_step(call)):
                 self.session.context.counters.calls_settled += 1
 
     async def aclose(self, reason: str) -> None:
@@ -372,6 +382,14 @@ class RuntimeSlot:
         runtime, self._runtime = self._runtime, None
         self.count(-self.notifications, -self.notification_bytes)
         return runtime
+
+    def leave(self) -> None:
+        """Let the runtime go, without waiting for handlers that do not stop."""
+        if (runtime := self.forget()) is not None and self._exchange.calls.by_number:
+            self._exchange.calls.runtime_gone()
+            task = asyncio.create_task(runtime.aclose())
+            _ending.add(task)
+            task.add_done_callback(_ending.discard)
 
     async def drop(self) -> None:
         """Let the runtime go, in silence."""

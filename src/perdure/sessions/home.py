@@ -15,7 +15,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from perdure._core import mail
-from perdure._core.ids import new_stream_id
+from perdure._core.ids import NO_FENCE, Kind, NodeId, SessionId, StreamId, new_stream_id
 from perdure._core.losses import gap_notification
 from perdure._core.states import SessionState
 from perdure.errors import Behind, HeldElsewhere, MailFull, NodeGone, PerdureError, SessionEnded
@@ -404,6 +404,41 @@ class Home:
 
     def on_step_written(self, stream: Stream, step: Step) -> None:
         """Asks are known to the store; the record is changed by answers, on the streams of calls."""
+
+
+class NoHome:
+    """Stands in the place of the home of a single call, which has no standalone stream: what belongs to no request has
+    no reader."""
+
+    def __init__(self, context: ServerContext, session: SessionId) -> None:
+        nothing = StreamRecord(
+            id=StreamId(""), session=session, kind=Kind.STANDALONE, node=NodeId(""), fence=NO_FENCE, opened=0.0
+        )
+        self.standalone = Stream(nothing, context.journal, self, limit=1, writes=False)
+        self.is_here = False
+        self.waiting = 0
+
+    def send(self, payload: bytes, also: Step | None = None) -> None:
+        """Drop it."""
+
+    async def claim(self, *, take: bool = False, seen: StreamRecord | None = None) -> bool:
+        return False
+
+    async def take(self) -> None: ...
+
+    async def caught_up(self) -> None: ...
+
+    async def forwarded(self) -> None: ...
+
+    # The owner of a stream on which nothing happens
+
+    def on_lost(self, stream: Stream, unwritten: Sequence[Event], shown: int) -> None: ...
+
+    def on_grown(self, stream: Stream) -> None: ...
+
+    def on_settled(self, stream: Stream) -> None: ...
+
+    def on_step_written(self, stream: Stream, step: Step) -> None: ...
 
 
 async def look_at(context: ServerContext, stream: Stream) -> StreamRecord | None:

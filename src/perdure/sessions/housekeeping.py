@@ -61,6 +61,12 @@ class Housekeeping:
                 await self._sessions.end(session, SessionStep.HANDSHAKE_FAILED, "The handshake took too long")
             return
         session.keeper.keep_fresh(busy=session.is_busy)
+        if session.is_single_call:
+            if not session.is_busy:
+                self._sessions.let_go(session)
+            elif now - session.seen >= min(settings.task_ttl, settings.replay_window):
+                session.exchange.asks.give_up()  # as long as its task is kept when it has ended
+            return
         session.enforce_limits()
         if away >= settings.session_grace:
             session.exchange.asks.give_up()

@@ -14,12 +14,12 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from perdure._core.codes import OUTCOME_UNKNOWN
-from perdure._core.ids import Kind
-from perdure._core.jsonrpc import Request, coerce_id, error_payload
+from perdure._core.ids import Kind, StreamId
+from perdure._core.jsonrpc import JsonObject, Request, coerce_id, error_payload
 from perdure._core.limits import Work
 from perdure._core.states import CALL, CallState, CallStep, SessionState, advance
 from perdure.errors import IdTaken, SessionEnded
@@ -53,6 +53,8 @@ class Call:
     """Of a call that runs again: what was sent before. Only what is greater is sent."""
     logged: Counter[bytes] | None = None
     """Of a call that runs again: the log messages that were sent before (`log_key`). Each is dropped once."""
+    progress_params: JsonObject | None = None
+    """What it said last of its progress."""
     told_at: int = 0
     """When its client was told that it is an orphan, as an arrival number of the hub."""
 
@@ -214,13 +216,22 @@ class Intake:
             self._session.exchange.calls.release(*self._keys)
 
     async def accept(
-        self, bodies: Sequence[bytes], *steps: Step, most_calls: int | None = None, seen: int | None = None
+        self,
+        bodies: Sequence[bytes],
+        *steps: Step,
+        most_calls: int | None = None,
+        seen: int | None = None,
+        stream_id: StreamId | None = None,
+        digest: bytes = b"",
     ) -> list[Call]:
         """Write the rows and the stream, behind other steps; only then may the runtime see the requests. `most_calls`:
         as many calls may run in all processes; what runs here was counted by the caller. `seen`: raise `StaleRecord` if
-        the session's record has another revision by now."""
+        the session's record has another revision by now. `stream_id`: the stream's id where it is made of a key; raise
+        `StaleFence` if the stream is there already. `digest`: stands for what is asked for."""
         session, context = self._session, self._session.context
         record, stream = session.record, context.new_stream(session.id, Kind.CALL)
+        if stream_id is not None:
+            stream = replace(stream, id=stream_id)
         rows = tuple(
             CallRecord(
                 session=record.id,
@@ -230,16 +241,19 @@ class Intake:
                 method=request.method,
                 request=body,
                 principal=record.owner,
+                digest=digest,
             )
             for request, body in zip(self._requests, bodies, strict=True)
         )
         try:
-            opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen)
+            unique = stream_id is not None
+            opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
             await context.journal.write(*steps, opened)
             if session.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:
-            session.put(DropStream(stream=stream.id))  # it may have been written all the same
+            if stream_id is None:  # else it may be another writer's
+                session.put(DropStream(stream=stream.id))  # it may have been written all the same
             raise
         entered = session.call_streams.write(stream, owed=len(rows), calls=rows)
         context.counters.call_streams += 1

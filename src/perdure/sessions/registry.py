@@ -9,12 +9,12 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from perdure._core.ids import Kind, SessionId, new_session_id, parse_session_id
+from perdure._core.ids import Kind, RecordKind, SessionId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import Request
 from perdure._core.states import CallState, ContentState, LogState, SessionState, SessionStep
 from perdure.errors import SessionEnded, StoreUnavailable, TooManySessions
@@ -91,15 +91,25 @@ class CallStreams:
     session is (a call of a dead node that is being settled) and after it (an answer that is still being written). So
     the owner looks for the session each time."""
 
-    def __init__(self, context: ServerContext, held: Mapping[SessionId, Session]) -> None:
-        """`held`: the sessions that are in memory and have not ended."""
+    def __init__(
+        self, context: ServerContext, held: Mapping[SessionId, Session], let_go: Callable[[Session], None]
+    ) -> None:
+        """`held`: the sessions that are in memory and have not ended. `let_go` takes a single call out of memory."""
         self._context = context
         self._held = held
+        self._let_go = let_go
         self.streams = Streams(context.journal, self, limit=context.settings.max_stream_events)
 
     def on_settled(self, stream: Stream) -> None:
-        if self.streams.release(stream) and (session := self._held.get(stream.session)) is not None:
+        if not self.streams.release(stream):
+            return
+        session = self._held.get(stream.session)
+        if session is None or (session.is_single_call and session.record.initialized):
+            self._context.watch.tell(stream.id)  # a request may wait for its end
+        if session is not None:
             session.on_call_settled(stream)
+            if session.is_single_call:
+                self._let_go(session)
 
     def on_grown(self, stream: Stream) -> None:
         self._context.hub.registry.on_grown(stream)
@@ -126,7 +136,7 @@ class SessionRegistry:
         self._resting: dict[SessionId, tuple[Session, asyncio.Task[None]]] = {}
         """Sessions that are on their way out of memory: no request gets them any more."""
         self._making_room = asyncio.Lock()
-        self.streams = CallStreams(context, self._by_id).streams
+        self.streams = CallStreams(context, self._by_id, self.let_go).streams
         """The streams of all calls that are in memory, whether their sessions are or not."""
 
     def __len__(self) -> int:
@@ -134,6 +144,16 @@ class SessionRegistry:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_id.values()))
+
+    def hold(self, session: Session) -> None:
+        """Keep a single call in memory, from before it is written."""
+        self._by_id[session.id] = session
+
+    def let_go(self, session: Session) -> None:
+        """A single call is over here: nothing of it is needed in memory, unless a request is about to use it."""
+        if self._by_id.get(session.id) is session and not session.is_busy:
+            del self._by_id[session.id]
+            session.exchange.runtime.leave()
 
     # Finding and loading
 
@@ -149,7 +169,7 @@ class SessionRegistry:
         if session_id is None:
             return None
         session = self._by_id.get(session_id) if checked_later else None
-        if session is not None and session.record.owner == owner:
+        if session is not None and session.record.owner == owner and not session.is_single_call:
             stamp = session.keeper.stamp
             if stamp is None or stamp.doubts == self._context.journal.doubts:
                 return session
@@ -165,17 +185,17 @@ class SessionRegistry:
             if held is None:
                 # Before anything is loaded: a stranger causes no more work than a caller that names no session.
                 seen = _Seen(self._context.stamp(), await self._context.store.load(session_id))
-                if seen.loaded is None or seen.loaded.record.owner != owner:
+                if seen.loaded is None or not _is_session_of(owner, seen.loaded.record):
                     return None
                 session = await self.load(session_id, seen)
             else:
                 session = await self.load(session_id)
         except StoreUnavailable:
             # Live traffic goes on (promise 7) with what is known here, after the wait as before it.
-            if held is not None and held is self._by_id.get(session_id) and held.record.owner == owner:
+            if held is not None and held is self._by_id.get(session_id) and _is_session_of(owner, held.record):
                 return held
             raise
-        if session is not None and session.record.owner != owner:
+        if session is not None and not _is_session_of(owner, session.record):
             # One that is not there would have been looked for in the store: neither its failure tells them apart.
             await self._context.store.session(session_id)
             return None
@@ -229,7 +249,7 @@ class SessionRegistry:
             return session
         if record.state is SessionState.OPENING:
             return None  # a handshake at another node, whose client does not know the id yet
-        if self._has_expired(record) and await self._end_unused(record):
+        if self._has_expired(record) and await self.end_unused(record):
             return None
         with spans.load(record.id[:8]):
             return await self._build(record, None if loaded is None else loaded.standalone, stamp)
@@ -241,9 +261,9 @@ class SessionRegistry:
         """End a session whose time has passed, unless a node uses it."""
         record = await self._context.store.session(session_id)
         if record is not None and record.state is not SessionState.ENDED and self._has_expired(record):
-            await self._end_unused(record)
+            await self.end_unused(record)
 
-    async def _end_unused(self, record: SessionRecord) -> bool:
+    async def end_unused(self, record: SessionRecord) -> bool:
         """End a session that rests in the store, if it is still as it was seen there; tells whether it has ended. The
         store compares: another process may have begun to use it in this very moment, whatever the clocks say."""
         store, reason = self._context.store, SessionStep.WINDOW_PASSED.value
@@ -258,7 +278,7 @@ class SessionRegistry:
 
     async def _build(self, record: SessionRecord, standalone: StreamRecord | None, stamp: Stamp) -> Session | None:
         store = self._context.store
-        if standalone is None:
+        if standalone is None and record.kind is RecordKind.SESSION:
             return None  # it ended in this very moment
         waiting = bool(record.owner) and any(call.state is CallState.WAITING for call in await store.calls(record.id))
         kept = await store.kept(record.id)
@@ -317,7 +337,7 @@ class SessionRegistry:
                     whose = (caller.owner, caller.address) if full.of_caller else ()
                     if (record := await self._context.store.longest_dormant(*whose)) is None:
                         raise
-                    await self._end_unused(record)
+                    await self.end_unused(record)
             return await self._open(caller, request, body)
 
     async def _open(self, caller: Caller, request: Request, body: bytes) -> tuple[Session, Call]:
@@ -407,22 +427,10 @@ class SessionRegistry:
             ),
         )
 
-    def numbers(self) -> Snapshot:
-        """The figures of this node and of the sessions that it holds, at this moment."""
-        context, held = self._context, self._by_id.values()
-        states = Counter(session.state.value for session in held)
-        return snapshot(
-            context.node,
-            context.counters,
-            sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
-            streams={"standalone": len(held), "call": sum(len(session.streams) for session in held)},
-            readers=len(context.hub.readers),
-            degraded=context.journal.state is LogState.DEGRADED,
-            measures=measures_of(context.store),
-        )
-
     def ids(self) -> Sequence[str]:
-        return [*self._by_id, *self._resting]
+        return [session_id for session_id, session in self._by_id.items() if not session.is_single_call] + [
+            *self._resting
+        ]
 
     async def rest(self, session: Session) -> None:
         """Let go of a session: from now on the store alone knows it, and the next request loads it again. It is out of
@@ -446,12 +454,33 @@ class SessionRegistry:
         await asyncio.gather(*(session.exchange.runtime.drop() for session in list(self._by_id.values())))
 
 
+def _is_session_of(owner: str, record: SessionRecord) -> bool:
+    """Whether a record is that of a session, and its owner's. The id of a single call is no session's."""
+    return record.owner == owner and record.kind is RecordKind.SESSION
+
+
 def _loaded(
     loading: dict[SessionId, asyncio.Task[Session | None]], session_id: SessionId, task: asyncio.Task[Session | None]
 ) -> None:
     del loading[session_id]
     if not task.cancelled():
         task.exception()  # all that waited for it may have left; asyncio would complain
+
+
+def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
+    """The figures of this node and of the sessions that it holds, at this moment."""
+    held = [session for session in sessions if not session.is_single_call]
+    states = Counter(session.state.value for session in held)
+    single = len(sessions) - len(held)
+    return snapshot(
+        context.node,
+        context.counters,
+        sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
+        streams={"standalone": len(held), "call": single + sum(len(session.streams) for session in held)},
+        readers=len(context.hub.readers),
+        degraded=context.journal.state is LogState.DEGRADED,
+        measures=measures_of(context.store),
+    )
 
 
 def _shown_state(stream: Stream) -> str:

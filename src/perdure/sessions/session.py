@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 from perdure._core import mail, sticky
 from perdure._core.codes import POSITION_LOST
-from perdure._core.ids import Kind, SessionId, StreamId
+from perdure._core.ids import Kind, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import error_payload
-from perdure._core.revisions import REVISIONS, Revision
+from perdure._core.revisions import REVISIONS, SINGLE_CALL, Revision
 from perdure._core.states import SESSION, LogState, SessionState, SessionStep, WritingState, advance
 from perdure.errors import PerdureError, StoreError, StoreUnavailable
 from perdure.log.journal import Steps
 from perdure.log.stream import Stream, Streams
 from perdure.sessions.context import ServerContext, Stamp, mail_to
 from perdure.sessions.exchange import Exchange, node_of_ask
-from perdure.sessions.home import Home, look_at
+from perdure.sessions.home import Home, NoHome, look_at
 from perdure.sessions.kept_streams import KeptStreams
 from perdure.sessions.ledger import Call
 from perdure.sessions.orphans import Orphans
@@ -66,7 +66,7 @@ class RecordKeeper:
 
     @property
     def revision(self) -> Revision:
-        return REVISIONS[self.record.version]
+        return SINGLE_CALL if self.record.kind is RecordKind.CALL else REVISIONS[self.record.version]
 
     def touch(self) -> None:
         self.active = self._context.clock()
@@ -147,7 +147,7 @@ class Session:
         self,
         context: ServerContext,
         record: SessionRecord,
-        standalone: StreamRecord,
+        standalone: StreamRecord | None,
         call_streams: Streams,
         *,
         stamp: Stamp,
@@ -161,7 +161,11 @@ class Session:
         self.keeper = RecordKeeper(context, record, stamp)
         self.seen = context.clock()  # the caller has it loaded because its client, or a call, is about to use it
         """When its client was last here."""
-        self.home = Home(self, standalone, record.state is SessionState.OPENING)
+        self.home: Home | NoHome = (
+            NoHome(context, record.id)
+            if standalone is None
+            else Home(self, standalone, record.state is SessionState.OPENING)
+        )
         self.standalone = self.home.standalone
         self.call_streams = call_streams
         """The table of this node: those of its own calls are `streams`."""
@@ -232,8 +236,38 @@ class Session:
     def held_stream(self, stream_id: StreamId) -> Stream | None:
         return self.standalone if self.standalone.id == stream_id else self.streams.get(stream_id)
 
+    @property
+    def is_single_call(self) -> bool:
+        return self.keeper.record.kind is RecordKind.CALL
+
+    async def show_to_client(self) -> None:
+        """The client of a single call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
+        if not self.record.initialized:
+            step = self.keeper.change(ChangeSession(session=self.id, initialized=True))
+            try:
+                await self.context.journal.write(step)
+            finally:
+                self.keeper.on_written(step)
+
+    def end_step(self) -> Step | None:
+        """What the end of a single call changes, to be written together with its answer: a call that its client can
+        ask for stays as it ended, any other goes."""
+        if not self.is_single_call:
+            return None
+        now = self.context.clock()
+        if self.record.initialized:
+            return self.keeper.change(ChangeSession(session=self.id, active=now, state=SessionState.DORMANT))
+        # No client can ask for it later, so the answer need not wait for the log.
+        for stream in self.streams.values():
+            stream.unlog()
+        self.keeper.end("answered")
+        self.put(EndSession(session=self.id, time=now, reason="answered"))
+        return None
+
     def record_change(self, call: Call, result: bytes) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""
+        if self.is_single_call:
+            return self.end_step()
         method = call.request.method
         if method == "initialize" and self.state is SessionState.OPENING:
             version = json.loads(result).get("protocolVersion")
@@ -331,7 +365,7 @@ class Session:
 
     def on_call_settled(self, stream: Stream) -> None:
         """A call's stream is not in memory any more: it is over and not read, or another node writes it."""
-        if (writer := stream.writer) is not None:  # else the node that writes it retains it
+        if (writer := stream.writer) is not None and not self.is_single_call:  # else the node that writes it retains it
             self.orphans.ended(stream)
             self.retained.add(writer.usage(idle=not stream.readers.present), time=self.context.clock())
             self.enforce_limits()

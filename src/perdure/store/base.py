@@ -39,7 +39,7 @@ The promises; the contract suite in `perdure.testing` carries the same numbers.
     buried. A node whose claim ran out goes on with its next beat, unless it is buried; if it is, it knows by then.
 12. **One of each.** No two calls of a session's incarnation run under one id: the second `OpenStream` is refused
     (`IdTaken`), in whatever process it is made. A stream of a session that has ended, or is not there, is not opened
-    (`SessionEnded`).
+    (`SessionEnded`). Of several writers that open a `unique` stream of one id, one succeeds; none, once it is sealed.
 13. **One chain.** A session has one chain of resume tokens at most, and none once it has ended. Of several changes to a
     chain that begin from the same state, one succeeds, in whatever process; what it wrote is durable (3).
 14. **Exact limits.** A `PutSession` or `OpenStream` that carries a limit is refused (`TooManySessions`, `TooManyCalls`)
@@ -248,6 +248,17 @@ class Loaded(NamedTuple):
     """`None`: the session has ended, or ends in this moment."""
 
 
+class KeptCall(NamedTuple):
+    """A single call, as of one moment where the store reads it in one go."""
+
+    record: SessionRecord
+    call: CallRecord | None
+    """`None`: the record is that of a session, or it ends in this moment."""
+    recent: Sequence[Event] = ()
+    """The newest of the retained events of its stream, the oldest of them first."""
+    asks: Sequence[AskRecord] = ()
+
+
 class Followed(NamedTuple):
     """A stream and what has come behind a number, all as of one moment."""
 
@@ -409,6 +420,9 @@ class OpenStream(Step):
     """How many calls of the session may be open at once, these among them; refused beyond (14)."""
     seen: int | None = None
     """The revision of the session's record that the caller knows; refused if it has another one by now (21)."""
+    unique: bool = False
+    """The stream's id is made of something that another writer may know as well, such as a key. Refused (`StaleFence`)
+    if the stream is there already and is another writer's, or is sealed (12)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -628,6 +642,11 @@ class SessionStore(Protocol):
     async def load(self, session: SessionId) -> Loaded | None:
         """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
         one go."""
+
+    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+        """A record and its one call, as `CallStore` and `AskStore` give it, with so many of the call's newest events;
+        once it has ended, with its answer alone. Events of more than `READ_BYTES` may be left out. Of a session, the
+        record alone. A store that answers over a network reads it in one go."""
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
@@ -882,6 +901,20 @@ async def load_apart(store: Store, session: SessionId) -> Loaded | None:
     """Load a session in two reads, for a store in which another read costs little."""
     record = await store.session(session)
     return None if record is None else Loaded(record, await stream_by_id(store, record.standalone))
+
+
+async def single_call_apart(store: Store, session: SessionId, recent: int) -> KeptCall | None:
+    """Read a single call piece by piece, for a store in which another read costs little."""
+    record = await store.session(session)
+    calls = [] if record is None or record.kind is RecordKind.SESSION else await store.calls(session)
+    if record is None or not calls:
+        return None if record is None else KeptCall(record, None)
+    call = calls[0]
+    stream = await stream_by_id(store, call.stream)
+    last = 0 if stream is None else stream.last
+    over = call.state not in (CallState.RUNNING, CallState.WAITING)
+    newest = await store.read(call.stream, after=max(0, last - (1 if over else recent)), limit=recent)
+    return KeptCall(record, call, newest, () if over else await store.asks(session))
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

@@ -65,6 +65,8 @@ def refusal(step: Any, why: Why, what: object = "") -> base.StepRefusal:
             return IdTaken(f"request {what} of session {step.record.session[:8]} runs already")
         case Why.CALLS, base.OpenStream():
             return TooManyCalls(f"session {step.record.session[:8]} has {what} calls running")
+        case Why.FENCED | Why.SEALED, base.OpenStream():
+            return StaleFence(f"stream {step.record.id} is there already: it {_STALE[why].format(what)}")
         case Why.CALLER, base.PutSession():
             return TooManySessions(f"the caller has {what} sessions", of_caller=True)
         case Why.ALL, base.PutSession():

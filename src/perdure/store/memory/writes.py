@@ -150,8 +150,10 @@ class MemoryWrites(MemoryNodes):
 
     def _open(self, step: base.OpenStream) -> base.StepRefusal | None:
         record = step.record
-        if record.id in self._streams:
-            return None
+        if (there := self._streams.get(record.id)) is not None:
+            if step.unique and there.record.fence != record.fence:
+                return refusal(step, Why.FENCED, there.record.fence)
+            return refusal(step, Why.SEALED) if step.unique and there.record.sealed else None
         session = self._going_on(record.session)
         if session is None:
             return refusal(step, Why.ENDED)

@@ -168,7 +168,8 @@ class CommitArguments:
         listed = not any(call.state in _OPEN for call in step.calls)
         most = -1 if step.most_calls is None else step.most_calls
         numbers = (base.RECORD_VERSION, record.fence, record.generation, record.last)
-        flags = (int(record.sealed), int(listed), most, len(step.calls), -1 if step.seen is None else step.seen)
+        seen = -1 if step.seen is None else step.seen
+        flags = (int(record.sealed), int(listed), most, len(step.calls), seen, int(step.unique))
         texts = (record.id, record.session, record.kind.value, record.node)
         self._put("o", texts, (*numbers, *flags), (record.opened,))
         for call in step.calls:

@@ -85,13 +85,21 @@ class StreamSteps:
             self._keys.popitem(last=False)
         return key
 
+    def drop_all_of(self, session: SessionId) -> None:
+        """Forget a session's streams, and with them all that is in them."""
+        for (stream,) in self._cursor.execute(_SQL["drop_streams"], (session,)).fetchall():
+            self._keys.pop(stream, None)
+
     def open_stream(self, step: base.OpenStream) -> base.StepRefusal | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
         cursor.execute(_OPEN_STREAM, rows.stream_row(record, listed=listed, seen=step.seen))
         if cursor.rowcount != 1:
-            if self._look_up(record.id) is not None:
-                return None
+            if (there := cursor.execute(_SQL["fence_of"], (record.id,)).fetchone()) is not None:
+                fence, sealed = there
+                if step.unique and fence != record.fence:
+                    return refusal(step, Why.FENCED, fence)
+                return refusal(step, Why.SEALED) if step.unique and sealed else None
             revision = cursor.execute(_SQL["revision_of"], (record.session,)).fetchone()
             return refusal(step, Why.ENDED) if revision is None else refusal(step, Why.CHANGED, *revision)
         key = cursor.lastrowid or 0
@@ -298,11 +306,11 @@ class StepWriter:
         refused: base.StepRefusal | None = None
         caller, kind = (rows.loose(record.owner), record.address), record.kind.value
         (of_caller,) = cursor.execute(_SQL["count_sessions_at"], (*caller, kind)).fetchone() if any(caller) else (0,)
-        (total,) = cursor.execute(_SQL["count_sessions"]).fetchone()
         if of_caller > step.limits.caller:
             refused = refusal(step, Why.CALLER, of_caller - 1)
-        elif step.limits.total is not None and total > step.limits.total:
-            refused = refusal(step, Why.ALL, total - 1)
+        elif step.limits.total is not None:
+            (total,) = cursor.execute(_SQL["count_sessions"]).fetchone()
+            refused = refusal(step, Why.ALL, total - 1) if total > step.limits.total else None
         if refused is not None:
             cursor.execute(_SQL["unput_session"], (record.id,))
         return refused
@@ -320,9 +328,10 @@ class StepWriter:
             unused = cursor.execute(_SQL["is_unused"], (step.session, step.unused_since)).fetchone()
             if unused is None:
                 return
-        self.streams.forget()
-        cursor.execute(_SQL["drop_streams"], (step.session,))
+        self.streams.drop_all_of(step.session)
         cursor.execute(_SQL["end_call_record"], (step.session,))
+        if cursor.rowcount == 1:
+            return
         row = cursor.execute(_SQL["params_of"], (self._payloads.overhead, step.session)).fetchone()
         if row is None:
             return

@@ -272,7 +272,7 @@ BEGIN
                     SELECT 1 FROM perdure.call WHERE stream = k AND state NOT IN ('answered', 'cancelled', 'settled'));
             END IF;
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
-            -- most calls or -1, calls, seen or -1; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
+            -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
             -- key, method, request, principal, digest
             PERFORM perdure.lock_session_1(texts[t + 1]);
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
@@ -282,14 +282,21 @@ BEGIN
             ON CONFLICT (id) DO NOTHING RETURNING key INTO k;
             why := NULL;
             done := k IS NULL;
-            IF done AND NOT EXISTS (SELECT 1 FROM perdure.stream WHERE id = texts[t]) THEN
-                SELECT ARRAY['changed', revision::text] INTO why FROM perdure.session
-                WHERE id = texts[t + 1] AND state <> 'ended';
-                why := coalesce(why, ARRAY['ended', '']);
+            IF done THEN
+                SELECT fence, sealed INTO s FROM perdure.stream WHERE id = texts[t];
+                IF NOT FOUND THEN
+                    SELECT ARRAY['changed', revision::text] INTO why FROM perdure.session
+                    WHERE id = texts[t + 1] AND state <> 'ended';
+                    why := coalesce(why, ARRAY['ended', '']);
+                ELSIF numbers[n + 9] = 1 AND s.fence <> numbers[n + 1] THEN
+                    why := ARRAY['fenced', s.fence::text];
+                ELSIF numbers[n + 9] = 1 AND s.sealed THEN
+                    why := ARRAY['sealed', ''];
+                END IF;
             END IF;
             SELECT texts[t + 1] AS session, numbers[n] AS record, numbers[n + 6] AS most, numbers[n + 7] AS calls INTO s;
             t := t + 4;
-            n := n + 9;
+            n := n + 10;
             f := f + 1;
             FOR c IN 1 .. s.calls LOOP
                 IF NOT done THEN

@@ -1,0 +1,500 @@
+"""Serves `tools/call` of 2026-07-28 as a single call on the log: with a key, for clients that take tasks, and for those
+that can be asked something.
+
+The SDK's own functions judge the request. What they refuse, and every call that needs no log, the SDK's own handler
+answers. A call with a key is joined by every request that shows the key again, at any node.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mcp.shared.inbound import (
+    InboundLadderRejection,
+    classify_inbound_request,
+    find_duplicated_routing_header,
+    validate_mcp_param_headers,
+)
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
+
+from perdure._core import mail
+from perdure._core.codes import STOPPING
+from perdure._core.extension import KEY, KEY_HEADER, TASKS
+from perdure._core.ids import SessionId, StreamId
+from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, Response, error_payload, parse_body
+from perdure._core.single_calls import (
+    MAX_KEY,
+    PROGRESS_TOKEN,
+    REJOIN_SLOTS,
+    REJOINED,
+    STATE_PREFIX,
+    Client,
+    TaskSupport,
+    call_digest,
+    derived_key,
+    key_names,
+    parse_task_rules,
+    task_support,
+)
+from perdure._core.states import CallState, LogState
+from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
+from perdure.errors import TooManySessions
+from perdure.http.access import SessionAccess
+from perdure.http.body import Headers, accepts, replayed
+from perdure.http.credentials import caller_of, principal_of
+from perdure.http.refusals import Refusal, Refused
+from perdure.http.single_call_response import CallReader, MessageWriter, Outcome
+from perdure.log.reader import Reader
+from perdure.runtime.tool_catalog import ToolCatalog
+from perdure.sessions.client_messages import cancel_call
+from perdure.sessions.client_messages import receive as receive_message
+from perdure.sessions.ledger import Call, progress_token, unknown_outcome
+from perdure.sessions.messages import encode
+from perdure.sessions.session import Session
+from perdure.sessions.single_calls import Asked, SingleCalls
+from perdure.store.base import SessionRecord
+
+REQUIRED_AFTER = 0.25
+"""Seconds that a tool which always runs as a task may take to ask its client something by a round: it does that first,
+and tasks are made behind it. Never more than `task_after`."""
+
+KEEP_ALIVE = 15.0
+"""Seconds between two comments to a client that waits for a call that another request began: as the SDK's."""
+
+AS_IN_SESSION = "2025-11-25"
+"""The revision in which a call runs whose server asks in a session alone."""
+
+MAKE_ROOM_MOST = 8
+"""Calls that have ended and are given up for a new one before it is refused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModernRequest:
+    """A request of 2026-07-28 that the SDK's functions have found in order."""
+
+    request: Request
+    body: bytes
+    client: Client
+    owner: str
+    http: HttpRequest
+    headers: Headers
+    size: int
+
+    @property
+    def params(self) -> JsonObject:
+        return self.request.params or {}
+
+
+def read_request(scope: Scope, headers: Headers, body: bytes, *, size: int, json_only: bool) -> ModernRequest | None:
+    """Read a request; `None` if it is to be refused, which the SDK's own handler does."""
+    takes_json, takes_events = accepts(headers)
+    if not takes_json or not (takes_events or json_only):
+        return None
+    try:
+        request = parse_body(body)
+    except InvalidMessage:
+        return None
+    named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+    if not isinstance(request, Request) or find_duplicated_routing_header(named) is not None:
+        return None
+    route = classify_inbound_request(request.raw, headers=dict(named))
+    if isinstance(route, InboundLadderRejection):
+        return None
+    client = Client(
+        version=route.protocol_version, info=route.client_info, capabilities=route.client_capabilities or {}
+    )
+    return ModernRequest(
+        request=request,
+        body=body,
+        client=client,
+        owner=principal_of(scope),
+        http=HttpRequest(scope, replayed(body)),
+        headers=headers,
+        size=size,
+    )
+
+
+def needs_tasks() -> Refused:
+    needed: JsonObject = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+    return Refused(Refusal.NEEDS_TASKS, capability=TASKS, data=needed)
+
+
+class SingleCallHandler:
+    """Takes calls."""
+
+    def __init__(
+        self, access: SessionAccess, calls: SingleCalls, tools: ToolCatalog, secret: bytes, *, asks_in_session: bool
+    ) -> None:
+        """`secret`: of the store, the same for all nodes. `asks_in_session`: tools of this server ask in a session
+        alone."""
+        self._access = access
+        self._context = access.context
+        self._settings = access.settings
+        self._calls = calls
+        self._tools = tools
+        self._secret = secret
+        self._asks_in_session = asks_in_session
+        self._rules = parse_task_rules(access.settings.tasks)
+        self._joined: set[asyncio.Task[bool]] = set()
+        """Requests that wait for a call that another one began."""
+
+    @property
+    def leaves_tasks(self) -> bool:
+        """The server has tasks of its own."""
+        return self._tools.serves_tasks
+
+    async def __call__(self, asked: ModernRequest, receive: Receive, send: Send) -> bool:
+        """Answer a call; `False` if it is one for the SDK's own handler."""
+        key = _read_key(asked)
+        writer = MessageWriter(asked.request.id, receive, send, streams=not self._settings.json_response)
+        state = asked.params.get("requestState")
+        if isinstance(state, str) and state.startswith(STATE_PREFIX):
+            await self._go_on(asked, state.removeprefix(STATE_PREFIX), writer, receive)
+            return True
+        name = str(asked.params.get("name"))
+        tool = await self._tools.tool(name, asked.owner, asked.client, asked.http)
+        support = task_support(name, self._rules, tool)
+        if self._tools.serves_tasks:
+            support = TaskSupport.NEVER  # they are its own
+        if support is TaskSupport.REQUIRED and not asked.client.takes_tasks:
+            raise needs_tasks()
+        as_task = asked.client.takes_tasks and support is not TaskSupport.NEVER
+        if key is None and not as_task and not asked.client.takes_asks and not self._settings.rejoin:
+            return False
+        if tool is not None and (wrong := _check_param_headers(asked, tool)) is not None:
+            raise Refused(Refusal.NAME_MISMATCH, message=wrong.message)
+        after = self._settings.task_after
+        if support is TaskSupport.REQUIRED:
+            after = min(after, REQUIRED_AFTER)
+        await self._serve(asked, key, after if as_task else None, writer, receive)
+        return True
+
+    async def _serve(
+        self, asked: ModernRequest, key: str | None, after: float | None, writer: MessageWriter, receive: Receive
+    ) -> None:
+        """Begin a call, or join the one with the same key. `after`: when its client gets a handle, if it may."""
+        call = self._as_call(asked)
+        if key is not None:
+            call = replace(call, names=self._names(asked, key))
+        elif self._settings.rejoin and await self._rejoin(asked, call, after, writer, receive):
+            return
+        begun = await self._begin(call)
+        if begun is not None:
+            await self._show(asked, *begun, after, writer, receive)
+            return
+        assert call.names is not None, "calls without a key are never there already"
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            record = await self._calls.find(call.names[0], asked.owner)
+            row = None if record is None else await self._calls.row(record)
+        if record is None or row is None:
+            raise Refused(Refusal.STORE_UNREADABLE)  # it ended in this moment; the client asks again
+        if row.digest != call.digest:
+            raise Refused(Refusal.KEY_TAKEN)
+        self._context.counters.calls_joined += 1
+        await self._join(asked, record, after, writer, receive)
+
+    async def _rejoin(
+        self, asked: ModernRequest, call: Asked, after: float | None, writer: MessageWriter, receive: Receive
+    ) -> bool:
+        """Begin a call that the same request may join, or join one whose connection was lost. `False` if as many run as
+        can be told apart."""
+        for slot in range(REJOIN_SLOTS):
+            names = self._names(asked, derived_key(call.digest, slot))
+            begun = await self._begin(replace(call, names=names, derived=True))
+            if begun is not None:
+                await self._show(asked, *begun, after, writer, receive)
+                return True
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                is_left = await self._calls.is_left(*names)
+                record = await self._calls.find(names[0], asked.owner) if is_left else None
+                if record is None:
+                    continue
+                await self._calls.mark_joined(record)
+            self._context.counters.calls_rejoined += 1
+            if await self._join(asked, record, after, writer, receive):
+                self._calls.forget(record)  # its answer was given: the next such request is another call
+            return True
+        return False
+
+    def _names(self, asked: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
+        state = asked.params.get("requestState")
+        return key_names(self._secret, asked.owner, key, state if isinstance(state, str) else None)
+
+    def _as_call(self, asked: ModernRequest) -> Asked:
+        params, client = asked.params, asked.client
+        request, body = asked.request, asked.body
+        if progress_token(request) is None:  # a task tells its progress in any case
+            params = {**params, "_meta": {**params["_meta"], "progressToken": PROGRESS_TOKEN}}
+            raw = {**request.raw, "params": params}
+            request, body = replace(request, params=params, raw=raw), encode(raw)
+        if self._asks_in_session and client.takes_asks:
+            client = replace(client, version=AS_IN_SESSION)
+        return Asked(
+            request=request,
+            body=body,
+            caller=caller_of(asked.owner, asked.http.scope),
+            client=client,
+            names=None,
+            digest=call_digest(request.method, params),
+            size=asked.size,
+        )
+
+    async def _begin(self, call: Asked) -> tuple[Session, Call] | None:
+        if self._context.journal.refuses:
+            raise Refused(Refusal.STORE_FAILS)
+        for _ in range(MAKE_ROOM_MOST):
+            with self._access.refusing(Refusal.STORE_FAILS):
+                try:
+                    return await self._calls.begin(call)
+                except TooManySessions:
+                    if not await self._calls.make_room(call.caller):
+                        break
+        raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
+
+    # A call that runs here
+
+    async def _show(
+        self,
+        asked: ModernRequest,
+        session: Session,
+        call: Call,
+        after: float | None,
+        writer: MessageWriter,
+        receive: Receive,
+    ) -> None:
+        hub = self._context.hub
+        with session.in_use(), call.stream.kept_whole():
+            self._access.credentials.bring(session.id, asked.http.scope)
+            connection = CallReader(writer, token=progress_token(asked.request) is not None)
+            arrival = hub.arrive()
+            reader = Reader(hub, call.stream, session, cursor=0, arrival=arrival, frame=connection.frame)
+            hub.attach(reader)
+            session.exchange.start(call, asked.http)
+            outcome = await connection.read(reader, receive, after=after)
+            match outcome:
+                case Outcome.ANSWERED:
+                    pass
+                case _ if call.stream.is_over and not session.record.initialized:
+                    # The answer was there in the same moment, and is not kept.
+                    await writer.answer(call.stream.tail.finals[-1].payload)
+                case Outcome.LEFT:
+                    await self._on_left(session, call)
+                case _ if after is not None:
+                    if not await self._hand_out(session, writer):
+                        await self._join(asked, session.record, None, writer, receive)
+                case Outcome.ASKED:
+                    await self._round(session, writer)
+                case _:
+                    await self._say_stopped(asked, writer, is_kept=session.record.initialized)
+        self._access.sessions.let_go(session)
+
+    async def _on_left(self, session: Session, call: Call) -> None:
+        """The client closed the connection: it cancels the call by that, unless it can ask for it again."""
+        if session.record.initialized:
+            return
+        if session.record.result == REJOINED:
+            with self._access.refusing(Refusal.STORE_FAILS):
+                await session.show_to_client()
+            self._context.watch.tell(call.stream.id)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._settings.rejoin, lambda: self._calls.cancel_unless_joined(session, call))
+            return
+        session.exchange.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
+
+    async def _hand_out(self, session: Session, writer: MessageWriter) -> bool:
+        """Give the client a handle in place of the answer, if the store has what it stands for. Tells whether."""
+        with self._access.refusing(Refusal.STORE_FAILS):
+            await session.show_to_client()
+            if self._context.journal.state is LogState.DEGRADED:
+                return False
+            facts = await self._calls.facts(session.record)
+        if facts is None:
+            raise Refused(Refusal.NO_TASK)
+        self._context.counters.tasks_handed_out += 1
+        view = handle_view(self.view(facts))
+        await writer.result(self.stamped({"resultType": "task", **view}))
+        return True
+
+    async def _round(self, session: Session, writer: MessageWriter) -> None:
+        """Ask a client without tasks what its call wants to know; it comes again with the answers."""
+        with self._access.refusing(Refusal.STORE_FAILS):
+            await session.show_to_client()
+            facts = await self._calls.facts(session.record)
+        await self._write_round(session.record, facts, writer)
+
+    async def _write_round(self, record: SessionRecord, facts: TaskFacts | None, writer: MessageWriter) -> None:
+        result: JsonObject = {"resultType": "input_required", "requestState": STATE_PREFIX + record.id}
+        if facts is not None and facts.asks:
+            result["inputRequests"] = input_requests(facts.asks)
+        await writer.result(self.stamped(result))
+
+    async def _say_stopped(self, asked: ModernRequest, writer: MessageWriter, *, is_kept: bool) -> None:
+        """The process stops, and the call is left to the next one: only a key finds it there."""
+        request = asked.request
+        if is_kept:
+            message = "This server is stopping; ask again with the same key"
+            await writer.answer(error_payload(request.id, STOPPING, message), 503)
+        else:
+            reason = "the server is stopping"
+            await writer.answer(
+                unknown_outcome(request.id, method=request.method, reason=reason, params=request.params), 200
+            )
+
+    # A call that another request began
+
+    async def _join(
+        self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter, receive: Receive
+    ) -> bool:
+        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
+        whether it was given."""
+        left = asyncio.create_task(_left(receive))
+        waiting = asyncio.create_task(self._outcome(asked, record, after, writer))
+        self._joined.add(waiting)
+        try:
+            await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.cancelled():
+                await self._say_stopped(asked, writer, is_kept=True)
+            elif waiting.done():
+                return await waiting
+            return False
+        finally:
+            self._joined.discard(waiting)
+            for task in (left, waiting):
+                task.cancel()
+            await asyncio.gather(left, waiting, return_exceptions=True)
+
+    def end_all(self) -> None:
+        """The process stops: answer the requests that wait for calls of others."""
+        for waiting in self._joined:
+            waiting.cancel()
+
+    async def _outcome(
+        self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter
+    ) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = None if after is None else loop.time() + after
+
+        while True:
+            seconds = KEEP_ALIVE if deadline is None else max(0.0, min(KEEP_ALIVE, deadline - loop.time()))
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                await self.run_again(record, asked.http)
+                facts = await self._calls.wait(record, needs_its_client, seconds=seconds)
+            if facts is None:
+                raise Refused(Refusal.STORE_UNREADABLE)
+            if facts.is_over and facts.answer is not None:
+                await writer.response(facts.answer)
+                return True
+            if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
+                view = self.view(facts)
+                await writer.result(self.stamped({"resultType": "task", **handle_view(view)}))
+                return False
+            if facts.asks:
+                await self._write_round(record, facts, writer)
+                return False
+            await writer.keep_alive()
+
+    async def run_again(self, record: SessionRecord, origin: HttpRequest) -> None:
+        """Let a call go on that waits for its principal: this request brings the credentials."""
+        if not record.owner:
+            return
+        row = await self._calls.row(record)
+        if row is not None and row.state is CallState.WAITING:
+            session = await self._access.sessions.load(record.id)
+            if session is not None:
+                with session.in_use():
+                    self._access.credentials.bring(session.id, origin.scope)
+                    await self._access.waiting.resume(session, origin)
+
+    async def cancel(self, asked: ModernRequest, receive: Receive, send: Send) -> None:
+        """Cancel the call with a key."""
+        given = asked.params.get("key")
+        if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
+            raise Refused(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
+        with self._access.refusing(Refusal.STORE_FAILS):
+            record = await self._calls.find(self._names(asked, given)[0], asked.owner)
+            if record is None:
+                raise Refused(Refusal.NO_KEY)
+            await self.cancel_call(record, "it was cancelled by its key")
+        writer = MessageWriter(asked.request.id, receive, send, streams=False)
+        await writer.result(self.stamped({"resultType": "complete"}))
+
+    async def cancel_call(self, record: SessionRecord, reason: str) -> None:
+        """Cancel a call, wherever it runs or waits; one that has ended stays as it is."""
+        row = await self._calls.row(record)
+        session = await self._access.sessions.load(record.id)
+        if row is None or session is None:
+            return
+        params = {"requestId": row.request_id, "reason": reason}
+        cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
+        with session.in_use():
+            await cancel_call(session, cancelled, self._access.waiting.cancel)
+
+    # Rounds
+
+    async def _go_on(self, asked: ModernRequest, handle: str, writer: MessageWriter, receive: Receive) -> None:
+        """A further round of a call: its client brings what it was asked for."""
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            record = await self._calls.find(handle, asked.owner)
+            row = None if record is None else await self._calls.row(record)
+        begun = {name: value for name, value in asked.params.items() if name != "inputResponses"}
+        if record is None or row is None or row.digest != call_digest(asked.request.method, begun):
+            raise Refused(Refusal.BAD_STATE)
+        await self.take_responses(record, asked)
+        await self._join(asked, record, None, writer, receive)
+
+    async def take_responses(self, record: SessionRecord, asked: ModernRequest) -> None:
+        """Hand the client's answers to the node that waits for them."""
+        responses = asked.params.get("inputResponses")
+        if responses is None:
+            return
+        if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
+            raise Refused(Refusal.BAD_RESPONSES, seen=type(responses).__name__)
+        with self._access.refusing(Refusal.STORE_FAILS):
+            session = await self._access.sessions.load(record.id)
+            for name, result in responses.items() if session is not None else ():
+                assert session is not None
+                answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
+                cancel = self._access.waiting.cancel
+                await receive_message(session, answer, asked.http, size=0, cancel_waiting=cancel)
+
+    # What is shown
+
+    def view(self, facts: TaskFacts) -> JsonObject:
+        settings = self._settings
+        return task_view(facts, now=self._context.clock(), ttl=min(settings.task_ttl, settings.replay_window))
+
+    def stamped(self, result: JsonObject) -> JsonObject:
+        return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
+
+
+def needs_its_client(facts: TaskFacts) -> bool:
+    """Whether a call has ended, or waits for its client's answer."""
+    return facts.is_over or bool(facts.asks)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _read_key(asked: ModernRequest) -> str | None:
+    """The key of a call, from its `_meta` or its header."""
+    meta = asked.params.get("_meta") or {}
+    given = {f"_meta[{KEY!r}]": meta[KEY]} if KEY in meta else {}
+    if (header := asked.headers.get(KEY_HEADER.lower().encode())) is not None:
+        given[KEY_HEADER] = header.decode("latin-1")
+    for where, key in given.items():
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+            raise Refused(Refusal.BAD_KEY, where=where, limit=MAX_KEY, seen=repr(key))
+    if len(set(given.values())) > 1:
+        where, other = given
+        raise Refused(Refusal.KEYS_DIFFER, where=where, other=other)
+    return next(iter(given.values()), None)
+
+
+def _check_param_headers(asked: ModernRequest, tool: JsonObject) -> InboundLadderRejection | None:
+    arguments = asked.params.get("arguments") or {}
+    if not isinstance(arguments, Mapping):
+        return None
+    return validate_mcp_param_headers(tool.get("inputSchema"), arguments, asked.http.headers)

@@ -1,0 +1,140 @@
+"""Knows what the server says of its tools, as each caller is shown them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import anyio
+from mcp.server.connection import Connection
+from mcp.server.lowlevel.server import Server
+from mcp.server.runner import serve_one
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.exceptions import NoBackChannelError
+from mcp.shared.message import ServerMessageMetadata
+from mcp.shared.transport_context import TransportContext
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
+    PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY,
+)
+from starlette.requests import Request as HttpRequest
+
+from perdure._core.jsonrpc import JsonObject
+from perdure._core.single_calls import Client
+
+KEEP_SECONDS = 60.0
+"""How long a list counts. A tool rarely changes what it says of itself, and each call would list them all otherwise."""
+
+LOOK_AGAIN_SECONDS = 1.0
+"""A tool that is not in a list of this age is looked for again: it may be new. Callers that make names up cause no more
+lists than this."""
+
+MAX_OWNERS = 256
+"""Lists that are kept, of as many callers; those that have not called for longest go first."""
+
+MAX_PAGES = 100
+"""Pages of one list: a server whose pages never end must not hold a call up for ever."""
+
+_logger = logging.getLogger("perdure")
+
+
+@dataclass(slots=True, eq=False)
+class _ListContext:
+    """The SDK's `DispatchContext` of a request that this process makes for itself: no client hears what it says."""
+
+    transport: TransportContext
+    message_metadata: ServerMessageMetadata
+    request_id: str = "perdure-tools"
+    can_send_request: bool = False
+    cancel_requested: anyio.Event = field(default_factory=anyio.Event)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None: ...
+
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
+        raise NoBackChannelError(method)
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None: ...
+
+
+class _Listed(NamedTuple):
+    since: float
+    tools: asyncio.Task[Mapping[str, JsonObject]]
+
+
+class ToolCatalog:
+    """The lists of tools of one server, by caller."""
+
+    def __init__(self, server: Server[Any], lifespan_state: object) -> None:
+        self._server = server
+        self._lifespan_state = lifespan_state
+        self._lists: OrderedDict[str, _Listed] = OrderedDict()
+
+    @property
+    def serves_tasks(self) -> bool:
+        """The server answers the tasks extension by itself."""
+        return self._server.get_request_handler("tasks/get") is not None
+
+    @property
+    def server_info(self) -> JsonObject:
+        """What results of this server say of it in their `_meta`."""
+        info: JsonObject = {SERVER_INFO_META_KEY: self._server.server_info_stamp}
+        return info
+
+    async def tool(self, name: str, owner: str, client: Client, origin: HttpRequest) -> JsonObject | None:
+        """A tool as the caller's `tools/list` shows it; `None` if it does not."""
+        now = asyncio.get_running_loop().time()
+        listed = self._lists.get(owner)
+        if listed is None or now - listed.since >= KEEP_SECONDS:
+            listed = self._list(owner, client, origin, now)
+        tools = listed.tools.result() if listed.tools.done() else await asyncio.shield(listed.tools)
+        if name not in tools and now - listed.since >= LOOK_AGAIN_SECONDS:
+            tools = await asyncio.shield(self._list(owner, client, origin, now).tools)
+        return tools.get(name)
+
+    def _list(self, owner: str, client: Client, origin: HttpRequest, now: float) -> _Listed:
+        reading = asyncio.create_task(self._read(client, origin), name="perdure-tools")
+        listed = self._lists[owner] = _Listed(now, reading)
+        self._lists.move_to_end(owner)
+        if len(self._lists) > MAX_OWNERS:
+            self._lists.popitem(last=False)
+        return listed
+
+    async def _read(self, client: Client, origin: HttpRequest) -> Mapping[str, JsonObject]:
+        """All pages. A server that fails shows no tools: its calls are served as those of tools that say nothing."""
+        tools: dict[str, JsonObject] = {}
+        if self._server.get_request_handler("tools/list") is None:
+            return tools
+        meta = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
+        if client.info is not None:
+            meta[CLIENT_INFO_META_KEY] = client.info
+        params: JsonObject = {"_meta": meta}
+        context = _ListContext(
+            TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
+            ServerMessageMetadata(request_context=origin),
+        )
+        try:
+            for _ in range(MAX_PAGES):
+                connection = Connection.from_envelope(client.version, client.info, client.capabilities)
+                page = await serve_one(
+                    self._server,
+                    context,
+                    "tools/list",
+                    params,
+                    connection=connection,
+                    lifespan_state=self._lifespan_state,
+                )
+                tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
+                if not isinstance(cursor := page.get("nextCursor"), str):
+                    break
+                params = {"_meta": meta, "cursor": cursor}
+        except Exception:
+            _logger.exception("the server did not list its tools", extra={"action": "tools.unlisted"})
+        return tools
