@@ -44,6 +44,12 @@ MAX_PAGES = 100
 _logger = logging.getLogger("perdure")
 
 
+def envelope_of(client: Client) -> JsonObject:
+    """What a client says of itself in `_meta` of every request; the SDK refuses a request without it."""
+    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
+    return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}
+
+
 @dataclass(slots=True, eq=False)
 class _ListContext:
     """The SDK's `DispatchContext` of a request that this process makes for itself: no client hears what it says."""
@@ -112,9 +118,7 @@ class ToolCatalog:
         tools: dict[str, JsonObject] = {}
         if self._server.get_request_handler("tools/list") is None:
             return tools
-        meta = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
-        if client.info is not None:
-            meta[CLIENT_INFO_META_KEY] = client.info
+        meta = envelope_of(client)
         params: JsonObject = {"_meta": meta}
         context = _ListContext(
             TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
