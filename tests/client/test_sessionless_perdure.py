@@ -10,6 +10,7 @@ from mcp.client.session import ClientRequestContext
 from mcp_types import ElicitRequestParams, ElicitResult
 
 import perdure
+from perdure._core.extension import CALLS, KEPT
 from perdure.client.memory import decode
 from tests.client.conftest import text
 from tests.client.test_tasks import EAGER
@@ -22,7 +23,7 @@ from tests.support.site import until
 pytestmark = pytest.mark.anyio
 
 #: Calls are answered by tasks at once, or only by their keys.
-TASKS, KEYS = ("--task-after", "0.01"), ("--task-after", "60")
+TASKS, KEYS = ("--task-after", "0.01", "--task-ttl", "1h"), ("--task-after", "60", "--replay-window", "1h")
 
 
 async def say_yes(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -30,7 +31,7 @@ async def say_yes(context: ClientRequestContext, params: ElicitRequestParams) ->
 
 
 @pytest.mark.parametrize("option", [TASKS, KEYS], ids=["tasks", "keys"])
-async def test_the_server_is_killed_and_every_call_has_an_outcome(tmp_path: Path, option: tuple[str, str]) -> None:
+async def test_the_server_is_killed_and_every_call_has_an_outcome(tmp_path: Path, option: tuple[str, ...]) -> None:
     """A tool that may run twice gives its result, another one is unknown and ran once, and the client goes on."""
     log, gate = tmp_path / "diary", tmp_path / "gate"
     about = {"n": 3, "gate": str(gate), "pauses": [2], "log": str(log)}
@@ -52,13 +53,14 @@ async def test_the_server_is_killed_and_every_call_has_an_outcome(tmp_path: Path
             await pay
         assert unknown.value.arguments == {**about, "key": "pay"}
         assert text(await client.call_tool("ask", {"question": "still there?"})) == "yes"
+        assert (client.server_capabilities.extensions or {})[CALLS] == {KEPT: 3_600_000}
         assert decode((tmp_path / "s").read_bytes()).single_calls == {}
     assert sorted(key for key, _ in diary(log)) == ["pay", "put", "put"]
 
 
 @pytest.mark.parametrize("option", [TASKS, KEYS], ids=["tasks", "keys"])
 async def test_the_client_is_killed_and_the_next_one_finds_its_calls_at_any_node(
-    tmp_path: Path, option: tuple[str, str]
+    tmp_path: Path, option: tuple[str, ...]
 ) -> None:
     log, gate, state = tmp_path / "diary", tmp_path / "gate", tmp_path / "agent.json"
     pay = {"n": 3, "gate": str(gate), "pauses": [2], "log": str(log)}
