@@ -81,6 +81,7 @@ class Bureau:
         """What `server/discover` says of keys."""
         self.empty_pages = 0
         """Pages of `tools/list` before the one with the tools."""
+        self.refuses_positions = False
         self._has_tasks, self._has_keys, self._has_positions = tasks, keys, positions
         self._changes: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
@@ -257,6 +258,8 @@ class Bureau:
             await ctx.session.send_notification(note, related_request_id=ctx.request_id)  # type: ignore[arg-type]
 
         brought = params["_meta"].get(POSITION)
+        if self.refuses_positions and brought is not None:
+            raise MCPError(INVALID_PARAMS, "not a position")
         if self._has_positions and brought is not None:
             heard = brought["bureau"]
         stopping = self._stopping

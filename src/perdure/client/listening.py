@@ -14,6 +14,7 @@ from typing import Any
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import JSONRPCRequest
 
+from perdure._core.codes import INVALID_PARAMS
 from perdure._core.delivery import LISTEN
 from perdure._core.extension import POSITION
 from perdure._core.losses import GAP
@@ -62,6 +63,9 @@ class Listening:
         while True:
             self._has_heard = False
             answer = await self._requests.exchange(request, self._take, patience=patience).answer()
+            if self._position is not None and answer.is_error and answer.body["error"].get("code") == INVALID_PARAMS:
+                self._position = None  # it means nothing to this server: without it, everything is told as changed
+                continue
             if answer.is_error or not self._honored:
                 return answer
             returns.course = returns.course.opened().lost()
