@@ -81,7 +81,7 @@ async def test_a_position_is_brought_back_and_the_server_tells_what_was_missed()
         await until(lambda: listener.heard == ["note://1", "note://2", "tools"])
     assert [params["_meta"].get(POSITION) for params in bureau.requests("subscriptions/listen")] == [
         None,
-        {"bureau": 1},
+        {"bureau": 1, "at": 1.5},
     ]
 
 

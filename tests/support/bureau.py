@@ -252,7 +252,7 @@ class Bureau:
         heard = len(self._changes)
 
         async def say(method: str, params: dict[str, Any]) -> None:
-            place = {POSITION: {"bureau": heard}} if self._has_positions else {}
+            place = {POSITION: {"bureau": heard, "at": heard + 0.5}} if self._has_positions else {}
             meta = {SUBSCRIPTION_ID_META_KEY: ctx.request_id, **place}
             note = Notification[dict[str, Any], str](method=method, params={**params, "_meta": meta})
             await ctx.session.send_notification(note, related_request_id=ctx.request_id)  # type: ignore[arg-type]

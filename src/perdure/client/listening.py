@@ -8,6 +8,7 @@ that is listened to is told as changed, once: that costs a fetch too many, and m
 A server that ends a subscription in good order (at a stop, or to balance its load) is listened to again as well.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
@@ -84,7 +85,7 @@ class Listening:
     async def _take(self, message: Message) -> None:
         if message.method is None or message.is_request or message.method == CANCELLED:
             return  # the end of the connection follows, and says the same
-        params = dict(message.params)
+        params = json.loads(message.text).get("params") or {}  # `message.params` is to look at only
         meta = params.get("_meta")
         meta = dict(meta) if isinstance(meta, Mapping) else {}
         brought, self._position = self._position, meta.get(POSITION, self._position)
