@@ -17,11 +17,14 @@ from tests.client.test_tasks import EAGER
 from tests.support.client_process import client_process
 from tests.support.cluster import cluster
 from tests.support.crashbox import diary, open_gate
+from tests.support.cutting_proxy import cutting_proxy
 from tests.support.modern import MODERN
+from tests.support.serving import serving
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
+BOARD = "tests.support.board:server"
 #: Calls are answered by tasks at once, or only by their keys.
 TASKS, KEYS = ("--task-after", "0.01", "--task-ttl", "1h"), ("--task-after", "60", "--replay-window", "1h")
 
@@ -76,3 +79,40 @@ async def test_the_client_is_killed_and_the_next_one_finds_its_calls_at_any_node
         assert sorted(tool for tool, _ in said[0]["pending"]) == ["ask", "pay"]
         assert sorted(second.told("result")) == ["at last", "counted to 3"]
     assert len(diary(log)) == 2
+
+
+async def test_a_listener_hears_of_every_change_over_a_cut_and_the_stop_of_its_node(tmp_path: Path) -> None:
+    """Changes are published at the other node, while the listener is away as well."""
+    heard: list[str] = []
+
+    async def listen(client: perdure.Client, is_listening: asyncio.Event) -> None:
+        async with client.listen(resource_subscriptions=["note://1", "note://2"]) as subscription:
+            is_listening.set()
+            async for event in subscription:
+                heard.append(str(getattr(event, "uri", event)))
+
+    store = ("--store", f"sqlite:{tmp_path / 'log.db'}")
+    async with (
+        serving(BOARD, *store) as first,
+        serving(BOARD, *store) as second,
+        cutting_proxy(first.port) as proxy,
+        perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client,
+        perdure.connect(second.url, mode=MODERN, patience=EAGER) as other,
+    ):
+        listener = asyncio.create_task(listen(client, is_listening := asyncio.Event()))
+        await is_listening.wait()
+        await other.call_tool("change", {"what": "note://1"})
+        await until(lambda: "note://1" in heard)
+        heard.clear()
+        proxy.refuse()
+        proxy.cut()
+        await other.call_tool("change", {"what": "note://2"})
+        proxy.accept()
+        await until(lambda: "note://2" in heard)
+        heard.clear()
+        proxy.upstreams = (second.port,)
+        await first.stop()
+        await other.call_tool("change", {"what": "note://1"})
+        await until(lambda: "note://1" in heard)
+        assert not listener.done()
+        listener.cancel()
