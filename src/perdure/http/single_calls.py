@@ -315,7 +315,8 @@ class SingleCallHandler:
                     await self._on_left(session, call)
                 case _ if after is not None:
                     if not await self._hand_out(session, writer):
-                        await self._join(asked, session.record, None, writer, receive)
+                        has_key = _read_key(asked) is not None
+                        await self._join(asked, session.record, None, writer, receive, can_ask_again=has_key)
                 case Outcome.ASKED:
                     await self._round(session, writer)
                 case _:
@@ -377,17 +378,24 @@ class SingleCallHandler:
     # A call that another request began
 
     async def _join(
-        self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter, receive: Receive
+        self,
+        asked: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        writer: MessageWriter,
+        receive: Receive,
+        *,
+        can_ask_again: bool = True,
     ) -> bool:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
-        whether it was given."""
+        whether it was given. `can_ask_again`: the same request finds the same call."""
         left = asyncio.create_task(_left(receive))
         waiting = asyncio.create_task(self._outcome(asked, record, after, writer))
         self._joined.add(waiting)
         try:
             await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.cancelled():
-                await self._say_stopped(asked, writer, is_kept=True)
+                await self._say_stopped(asked, writer, is_kept=can_ask_again)
             elif waiting.done():
                 return await waiting
             return False
