@@ -59,6 +59,10 @@ KEEP_ALIVE = 15.0
 AS_IN_SESSION = "2025-11-25"
 """The revision in which a call runs whose server asks in a session alone."""
 
+BEGIN_MOST = 3
+"""Times that a request with a key tries to begin its call: one that was there already may be gone when it is looked
+for, because its time passed in that moment, or because its own request was refused."""
+
 MAKE_ROOM_MOST = 8
 """Calls that have ended and are given up for a new one before it is refused."""
 
@@ -169,19 +173,21 @@ class SingleCallHandler:
     ) -> None:
         """Begin a call, or join the one with the same key. `after`: when its client gets a handle, if it may."""
         call = self._as_call(asked, key)
-        begun = await self._begin(call)
-        if begun is not None:
-            await self._show(asked, *begun, after, writer, receive)
-            return
-        assert call.names is not None, "calls without a key are never there already"
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
-            record = await self._calls.find(call.names[0], asked.owner)
-            row = None if record is None else await self._calls.row(record)
-        if record is None or row is None:
-            raise Refused(Refusal.STORE_UNREADABLE)  # it ended in this moment; the client asks again
-        if row.digest != call.digest:
-            raise Refused(Refusal.KEY_TAKEN)
-        await self._join(asked, record, after, writer, receive)
+        for _ in range(BEGIN_MOST):
+            begun = await self._begin(call)
+            if begun is not None:
+                await self._show(asked, *begun, after, writer, receive)
+                return
+            assert call.names is not None, "calls without a key are never there already"
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                record = await self._calls.find(call.names[0], asked.owner)
+                row = None if record is None else await self._calls.row(record)
+            if record is not None and row is not None:
+                if row.digest != call.digest:
+                    raise Refused(Refusal.KEY_TAKEN)
+                await self._join(asked, record, after, writer, receive)
+                return
+        raise Refused(Refusal.STORE_UNREADABLE)  # the client asks again
 
     def _as_call(self, asked: ModernRequest, key: str | None) -> Asked:
         params, client = asked.params, asked.client

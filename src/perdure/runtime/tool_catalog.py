@@ -64,6 +64,12 @@ class _ListContext:
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None: ...
 
 
+def envelope_of(client: Client) -> JsonObject:
+    """What every request of this revision says of its client, in `_meta`."""
+    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
+    return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}
+
+
 class _Listed(NamedTuple):
     since: float
     tools: asyncio.Task[Mapping[str, JsonObject]]
@@ -112,9 +118,7 @@ class ToolCatalog:
         tools: dict[str, JsonObject] = {}
         if self._server.get_request_handler("tools/list") is None:
             return tools
-        meta = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
-        if client.info is not None:
-            meta[CLIENT_INFO_META_KEY] = client.info
+        meta = envelope_of(client)
         params: JsonObject = {"_meta": meta}
         context = _ListContext(
             TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
