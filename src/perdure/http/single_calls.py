@@ -6,8 +6,9 @@ answers. A call with a key is joined by every request that shows the key again, 
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mcp.shared.inbound import (
     InboundLadderRejection,
@@ -301,7 +302,10 @@ class SingleCallHandler:
     ) -> None:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves."""
         left = asyncio.create_task(_left(receive))
-        waiting = asyncio.create_task(self._outcome(asked, record, after, writer))
+        # What this request answers may be on its way to the node that asked: its client is not asked that again.
+        responses = asked.params.get("inputResponses")
+        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
+        waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered))
         self._joined.add(waiting)
         try:
             await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -321,18 +325,23 @@ class SingleCallHandler:
             waiting.cancel()
 
     async def _outcome(
-        self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter
+        self,
+        asked: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        writer: MessageWriter,
+        answered: Collection[str],
     ) -> None:
         loop = asyncio.get_running_loop()
         deadline = None if after is None else loop.time() + after
-
         while True:
             seconds = KEEP_ALIVE if deadline is None else max(0.0, min(KEEP_ALIVE, deadline - loop.time()))
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 await self.run_again(record, asked.http)
-                facts = await self._calls.wait(record, needs_its_client, seconds=seconds)
+                facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
             if facts is None:
                 raise Refused(Refusal.STORE_UNREADABLE)
+            facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
                 await writer.response(facts.answer)
                 return
@@ -395,9 +404,9 @@ class SingleCallHandler:
         return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
 
 
-def needs_its_client(facts: TaskFacts) -> bool:
-    """Whether a call has ended, or waits for its client's answer."""
-    return facts.is_over or bool(facts.asks)
+def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:
+    """Whether a call has ended, or waits for an answer that its client has not given."""
+    return facts.is_over or any(name not in answered for name in facts.asks)
 
 
 async def _left(receive: Receive) -> None:

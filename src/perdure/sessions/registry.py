@@ -26,6 +26,7 @@ from perdure.sessions.session import Session
 from perdure.store.base import (
     EndSession,
     Loaded,
+    OpenAsk,
     OpenStream,
     PutSession,
     SessionLimits,
@@ -122,6 +123,8 @@ class CallStreams:
     def on_step_written(self, stream: Stream, step: Step) -> None:
         if (session := self._held.get(stream.session)) is not None:
             session.keeper.on_written(step)
+            if session.is_single_call and isinstance(step, OpenAsk):
+                self._context.watch.tell(stream.id)  # a request may wait for what its client is asked
 
 
 class SessionRegistry:
