@@ -74,7 +74,7 @@ async def events_per_second(target: Target, *, calls: int, seconds: float) -> Fi
     used = Used.by(target)
     done = await asyncio.gather(*(progress_call(client, session, n) for session in sessions))
     took = (max(call.answer.ended for call in done) - min(call.answer.asked for call in done)) / SECOND
-    figures = _rate(calls * n, took, Used.by(target).since(used))
+    figures = rate(calls * n, took, Used.by(target).since(used))
     for call in done:
         call.events()
     return figures
@@ -89,7 +89,7 @@ async def calls_per_second(target: Target, *, connections: int, seconds: float, 
     used = Used.by(target)
     counts = await asyncio.gather(*(_caller(client, session, end, keep_alive) for session in sessions))
     took = (perf_counter_ns() - began) / SECOND
-    return _rate(sum(counts), took, Used.by(target).since(used))
+    return rate(sum(counts), took, Used.by(target).since(used))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Used:
         )
 
 
-def _rate(count: int, took: float, used: Used) -> Figures:
+def rate(count: int, took: float, used: Used) -> Figures:
     return {
         "per_second": count / took,
         "per_cpu_second": count / used.there,  # hardly moves when others want the server's core

@@ -62,6 +62,16 @@ ROWS = (
     Row(key="idle_node.statements", label="idle node, statements/s", digits=2),
     Row(key="idle_node.core_percent", label="idle node, % of a core", digits=2),
     Row(key="idle_node.database_percent", label="idle node, % of a core of the database", digits=2),
+    Row(key="calls_single.per_second", label="2026-07-28: calls/s, not on the log", ratio=True),
+    Row(key="calls_durable.per_second", label="2026-07-28: calls/s of a client with tasks"),
+    Row(key="calls_keyed.per_second", label="2026-07-28: calls/s with a key"),
+    Row(key="calls_session.per_cpu_second", label="calls of a session per second of the server's CPU", ratio=True),
+    Row(key="calls_single.per_cpu_second", label="2026-07-28: the same, not on the log", ratio=True),
+    Row(key="calls_durable.per_cpu_second", label="2026-07-28: the same, of a client with tasks"),
+    Row(key="calls_keyed.per_cpu_second", label="2026-07-28: the same, with a key"),
+    Row(key="polls_ended.per_cpu_second", label="tasks/get per CPU second, a task that ended"),
+    Row(key="polls_running.per_cpu_second", label="tasks/get per CPU second, a task that runs"),
+    Row(key="task_end.p50", label="end of a task until a poller sees it, p50 ms", digits=1),
     Row(key="events_1_both.per_second", label="events/s, one call, server on both cores", ratio=True),
     Row(key="events_4_both.per_second", label="events/s, 4 calls, server on both cores", ratio=True),
     Row(key="calls_new_both.per_second", label="calls/s, new connection, server on both cores", ratio=True),
@@ -70,13 +80,15 @@ ROWS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A figure of a candidate and its bound. `times`: of the ratio to this one, within each round."""
+    """A figure of a candidate and its bound. `times`: of the ratio to this one, within each round. `over`: of the ratio
+    to another figure of the same one."""
 
     name: str
     key: str
     bound: float
     kind: str = MAIN
     times: str = ""
+    over: str = ""
     at_least: bool = True
 
 
@@ -92,6 +104,21 @@ GOALS = (
     Goal(name="resume in the largest log / in the smallest", key="growth.ratio", bound=1.5, at_least=False),
     Goal(name="append p99 at full load, ms", key="latency_full.p99", bound=8, at_least=False),
     Goal(name="append p99 at a tenth, ms", key="latency_tenth.p99", bound=2, at_least=False),
+    *(
+        goal
+        for kind in (MAIN, POSTGRES)
+        for goal in (
+            Goal(
+                name="durable calls per CPU second",
+                key="calls_durable.per_cpu_second",
+                kind=kind,
+                over="calls_session.per_cpu_second",
+                bound=0.67,
+            ),
+            Goal(name="tasks/get per CPU second", key="polls_ended.per_cpu_second", kind=kind, bound=2_000),
+            Goal(name="end of a task seen, ms", key="task_end.p50", kind=kind, bound=100, at_least=False),
+        )
+    ),
     Goal(name="events/s, 4 calls", key="events_4.per_second", kind=POSTGRES, times=MAIN, bound=0.9),
     Goal(name="events/s, 4 calls", key="events_4.per_second", kind=POSTGRES, times=BASE, bound=4.5),
     Goal(name="events/s, one call", key="events_1.per_second", kind=POSTGRES, times=MAIN, bound=0.6),
@@ -162,7 +189,10 @@ def _growth_ratio(growth: dict[int, dict[str, float]]) -> float:
 
 
 def _judged(goal: Goal, summary: dict[str, Any], found: Found) -> dict[str, Any]:
-    if goal.times:
+    if goal.over:
+        own = _values(goal.over, goal.kind, found)
+        value = _ratio(_values(goal.key, goal.kind, found), own).get("ratio")
+    elif goal.times:
         value = _ratio(_values(goal.key, goal.kind, found), _values(goal.key, goal.times, found)).get("ratio")
     else:
         value = summary.get(goal.key, {}).get(goal.kind, {}).get("median")
@@ -202,7 +232,7 @@ def _goals(goals: list[dict[str, Any]]) -> None:
         for goal in (goal for goal in goals if goal["kind"] == kind):
             value = "" if goal["value"] is None else f"{goal['value']:,.2f}"
             sign = "≥" if goal["at_least"] else "≤"
-            name = goal["name"] + (f", × {goal['times']}" if goal["times"] else "")
+            name = goal["name"] + (f", × {goal['times'] or goal['over']}" if goal["times"] or goal["over"] else "")
             print(f"  {goal['verdict']:<12} {name:<52} {value:>12}   goal {sign} {goal['bound']:,g}")
 
 

@@ -21,6 +21,7 @@ import asyncpg
 import uvloop
 
 from bench import machine, measures, plot, postgres, report
+from bench import single_calls as single
 from bench.launch import Log, SqliteFile, Target, UnavailableError, files, last_line, running
 from bench.received import BrokenAnswerError
 
@@ -39,6 +40,8 @@ SLOWEST = 5_000  # events a second with which a log grows at least, on a busy ma
 KEEP_MORE = {"max_stream_events": 20_000, "max_session_events": 10_000_000, "max_streams": 10_000}
 MANY_SESSIONS = {"max_address_sessions": 10_000}
 DROP_AT_ONCE = {"runtime_idle": 0.2}
+NO_HOLD = {"task_hold": 0.0, "task_after": 0.1, "max_principal_tasks": 1_000_000}
+SOON = {"task_after": 0.1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +244,29 @@ async def idle(run: Run, nodes: Sequence[Target]) -> measures.Figures:
         return await measures.idle_node(nodes, sessions=8, seconds=run.plan.idle_seconds, count=count)
 
 
+def single_calls(run: Run) -> None:
+    """Calls of 2026-07-28: as the SDK's own handler serves them, with the same call of a session in the same round; and
+    on the log, where a candidate has that."""
+    s, eight = run.plan.seconds, measures.CONNECTIONS
+    for number in range(run.plan.rounds):
+        run.round = number
+        for kind in (*SHARED, "sdk-memory"):
+            plain: dict[str, Measure] = {
+                "calls_session": lambda t: measures.calls_per_second(t, connections=eight, seconds=s, keep_alive=True),
+                "calls_single": lambda t: single.calls_per_second(t, connections=eight, seconds=s),
+            }
+            on_log: dict[str, Measure] = {
+                "calls_durable": lambda t: single.calls_per_second(t, connections=eight, seconds=s, tasks=True),
+                "calls_keyed": lambda t: single.calls_per_second(t, connections=eight, seconds=s, keyed=True),
+                "polls_ended": lambda t: single.polls_per_second(t, connections=eight, seconds=s, running=False),
+                "polls_running": lambda t: single.polls_per_second(t, connections=eight, seconds=s, running=True),
+            }
+            wanted, settings = (plain | on_log, NO_HOLD) if kind in SHARED else (plain, {})
+            run.with_server(kind, wanted, settings=settings)
+        for kind in SHARED:
+            run.with_server(kind, {"task_end": lambda t: single.end_seen(t, times=20)}, settings=SOON)
+
+
 def memory(run: Run) -> None:
     """Idle sessions: with their runtime in memory, and for Perdure also without it."""
     n, run.round = run.plan.sessions, 0
@@ -269,6 +295,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "both": both_cores,
     "memory": memory,
     "nodes": nodes,
+    "single": single_calls,
     "growth": growth,
 }
 

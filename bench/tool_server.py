@@ -9,7 +9,7 @@ from mcp.server.mcpserver import Context, MCPServer
 
 
 def make() -> MCPServer:
-    """A fresh server with the tools `progress` and `echo`."""
+    """A fresh server with the tools `progress`, `echo` and `sleep`."""
     server = MCPServer("bench", log_level="WARNING")
 
     @server.tool()
@@ -28,5 +28,11 @@ def make() -> MCPServer:
     async def echo(text: str) -> str:
         """Give the text back."""
         return text
+
+    @server.tool()
+    async def sleep(seconds: float) -> str:
+        """Give the time of its end, on the monotonic clock."""
+        await anyio.sleep(seconds)
+        return str(perf_counter_ns())
 
     return server

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, cast
@@ -117,9 +118,10 @@ class Client:
         _, wire = await loop.create_connection(Wire, "127.0.0.1", self.port)
         return wire
 
-    def post(self, message: dict[str, Any], session: str = "") -> bytes:
+    def post(self, message: dict[str, Any], session: str = "", headers: Mapping[str, object] | None = None) -> bytes:
         body = json.dumps(message).encode()
-        return self._head("POST", session, f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n") + body
+        given = {"Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
+        return self._head("POST", session, "".join(f"{name}: {value}\r\n" for name, value in given.items())) + body
 
     def call(self, number: int, tool: str, arguments: dict[str, Any], session: str) -> bytes:
         params = {"name": tool, "arguments": arguments, "_meta": {"progressToken": number}}

@@ -1,7 +1,12 @@
+import asyncio
+import functools
 import gc
+import inspect
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +32,32 @@ memory.use_for_all()
 # A busy machine makes examples slow, not wrong; the timeout of each test is the bound that counts.
 settings.register_profile("perdure", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perdure")
+
+
+OWN_SHARE = 0.9
+"""The part of a test's timeout that its coroutine has. The rest is for fixtures."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Bound tests that are coroutines in their own event loop, too.
+
+    The signal of pytest-timeout ends the loop's run and not the test's task. The same task of anyio tears the fixtures
+    down: it would wait for the test for ever, and the whole run with it.
+    """
+    usual = config.getoption("timeout") or config.getini("timeout")
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            marker = item.get_closest_marker("timeout")
+            item.obj = _bounded(item.obj, OWN_SHARE * float(marker.args[0] if marker else usual))
+
+
+def _bounded(test: Callable[..., Awaitable[None]], seconds: float) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def bounded(*arguments: Any, **named: Any) -> None:
+        async with asyncio.timeout(seconds or None):
+            await test(*arguments, **named)
+
+    return bounded
 
 
 def pytest_collection_finish() -> None:

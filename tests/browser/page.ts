@@ -61,11 +61,13 @@ const LONG = 600_000;
 const calls = new Map<string, RecoveredCall>();
 const aborts = new Map<string, AbortController>();
 let token = query.get('token') ?? '';
+let listens = false;
 
 const options: Options = {
   onstatus: (status) => show('status', status),
   ongap: ({ from, to, reason, call }) => show('gap', call ? keyOf(call.params) : '', from, to, reason),
   onlost: () => show('lost'),
+  ontrace: ({ what, call }) => (listens ||= what === 'open' && !call),
 };
 if (query.has('token')) {
   options.token = ({ renew }) => {
@@ -94,6 +96,8 @@ const lab = {
   record: () => record,
   session: () => transport.sessionId ?? null,
   status: () => transport.status,
+  /** The standalone stream has been open in this page. */
+  listens: () => listens,
   server: () => client.getServerVersion()?.name ?? null,
   capabilities: () => client.getServerCapabilities() ?? null,
   pending: () => transport.pending().map((call) => (recovered(call), keyOf(call.params))),

@@ -48,7 +48,7 @@ async def test_a_reader_at_the_other_node_sees_the_call_to_its_end(start: Start,
     lose = remember(tmp_path / "log.db")
     pair.a.shop.open("g/5")
     messages = await reader.messages(5)
-    lose()
+    await lose()
     pair.a.shop.open("g/10")
     messages += await reader.rest()
     assert progress_of(messages) == list(range(6, 21))
@@ -70,7 +70,7 @@ async def test_messages_are_forwarded_on_after_earlier_ones_were_lost(start: Sta
     await at_b.result("announce", n=2, start=3)
     assert notices_of(await alone.messages(2)) == [3, 4]
     await until(lambda: is_stored(pair.a, alone, 4))
-    lose()
+    await lose()
     await at_b.result("announce", n=2, start=5)
     assert notices_of(await alone.messages(2)) == [5, 6]
     await at_a.result("announce", n=1, start=7)
@@ -88,7 +88,7 @@ async def test_mail_that_comes_after_earlier_mail_was_lost_is_read(start: Start,
     lose = remember(tmp_path / "log.db")
     await at_b.cancel(1)
     assert [message["error"]["code"] for message in await wires[1].rest()] == [-32800]
-    lose()
+    await lose()
     await at_b.cancel(2)
     assert [message["error"]["code"] for message in await wires[2].rest()] == [-32800]
 
@@ -111,7 +111,7 @@ async def test_a_home_that_lost_its_claim_finds_another_and_nothing_is_mistaken(
     position = parse_position(alone.last_id)
     assert position is not None
     assert position.generation > 1, "the home has moved"
-    lose()
+    await lose()
     await at_b.result("announce", n=2, start=5)
     await at_a.result("announce", n=1, start=7)
     later = await read_until(at_b, alone, 5, 6, 7)

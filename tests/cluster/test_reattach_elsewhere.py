@@ -103,6 +103,7 @@ async def test_earlier_readers_are_ended_in_either_node(pair: Pair, through: str
     fresh = await again.get()
     await fresh.event()
     await until(lambda: not call_is_read(pair.a.site, at_a))
+    await until(lambda: _knows(pair))  # also that the client is back without its call
     pair.a.shop.open("g/1")
     pair.a.shop.open("g/2")
     seen = await fresh.messages(2)
@@ -310,13 +311,12 @@ async def test_a_session_at_rest_is_loaded_elsewhere_with_its_sticky_requests_on
 
 async def test_an_ask_waits_for_a_client_that_is_attached_elsewhere(start: Start) -> None:
     """Asks: the grace is for those who are away. Asked by B, of a client that reads at its home A."""
-    pair = await start(session_grace=0.5)
+    pair = await start(session_grace=1.0)
     _, at_b = await pair.join()
     idle = await pair.b.site.join()
     call = await at_b.call("ask", question="who?")
     await call.message()
-    await call.drop()
-    again = await at_b.reattach(pair.a.site)
+    again = await at_b.reattach(pair.a.site)  # which ends the reader at B: the client is away for this moment only
     standalone = await again.get()
     fresh = (await standalone.messages(2))[1]
     await until(lambda: pair.b.site.app.session_info(idle.session) is None)

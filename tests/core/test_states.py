@@ -10,6 +10,7 @@ from perdure._core.states import (
     CALL,
     CLAIM,
     CONTENT,
+    EXCHANGE,
     LOG,
     READER,
     SESSION,
@@ -20,6 +21,8 @@ from perdure._core.states import (
     ClaimStep,
     ContentState,
     ContentStep,
+    ExchangeState,
+    ExchangeStep,
     IllegalStep,
     LogState,
     LogStep,
@@ -40,6 +43,7 @@ TABLES: list[tuple[Mapping[Any, Mapping[Any, Any]], type[enum.Enum], type[enum.E
     (CALL, CallState, CallStep, CallState.RUNNING),
     (LOG, LogState, LogStep, LogState.HEALTHY),
     (CLAIM, ClaimState, ClaimStep, ClaimState.HOLDING),
+    (EXCHANGE, ExchangeState, ExchangeStep, ExchangeState.ACCEPTED),
 ]
 
 
@@ -94,3 +98,18 @@ def test_a_reader_that_has_finished_never_writes_again() -> None:
 def test_a_claim_that_lapsed_may_be_renewed_and_one_that_was_buried_never_is() -> None:
     assert advance(CLAIM, ClaimState.FROZEN, ClaimStep.RENEW) is ClaimState.HOLDING
     assert set(CLAIM[ClaimState.BURIED].values()) == {ClaimState.BURIED}
+
+
+def test_a_server_that_stops_answers_every_exchange_once() -> None:
+    """What is answered stays so; what is not is refused or owed, and the SDK's late answer changes nothing."""
+    stopped = {state: advance(EXCHANGE, state, ExchangeStep.STOP) for state in ExchangeState}
+    assert stopped == {
+        ExchangeState.ACCEPTED: ExchangeState.REFUSED,
+        ExchangeState.RUNNING: ExchangeState.OWED,
+        ExchangeState.STREAMING: ExchangeState.LAST,
+    } | {
+        state: state
+        for state in (ExchangeState.ANSWERED, ExchangeState.REFUSED, ExchangeState.OWED, ExchangeState.LAST)
+    }
+    for state in (ExchangeState.OWED, ExchangeState.LAST):
+        assert set(EXCHANGE[state].values()) == {state}

@@ -38,8 +38,8 @@ async def test_the_operator_is_told_once_that_modern_clients_have_no_session(
         for _ in range(3):
             await site.modern("tools/list", {})
         [sentence] = told(caplog)
-        assert sentence.startswith(f"a client speaks {MODERN}: this client has no session")
-        assert sentence.endswith("serve with --eras session to give it one")
+        assert sentence.startswith(f"a client speaks {MODERN}: only tasks and calls with a key outlive its connections")
+        assert sentence.endswith("--eras session gives it a session")
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -129,6 +129,8 @@ class Asgi:
             "headers": [(name.encode(), value.encode()) for name, value in names.items() if value],
         }
         self.sent: list[Message] = []
+        #: It has begun to send something.
+        self.offers = asyncio.Event()
         self.takes = asyncio.Event()
         self.left = asyncio.Event()
         self._body = [body]
@@ -141,6 +143,7 @@ class Asgi:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        self.offers.set()
         await self.takes.wait()
         self.sent.append(message)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+
+import asyncpg
 
 from perdure.store import MemoryStore, SqliteStore
 from perdure.store.base import Store
@@ -32,9 +36,20 @@ class Losing:
         return remember_file(self.path)
 
 
-def remember(path: Path) -> Callable[[], None]:
-    """Gives what loses all that is written from now on to the store that a path stands for."""
-    return remember_schema(shared_address(path)) if ON_POSTGRES else remember_file(path)
+def remember(path: Path) -> Callable[[], Awaitable[None]]:
+    """Gives what loses all that is written from now on to the store that a path stands for.
+
+    The event loop goes on meanwhile. Between the driver's two messages for a new statement the server keeps locks on
+    that statement's tables: a wait for the tables would never end if it kept the driver from its second message.
+    """
+    if not ON_POSTGRES:
+        lose_file = remember_file(path)
+
+        async def lose() -> None:
+            lose_file()
+
+        return lose
+    return partial(asyncio.to_thread, remember_schema(shared_address(path)))
 
 
 def remember_schema(url: str) -> Callable[[], None]:
@@ -51,7 +66,8 @@ def remember_schema(url: str) -> Callable[[], None]:
 
     def lose() -> None:
         with connection(url) as run:
-            run("BEGIN")
+            while not _locked(run, [f"{schema}.{table}" for table in tables]):
+                pass
             run("SET LOCAL session_replication_role = replica")  # nothing is counted again
             run(f"TRUNCATE {', '.join(f'{schema}.{table}' for table in tables)}")
             for table in tables:
@@ -60,6 +76,18 @@ def remember_schema(url: str) -> Callable[[], None]:
             run(f"DROP SCHEMA {kept} CASCADE")
 
     return lose
+
+
+def _locked(run: Callable[..., list[object]], tables: list[str]) -> bool:
+    """Begins a transaction that has all tables for itself, or none. One that waited for the second table while it has
+    the first might wait for a commit that waits for the first."""
+    run("BEGIN")
+    try:
+        run(f"LOCK TABLE {', '.join(tables)} NOWAIT")
+    except asyncpg.LockNotAvailableError:
+        run("ROLLBACK")
+        return False
+    return True
 
 
 def remember_file(path: Path) -> Callable[[], None]:

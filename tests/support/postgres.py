@@ -187,21 +187,17 @@ def _shared_server(version: int) -> str:
         place.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError), open(place / "starting", "w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
-            users = open(place / "users", "w")  # noqa: SIM115 - it is held until this process ends
+            users = os.open(place / "users", os.O_WRONLY | os.O_CREAT, 0o600)  # held until this process ends
             try:
                 fcntl.flock(users, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:  # the last server of this run is being stopped
-                users.close()
+                os.close(users)
             else:
-                _held.append(users)
                 url = place / "url"
                 if not url.exists():
                     _start(place, version, url)
                 return url.read_text()
         time.sleep(0.05)
-
-
-_held: list[object] = []
 
 
 def _start(place: Path, version: int, url: Path) -> None:

@@ -102,7 +102,7 @@ async def under_uvicorn(
 
 
 async def until(state: Callable[[], object | Awaitable[object]]) -> None:
-    """Wait until a state is reached; the test's own timeout is the bound."""
+    """Wait until a state is reached; the test's own timeout is the bound (`tests/conftest.py`)."""
     while True:
         reached = state()
         if await reached if inspect.isawaitable(reached) else reached:

@@ -87,6 +87,8 @@ async function run(link: Link, line: Line, response: Response | undefined): Prom
       if (!line.call) link.report(error);
       else settle(link, line.call, line.call.again ? error : unknown(line.call.kept, String(error)));
     } else if (line.call && !line.position) {
+      // A page that goes loses its connections; what becomes of its calls is the next page's affair.
+      if (page.leaving) await page.awake();
       line.end();
       giveUp(link, line.call, 'the connection was lost');
     } else {

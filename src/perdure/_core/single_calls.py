@@ -25,6 +25,13 @@ PROGRESS_TOKEN = "perdure"
 STATE_PREFIX = "perdure."
 """Begins the `requestState` of a call that waits for its client's input; the id of its record follows."""
 
+REJOIN_SLOTS = 8
+"""Calls of one caller with the same arguments that may run at once and still be joined by a request without a key. Two
+that are meant to be two are not the rule; those beyond are served as if none could be joined."""
+
+REJOINED = b'"rejoin"'
+"""In the place of the handshake's result, in the record of a call that a request without a key may join."""
+
 _ASKED = ("elicitation", "sampling", "roots")
 """Capabilities of clients that can be asked something."""
 
@@ -91,6 +98,11 @@ def key_names(secret: bytes, owner: str, key: str, state: str | None) -> tuple[S
     digest = hmac.digest(secret, name, hashlib.sha512)
     session, stream = digest[:SESSION_BYTES], digest[SESSION_BYTES : SESSION_BYTES + STREAM_BYTES]
     return SessionId(id_text(session)), StreamId(id_text(stream))
+
+
+def derived_key(digest: bytes, slot: int) -> str:
+    """The key of a call whose client gave none. No client can give this one: keys have no control characters."""
+    return f"\0{digest.hex()} {slot}"
 
 
 def call_digest(method: str, params: Mapping[str, Any]) -> bytes:

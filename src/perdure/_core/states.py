@@ -1,4 +1,4 @@
-"""Tables hold the lives of a stream, a reader, a session, a call, the store and a node's claim.
+"""Tables hold the lives of a stream, a reader, a session, a call, the store, a node's claim and an exchange.
 
 Each table maps a state and a step to the state that follows. A step that is not in the table cannot happen: `advance`
 raises `IllegalStep`. The diagrams in the documentation are drawn from these tables.
@@ -31,6 +31,11 @@ place, so it shows and accepts nothing, and keeps what it has. Once the store an
 claim is renewed and the node goes on: what was taken from it meanwhile, the fences tell. A node that the store does not
 know any more is BURIED, because another one has settled what it left, or it has left by itself. It ends; an answer to
 an earlier beat that is late changes nothing.
+
+**Exchange.** One request of 2026-07-28, which the SDK handles, and its response. It is ACCEPTED until its body has been
+read, then RUNNING. Its response is an event stream (STREAMING until the last event) or one body, which follows its head
+at once and counts as ANSWERED with it. If the server stops before that, the request is REFUSED, or the response is
+OWED: a whole one, or the LAST event of its stream. The server gives it, and drops what the SDK still says.
 """
 
 import enum
@@ -142,6 +147,24 @@ class ClaimStep(_Name):
     BURY = "bury"
 
 
+class ExchangeState(_Name):
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    STREAMING = "streaming"
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    OWED = "owed"
+    LAST = "last"
+
+
+class ExchangeStep(_Name):
+    HAND_OVER = "hand over"
+    BEGIN_STREAM = "begin stream"
+    BEGIN_BODY = "begin body"
+    COMPLETE = "complete"
+    STOP = "stop"
+
+
 CONTENT: Mapping[ContentState, Mapping[ContentStep, ContentState]] = {
     ContentState.OPEN: {
         ContentStep.LAST_RESPONSE: ContentState.SEALED,
@@ -216,6 +239,27 @@ CLAIM: Mapping[ClaimState, Mapping[ClaimStep, ClaimState]] = {
     ClaimState.HOLDING: _UNBURIED,
     ClaimState.FROZEN: _UNBURIED,
     ClaimState.BURIED: dict.fromkeys(ClaimStep, ClaimState.BURIED),
+}
+
+_SAID = (ExchangeStep.BEGIN_STREAM, ExchangeStep.BEGIN_BODY, ExchangeStep.COMPLETE)
+EXCHANGE: Mapping[ExchangeState, Mapping[ExchangeStep, ExchangeState]] = {
+    ExchangeState.ACCEPTED: {
+        ExchangeStep.HAND_OVER: ExchangeState.RUNNING,
+        ExchangeStep.STOP: ExchangeState.REFUSED,
+    },
+    ExchangeState.RUNNING: {
+        ExchangeStep.BEGIN_STREAM: ExchangeState.STREAMING,
+        ExchangeStep.BEGIN_BODY: ExchangeState.ANSWERED,
+        ExchangeStep.STOP: ExchangeState.OWED,
+    },
+    ExchangeState.STREAMING: {
+        ExchangeStep.COMPLETE: ExchangeState.ANSWERED,
+        ExchangeStep.STOP: ExchangeState.LAST,
+    },
+    ExchangeState.ANSWERED: dict.fromkeys((ExchangeStep.COMPLETE, ExchangeStep.STOP), ExchangeState.ANSWERED),
+    ExchangeState.REFUSED: {ExchangeStep.STOP: ExchangeState.REFUSED},
+    ExchangeState.OWED: dict.fromkeys((*_SAID, ExchangeStep.STOP), ExchangeState.OWED),
+    ExchangeState.LAST: dict.fromkeys((ExchangeStep.COMPLETE, ExchangeStep.STOP), ExchangeState.LAST),
 }
 
 State = TypeVar("State", bound=enum.Enum)

@@ -24,6 +24,7 @@ from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, Request, coerce_id, error_payload, parse_body
 from perdure._core.settling import VERDICTS, Occasion, Rerun, Verdict
+from perdure._core.single_calls import REJOINED
 from perdure._core.states import CALL, CallState, CallStep, LogState, SessionState, SessionStep, advance
 from perdure.cluster.remote_readers import stream_ends
 from perdure.errors import HeldElsewhere, IdTaken, SessionEnded, StaleFence, StoreError, StoreUnavailable
@@ -484,7 +485,7 @@ class Settler:
     async def _verdict(self, owner: base.SessionRecord, call: AbandonedCall, by: SettleRequest) -> Verdict:
         if call.key in by.cancelled:
             return Verdict.CANCEL
-        if owner.kind is RecordKind.CALL and not owner.initialized:
+        if owner.kind is RecordKind.CALL and not _is_kept(owner):
             return Verdict.CANCEL  # its client has neither handle nor key, and its connection broke with the process
         needs_credentials = by.occasion is Occasion.NODE_DIED and owner.owner
         row = VERDICTS[Occasion.PRINCIPAL_AWAY if needs_credentials else by.occasion]
@@ -502,8 +503,8 @@ class Settler:
         if owner.kind is RecordKind.SESSION:
             return None
         now = self._context.clock()
-        if owner.initialized:
-            return base.ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT)
+        if _is_kept(owner):
+            return base.ChangeSession(session=owner.id, active=now, state=SessionState.DORMANT, initialized=True)
         return base.EndSession(session=owner.id, time=now, reason="its connection broke")
 
     def _answer_unknown(self, owner: base.SessionRecord, call: AbandonedCall, stream: Stream, reason: str) -> None:
@@ -617,3 +618,8 @@ class Settler:
     def _put(self, *steps: base.Step) -> None:
         if steps:
             self._context.journal.put(Steps(steps))
+
+
+def _is_kept(owner: base.SessionRecord) -> bool:
+    """Whether the client of a single call may ask for it again: by a handle, by a key, or by the same request."""
+    return owner.initialized or owner.result == REJOINED

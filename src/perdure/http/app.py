@@ -307,7 +307,7 @@ class App:
                 if not self._told_sessionless:
                     # Once: the clients that most profit from a session may never ask for one.
                     self._told_sessionless = True
-                    told = "this client has no session; serve with --eras session to give it one"
+                    told = "only tasks and calls with a key outlive its connections; --eras session gives it a session"
                     log_event(logging.WARNING, "era.sessionless", f"a client speaks 2026-07-28: {told}")
                 return handler
         raise Refused(Refusal.BAD_VERSION, seen=version, data={"supported": list(REVISIONS), "requested": version})

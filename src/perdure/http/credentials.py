@@ -7,6 +7,7 @@ this process: a call that runs in another one keeps the token that it knows.
 """
 
 import ipaddress
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -84,13 +85,18 @@ def caller_of(owner: str, scope: Scope) -> Caller:
     if owner:
         return Caller(owner)
     client = scope.get("client")
-    text = str(client[0]) if client else ""
+    return Caller("", _network(str(client[0]) if client else ""))
+
+
+@lru_cache(maxsize=1024)
+def _network(text: str) -> str:
+    """What is counted as one address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return Caller("", text[:64])
+        return text[:64]
     if isinstance(address, ipaddress.IPv4Address):
-        return Caller("", str(address))
+        return str(address)
     if address.ipv4_mapped is not None:
-        return Caller("", str(address.ipv4_mapped))
-    return Caller("", str(ipaddress.ip_network((int(address), _NETWORK), strict=False)))
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), _NETWORK), strict=False))

@@ -88,6 +88,7 @@ class Refusal(enum.Enum):
     BAD_KEY = (400, INVALID_PARAMS, "{where} must be a string of 1 to {limit} characters, not {seen}")
     KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
     KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")
+    NO_KEY = (400, INVALID_PARAMS, "No call of yours has this key")
     NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")
     BAD_STATE = (400, INVALID_PARAMS, "Invalid or expired requestState")
     BAD_RESPONSES = (400, INVALID_PARAMS, "inputResponses must be an object with an object for each key, not {seen}")

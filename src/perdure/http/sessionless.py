@@ -11,6 +11,7 @@ from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from starlette.types import Message, Receive, Scope, Send
 
 from perdure._core.limits import weigh
+from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, replayed_first
 from perdure.http.refusals import Answer, Refusal, Refused
@@ -20,65 +21,73 @@ from perdure.sessions.ledger import unknown_outcome
 LISTEN = "subscriptions/listen"
 
 
+_OWING = (ExchangeState.OWED, ExchangeState.LAST)
+"""The server has stopped before the SDK has answered, and answers in its place."""
+
+
 @dataclass(slots=True, eq=False)
-class _Running:
-    """One request that the SDK handles, and how far its response has come."""
+class _Exchange:
+    """One request, and how far its response has come (`_core.states`)."""
 
     send: Send
     listens: bool
     """It subscribes, and has no other answer than that it is over."""
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
     body: bytes = b""
-    handled: bool = False
-    """The SDK has it."""
-    streams: bool = False
-    """An event stream has begun."""
-    over: bool = False
-    """All of the response is sent, or on its way: a body of JSON follows its head at once."""
-    ended: bool = False
-    """The server stops, and ends it."""
+    state: ExchangeState = ExchangeState.ACCEPTED
+
+    @property
+    def is_owing(self) -> bool:
+        return self.state in _OWING
+
+    def advance(self, step: ExchangeStep) -> None:
+        self.state = advance(EXCHANGE, self.state, step)
 
     async def pass_on(self, message: Message) -> None:
-        """Send a part of the response, and see what it is."""
-        if self.ended:
-            return  # it is answered already
+        """Send a part of the SDK's response, and see what it is."""
         if message["type"] == "http.response.start":
-            self.streams = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
-            self.over = not self.streams
+            is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+            self.advance(ExchangeStep.BEGIN_STREAM if is_stream else ExchangeStep.BEGIN_BODY)
         elif not message.get("more_body"):
-            self.over = True
-        await self.send(message)
+            self.advance(ExchangeStep.COMPLETE)
+        if not self.is_owing:
+            await self.send(message)
 
-    def end(self) -> None:
-        """Have the SDK's handler stop; `finish` answers in its place."""
-        if not self.over and not self.ended:
-            self.ended = True
-            if self.handled and self.task is not None:
-                self.task.cancel()
+    def stop(self) -> None:
+        """Have the SDK's handler stop, if it has not answered; `finish` answers in its place."""
+        was_owing = self.is_owing
+        self.advance(ExchangeStep.STOP)
+        if self.is_owing and not was_owing and self.task is not None:
+            self.task.cancel()
 
     async def finish(self, receive: Receive) -> None:
-        """Answer: what listens has listened to the end, what runs has an outcome that is not known."""
-        request: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            request = json.loads(self.body)
-        request = request if isinstance(request, dict) else {}
-        name = request.get("id")
-        if self.listens:
-            result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: name}}
-            body = json.dumps({"jsonrpc": "2.0", "id": name, "result": result}).encode()
-        else:
-            params = request.get("params")
-            body = unknown_outcome(
-                name if isinstance(name, str | int) else "",
-                method=str(request.get("method")),
-                reason="the server is stopping",
-                params=params if isinstance(params, dict) else None,
-            )
-        if self.streams:
+        """Give what is owed."""
+        body = last_word(self.body, listens=self.listens)
+        if self.state is ExchangeState.LAST:
             frame = b"event: message\r\ndata: %b\r\n\r\n" % body
             await self.send({"type": "http.response.body", "body": frame, "more_body": False})
         else:
             await Answer(status=200, body=body).send(receive, self.send)
+
+
+def last_word(body: bytes, *, listens: bool) -> bytes:
+    """Give the response to a request that the server ends, whatever its body is: what listens has listened to the end,
+    what runs has an outcome that is not known."""
+    request: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        request = json.loads(body)
+    request = request if isinstance(request, dict) else {}
+    name = request.get("id")
+    if listens:
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION_ID_META_KEY: name}}
+        return json.dumps({"jsonrpc": "2.0", "id": name, "result": result}).encode()
+    params = request.get("params")
+    return unknown_outcome(
+        name if isinstance(name, str | int) else "",
+        method=str(request.get("method")),
+        reason="the server is stopping",
+        params=params if isinstance(params, dict) else None,
+    )
 
 
 class SessionlessHandler:
@@ -92,7 +101,7 @@ class SessionlessHandler:
         self._manager = manager
         self._access = access
         self._single_calls = single_calls
-        self._running: set[_Running] = set()
+        self._running: set[_Exchange] = set()
 
     @property
     def is_busy(self) -> bool:
@@ -103,12 +112,12 @@ class SessionlessHandler:
         """End the subscriptions: their clients subscribe elsewhere."""
         for running in self._running:
             if running.listens:
-                running.end()
+                running.stop()
 
     def end_all(self) -> None:
         """Answer whatever runs."""
         for running in self._running:
-            running.end()
+            running.stop()
         if self._single_calls is not None:
             self._single_calls.end_all()
 
@@ -119,7 +128,7 @@ class SessionlessHandler:
         if context.hub.full:
             raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
         size, work = 0, context.work
-        running = _Running(send, listens=headers.get(b"mcp-method") == LISTEN.encode())
+        running = _Exchange(send, listens=headers.get(b"mcp-method") == LISTEN.encode())
         self._running.add(running)
         try:
             with context.hub.counting_sessionless():
@@ -139,14 +148,14 @@ class SessionlessHandler:
             self._running.discard(running)
             work.give(size)
 
-    async def _handle(self, running: _Running, scope: Scope, receive: Receive) -> None:
-        if running.ended:
+    async def _handle(self, running: _Exchange, scope: Scope, receive: Receive) -> None:
+        if running.state is ExchangeState.REFUSED:
             raise Refused(Refusal.STOPPING)
-        running.handled = True
+        running.advance(ExchangeStep.HAND_OVER)
         try:
             await self._manager.handle_request(scope, receive, running.pass_on)
         except asyncio.CancelledError:
-            if not running.ended or (running.task is not None and running.task.uncancel() > 0):
+            if not running.is_owing or (running.task is not None and running.task.uncancel() > 0):
                 raise
-        if running.ended:
+        if running.is_owing:
             await running.finish(receive)

@@ -2,6 +2,7 @@
 
 from starlette.types import Receive, Scope, Send
 
+from perdure._core.extension import CANCEL
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers
 from perdure.http.refusals import Refusal, Refused
@@ -10,6 +11,7 @@ from perdure.http.tasks import TaskHandler
 
 TASK_METHODS = frozenset({b"tasks/get", b"tasks/update", b"tasks/cancel"})
 CALL_METHOD = b"tools/call"
+CANCEL_METHOD = CANCEL.encode()
 
 
 class SingleCallEndpoint:
@@ -23,7 +25,7 @@ class SingleCallEndpoint:
     def wants(self, headers: Headers) -> bool:
         """Whether a request may be one for these handlers."""
         method = headers.get(b"mcp-method")
-        return method == CALL_METHOD or (method in TASK_METHODS and not self._calls.leaves_tasks)
+        return method in (CALL_METHOD, CANCEL_METHOD) or (method in TASK_METHODS and not self._calls.leaves_tasks)
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, body: bytes, *, size: int
@@ -39,7 +41,8 @@ class SingleCallEndpoint:
             if asked.request.method == CALL_METHOD.decode():
                 self._access.refuse_if_draining()
                 return await self._calls(asked, receive, send)
-            await self._tasks(asked, receive, send)
+            handle = self._calls.cancel if asked.request.method == CANCEL else self._tasks
+            await handle(asked, receive, send)
         except Refused as refused:
             raise refused.answering(asked.request.id) from None
         return True

@@ -19,21 +19,26 @@ from mcp.shared.inbound import (
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
+from perdure._core import mail
 from perdure._core.codes import STOPPING
 from perdure._core.extension import KEY, KEY_HEADER, TASKS
+from perdure._core.ids import SessionId, StreamId
 from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, Response, error_payload, parse_body
 from perdure._core.single_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
+    REJOIN_SLOTS,
+    REJOINED,
     STATE_PREFIX,
     Client,
     TaskSupport,
     call_digest,
+    derived_key,
     key_names,
     parse_task_rules,
     task_support,
 )
-from perdure._core.states import CallState
+from perdure._core.states import CallState, LogState
 from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
 from perdure.errors import TooManySessions
 from perdure.http.access import SessionAccess
@@ -43,6 +48,7 @@ from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import CallReader, MessageWriter, Outcome
 from perdure.log.reader import Reader
 from perdure.runtime.tool_catalog import ToolCatalog
+from perdure.sessions.client_messages import cancel_call
 from perdure.sessions.client_messages import receive as receive_message
 from perdure.sessions.ledger import Call, progress_token, unknown_outcome
 from perdure.sessions.messages import encode
@@ -135,7 +141,7 @@ class SingleCallHandler:
         self._secret = secret
         self._asks_in_session = asks_in_session
         self._rules = parse_task_rules(access.settings.tasks)
-        self._joined: set[asyncio.Task[None]] = set()
+        self._joined: set[asyncio.Task[bool]] = set()
         """Requests that wait for a call that another one began."""
 
     @property
@@ -159,7 +165,7 @@ class SingleCallHandler:
         if support is TaskSupport.REQUIRED and not asked.client.takes_tasks:
             raise needs_tasks()
         as_task = asked.client.takes_tasks and support is not TaskSupport.NEVER
-        if key is None and not as_task and not asked.client.takes_asks:
+        if key is None and not as_task and not asked.client.takes_asks and not self._settings.rejoin:
             return False
         if tool is not None and (wrong := _check_param_headers(asked, tool)) is not None:
             raise Refused(Refusal.NAME_MISMATCH, message=wrong.message)
@@ -173,7 +179,11 @@ class SingleCallHandler:
         self, asked: ModernRequest, key: str | None, after: float | None, writer: MessageWriter, receive: Receive
     ) -> None:
         """Begin a call, or join the one with the same key. `after`: when its client gets a handle, if it may."""
-        call = self._as_call(asked, key)
+        call = self._as_call(asked)
+        if key is not None:
+            call = replace(call, names=self._names(asked, key))
+        elif self._settings.rejoin and await self._rejoin(asked, call, after, writer, receive):
+            return
         for _ in range(BEGIN_MOST):
             begun = await self._begin(call)
             if begun is not None:
@@ -186,16 +196,40 @@ class SingleCallHandler:
             if record is not None and row is not None:
                 if row.digest != call.digest:
                     raise Refused(Refusal.KEY_TAKEN)
+                self._context.counters.calls_joined += 1
                 await self._join(asked, record, after, writer, receive)
                 return
         raise Refused(Refusal.STORE_UNREADABLE)  # the client asks again
 
-    def _as_call(self, asked: ModernRequest, key: str | None) -> Asked:
+    async def _rejoin(
+        self, asked: ModernRequest, call: Asked, after: float | None, writer: MessageWriter, receive: Receive
+    ) -> bool:
+        """Begin a call that the same request may join, or join one whose connection was lost. `False` if as many run as
+        can be told apart."""
+        for slot in range(REJOIN_SLOTS):
+            names = self._names(asked, derived_key(call.digest, slot))
+            begun = await self._begin(replace(call, names=names, derived=True))
+            if begun is not None:
+                await self._show(asked, *begun, after, writer, receive)
+                return True
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                is_left = await self._calls.is_left(*names)
+                record = await self._calls.find(names[0], asked.owner) if is_left else None
+                if record is None:
+                    continue
+                await self._calls.mark_joined(record)
+            self._context.counters.calls_rejoined += 1
+            if await self._join(asked, record, after, writer, receive):
+                self._calls.forget(record)  # its answer was given: the next such request is another call
+            return True
+        return False
+
+    def _names(self, asked: ModernRequest, key: str) -> tuple[SessionId, StreamId]:
+        state = asked.params.get("requestState")
+        return key_names(self._secret, asked.owner, key, state if isinstance(state, str) else None)
+
+    def _as_call(self, asked: ModernRequest) -> Asked:
         params, client = asked.params, asked.client
-        state = params.get("requestState")
-        names = None
-        if key is not None:
-            names = key_names(self._secret, asked.owner, key, state if isinstance(state, str) else None)
         request, body = asked.request, asked.body
         if progress_token(request) is None:  # a task tells its progress in any case
             params = {**params, "_meta": {**params["_meta"], "progressToken": PROGRESS_TOKEN}}
@@ -208,7 +242,7 @@ class SingleCallHandler:
             body=body,
             caller=caller_of(asked.owner, asked.http.scope),
             client=client,
-            names=names,
+            names=None,
             digest=call_digest(request.method, params),
             size=asked.size,
         )
@@ -237,7 +271,7 @@ class SingleCallHandler:
         receive: Receive,
     ) -> None:
         hub = self._context.hub
-        with session.in_use():
+        with session.in_use(), call.stream.kept_whole():
             self._access.credentials.bring(session.id, asked.http.scope)
             connection = CallReader(writer, token=progress_token(asked.request) is not None)
             arrival = hub.arrive()
@@ -248,27 +282,46 @@ class SingleCallHandler:
             match outcome:
                 case Outcome.ANSWERED:
                     pass
+                case _ if call.stream.is_over and not session.record.initialized:
+                    # The answer was there in the same moment, and is not kept.
+                    await writer.answer(call.stream.tail.finals[-1].payload)
                 case Outcome.LEFT:
-                    if not session.record.initialized:  # or it asks again, by its handle or its key
-                        left = {"reason": "the client has left"}
-                        session.exchange.cancel(call.request.id, incarnation=1, params=left)
+                    await self._on_left(session, call)
                 case _ if after is not None:
-                    await self._hand_out(session, writer)
+                    if not await self._hand_out(session, writer):
+                        await self._join(asked, session.record, None, writer, receive)
                 case Outcome.ASKED:
                     await self._round(session, writer)
                 case _:
                     await self._say_stopped(asked, writer, is_kept=session.record.initialized)
         self._access.sessions.let_go(session)
 
-    async def _hand_out(self, session: Session, writer: MessageWriter) -> None:
-        """Give the client a handle in place of the answer."""
+    async def _on_left(self, session: Session, call: Call) -> None:
+        """The client closed the connection: it cancels the call by that, unless it can ask for it again."""
+        if session.record.initialized:
+            return
+        if session.record.result == REJOINED:
+            with self._access.refusing(Refusal.STORE_FAILS):
+                await session.show_to_client()
+            self._context.watch.tell(call.stream.id)
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._settings.rejoin, lambda: self._calls.cancel_unless_joined(session, call))
+            return
+        session.exchange.cancel(call.request.id, incarnation=1, params={"reason": "the client has left"})
+
+    async def _hand_out(self, session: Session, writer: MessageWriter) -> bool:
+        """Give the client a handle in place of the answer, if the store has what it stands for. Tells whether."""
         with self._access.refusing(Refusal.STORE_FAILS):
             await session.show_to_client()
+            if self._context.journal.state is LogState.DEGRADED:
+                return False
             facts = await self._calls.facts(session.record)
         if facts is None:
             raise Refused(Refusal.NO_TASK)
+        self._context.counters.tasks_handed_out += 1
         view = handle_view(self.view(facts))
         await writer.result(self.stamped({"resultType": "task", **view}))
+        return True
 
     async def _round(self, session: Session, writer: MessageWriter) -> None:
         """Ask a client without tasks what its call wants to know; it comes again with the answers."""
@@ -299,8 +352,9 @@ class SingleCallHandler:
 
     async def _join(
         self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter, receive: Receive
-    ) -> None:
-        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves."""
+    ) -> bool:
+        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
+        whether it was given."""
         left = asyncio.create_task(_left(receive))
         # What this request answers may be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
@@ -312,7 +366,8 @@ class SingleCallHandler:
             if waiting.cancelled():
                 await self._say_stopped(asked, writer, is_kept=True)
             elif waiting.done():
-                await waiting
+                return await waiting
+            return False
         finally:
             self._joined.discard(waiting)
             for task in (left, waiting):
@@ -331,7 +386,7 @@ class SingleCallHandler:
         after: float | None,
         writer: MessageWriter,
         answered: Collection[str],
-    ) -> None:
+    ) -> bool:
         loop = asyncio.get_running_loop()
         deadline = None if after is None else loop.time() + after
         while True:
@@ -344,14 +399,14 @@ class SingleCallHandler:
             facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
                 await writer.response(facts.answer)
-                return
+                return True
             if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
                 view = self.view(facts)
                 await writer.result(self.stamped({"resultType": "task", **handle_view(view)}))
-                return
+                return False
             if facts.asks:
                 await self._write_round(record, facts, writer)
-                return
+                return False
             await writer.keep_alive()
 
     async def run_again(self, record: SessionRecord, origin: HttpRequest) -> None:
@@ -365,6 +420,30 @@ class SingleCallHandler:
                 with session.in_use():
                     self._access.credentials.bring(session.id, origin.scope)
                     await self._access.waiting.resume(session, origin)
+
+    async def cancel(self, asked: ModernRequest, receive: Receive, send: Send) -> None:
+        """Cancel the call with a key."""
+        given = asked.params.get("key")
+        if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
+            raise Refused(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
+        with self._access.refusing(Refusal.STORE_FAILS):
+            record = await self._calls.find(self._names(asked, given)[0], asked.owner)
+            if record is None:
+                raise Refused(Refusal.NO_KEY)
+            await self.cancel_call(record, "it was cancelled by its key")
+        writer = MessageWriter(asked.request.id, receive, send, streams=False)
+        await writer.result(self.stamped({"resultType": "complete"}))
+
+    async def cancel_call(self, record: SessionRecord, reason: str) -> None:
+        """Cancel a call, wherever it runs or waits; one that has ended stays as it is."""
+        row = await self._calls.row(record)
+        session = await self._access.sessions.load(record.id)
+        if row is None or session is None:
+            return
+        params = {"requestId": row.request_id, "reason": reason}
+        cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
+        with session.in_use():
+            await cancel_call(session, cancelled, self._access.waiting.cancel)
 
     # Rounds
 

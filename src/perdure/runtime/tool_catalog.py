@@ -100,7 +100,7 @@ class ToolCatalog:
         listed = self._lists.get(owner)
         if listed is None or now - listed.since >= KEEP_SECONDS:
             listed = self._list(owner, client, origin, now)
-        tools = await asyncio.shield(listed.tools)
+        tools = listed.tools.result() if listed.tools.done() else await asyncio.shield(listed.tools)
         if name not in tools and now - listed.since >= LOOK_AGAIN_SECONDS:
             tools = await asyncio.shield(self._list(owner, client, origin, now).tools)
         return tools.get(name)

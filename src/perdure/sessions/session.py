@@ -257,8 +257,12 @@ class Session:
         now = self.context.clock()
         if self.record.initialized:
             return self.keeper.change(ChangeSession(session=self.id, active=now, state=SessionState.DORMANT))
+        # No client can ask for it later, so the answer need not wait for the log.
+        for stream in self.streams.values():
+            stream.unlog()
         self.keeper.end("answered")
-        return EndSession(session=self.id, time=now, reason="answered")
+        self.put(EndSession(session=self.id, time=now, reason="answered"))
+        return None
 
     def record_change(self, call: Call, result: bytes) -> Step | None:
         """What a successful answer changes in the record, to be written together with it."""

@@ -7,24 +7,39 @@ runs; from then on any node can tell how far it is, and settles it if its node d
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
-from perdure._core.single_calls import Client
+from perdure._core.single_calls import REJOINED, Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
-from perdure.errors import StaleFence, StoreUnavailable
+from perdure.errors import StaleFence, StoreError, StoreUnavailable
+from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode, encode_ask
 from perdure.sessions.registry import Caller, SessionRegistry
 from perdure.sessions.session import Session
-from perdure.store.base import CallRecord, Event, PutSession, SessionLimits, SessionRecord, stream_by_id
+from perdure.store.base import (
+    CallRecord,
+    ChangeSession,
+    EndSession,
+    Event,
+    KeptCall,
+    PutSession,
+    SessionLimits,
+    SessionRecord,
+    stream_by_id,
+)
 
 LOOK_AGAIN = 2.0
 """Seconds after which a request that waits for a call looks again, should it have missed a hint."""
+
+NOTICE_SECONDS = 0.5
+"""How long a request without a key waits for the news that an equal one, which still runs, has lost its connection."""
 
 _RECENT = 16
 """Events at the end of a stream in which the last progress is looked for: what follows it are questions, which are few,
@@ -44,6 +59,8 @@ class Asked:
     digest: bytes
     size: int
     """Bytes of memory that it takes, estimated."""
+    derived: bool = False
+    """The names are made of what is asked for: the call is joined only once its connection is lost."""
 
 
 class SingleCalls:
@@ -54,6 +71,7 @@ class SingleCalls:
         self._sessions = sessions
         self._beginning: dict[SessionId, asyncio.Future[None]] = {}
         """Calls with a key whose rows are being written."""
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, asked: Asked) -> tuple[Session, Call] | None:
         """Accept a call. `None` if there is one with the same key already, at whatever node. Raises `TooManySessions`
@@ -85,8 +103,8 @@ class SingleCalls:
             state=SessionState.ACTIVE,
             version=client.version,
             client_params=encode(told),
-            result=b"",
-            initialized=asked.names is not None,
+            result=REJOINED if asked.derived else b"",
+            initialized=asked.names is not None and not asked.derived,
             sticky=(),
             incarnation=1,
             standalone=StreamId(""),
@@ -130,13 +148,63 @@ class SingleCalls:
         if record is None:
             await self._context.nodes.refuse_while_held()
             record = await self._record(session_id)
-        known = record is not None and record.kind is RecordKind.CALL and record.state is not SessionState.ENDED
-        return record if known and record is not None and record.owner == owner else None
+        return record if record is not None and _is_call_of(owner, record) else None
+
+    async def look(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
+        """A caller's own call and how it is, with one question to the store at most."""
+        session_id = parse_session_id(text) if isinstance(text, str) else None
+        held = None if session_id is None else self._sessions.held(session_id)
+        if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(held.id)) is not None:
+            return held.record, facts
+        kept = None if session_id is None else await self._context.store.single_call(session_id, recent=_RECENT)
+        if kept is not None and kept.call is not None:
+            return (kept.record, _facts(kept, kept.call)) if _is_call_of(owner, kept.record) else None
+        # It may be held at another node, or in another form here: looked for as whatever concerns a call.
+        record = await self.find(text, owner)
+        found = None if record is None else await self.facts(record)
+        return None if record is None or found is None else (record, found)
 
     async def _record(self, session_id: SessionId) -> SessionRecord | None:
         if (held := self._sessions.held(session_id)) is not None:
             return held.record
         return await self._context.store.session(session_id)
+
+    async def is_left(self, session_id: SessionId, stream_id: StreamId) -> bool:
+        """Whether the connection of the request that began a call is lost. Its node may be about to learn that."""
+        with self._context.watch.watch(stream_id) as watched:
+            while True:
+                record = await self._record(session_id)
+                if record is None or record.state is SessionState.ENDED or record.initialized:
+                    return record is not None and record.initialized
+                stream = await stream_by_id(self._context.store, stream_id)
+                elsewhere = stream is not None and stream.node not in ("", self._context.node)
+                if elsewhere and stream is not None and await self._context.nodes.is_dead(stream.node):
+                    return True
+                if not await watched.changed(NOTICE_SECONDS):
+                    return False
+
+    async def mark_joined(self, record: SessionRecord) -> None:
+        """A request without a key joins a call: from now on it is one whose client can ask for it."""
+        await self._context.journal.write(ChangeSession(session=record.id, initialized=True, result=b""))
+
+    def cancel_unless_joined(self, session: Session, call: Call) -> None:
+        """Cancel a call whose client has left and has not come again."""
+        task = asyncio.create_task(self._cancel_unless_joined(session, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cancel_unless_joined(self, session: Session, call: Call) -> None:
+        with suppress(StoreError):  # then it goes on to its end
+            record = await self._context.store.session(session.id)
+            if record is not None and record.result == REJOINED:
+                params = {"reason": "the client has left, and did not come again"}
+                session.exchange.cancel(call.request.id, incarnation=1, params=params)
+                self.forget(record)
+
+    def forget(self, record: SessionRecord) -> None:
+        """No client can ask for a call any more."""
+        end = EndSession(session=record.id, time=self._context.clock(), reason="answered")
+        self._context.journal.put(Steps((end,)))
 
     async def row(self, record: SessionRecord) -> CallRecord | None:
         """A call's row, with the digest of what was asked for."""
@@ -147,23 +215,10 @@ class SingleCalls:
         """All that can be told of a call at this moment: what this process holds of it counts before the store."""
         if (held := self._held_facts(record.id)) is not None:
             return held
-        store = self._context.store
-        if (row := await self.row(record)) is None:
+        kept = await self._context.store.single_call(record.id, recent=_RECENT)
+        if kept is None or kept.call is None:
             return None
-        stream = await stream_by_id(store, row.stream)
-        over = row.state not in (CallState.RUNNING, CallState.WAITING)
-        before = 0 if stream is None else max(0, stream.last - (1 if over else _RECENT))
-        recent = await store.read(row.stream, after=before, limit=_RECENT)
-        asks = {} if over else {ask.id: ask.request for ask in await store.asks(record.id)}
-        return TaskFacts(
-            id=record.id,
-            created=record.created,
-            updated=recent[-1].time if recent else record.created,
-            state=row.state,
-            asks=asks,
-            progress=_last_progress(recent),
-            answer=next((event.payload for event in recent if event.final), None),
-        )
+        return _facts(kept, kept.call)
 
     def _held_facts(self, session_id: SessionId) -> TaskFacts | None:
         """What is known of a call that runs here, or that has ended here and whose end the store may not have yet."""
@@ -209,6 +264,23 @@ class SingleCalls:
                 if facts is None or left <= 0 or until(facts):
                     return facts
                 await watched.changed(min(left, LOOK_AGAIN))
+
+
+def _is_call_of(owner: str, record: SessionRecord) -> bool:
+    return record.owner == owner and record.kind is RecordKind.CALL and record.state is not SessionState.ENDED
+
+
+def _facts(kept: KeptCall, call: CallRecord) -> TaskFacts:
+    record, recent = kept.record, kept.recent
+    return TaskFacts(
+        id=record.id,
+        created=record.created,
+        updated=recent[-1].time if recent else record.created,
+        state=call.state,
+        asks={ask.id: ask.request for ask in kept.asks},
+        progress=_last_progress(recent),
+        answer=next((event.payload for event in recent if event.final), None),
+    )
 
 
 def _last_progress(events: Sequence[Event]) -> JsonObject | None:

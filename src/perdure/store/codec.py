@@ -134,6 +134,8 @@ def weigh(steps: Sequence[base.Step]) -> tuple[int, int, bool]:
             count += len(step.calls)
             for call in step.calls:
                 size += len(call.request)
+        elif type(step) is base.PutSession:
+            size += len(step.record.client_params) + len(step.record.result)
         elif isinstance(step, base.Trim | base.DropStream | base.EndSession):
             forget = True
         else:

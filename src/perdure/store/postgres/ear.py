@@ -276,5 +276,6 @@ class Ear:
     async def _keep_showing(self) -> None:
         """Show by the other connections that this process lives."""
         while True:
-            await self._show_life()
+            # A statement that is under way when the ear is back comes to its end: cut off, it would cost a connection.
+            await asyncio.shield(self._show_life())
             await asyncio.sleep(SHOW_SECONDS)

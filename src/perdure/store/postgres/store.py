@@ -24,14 +24,12 @@ from perdure.store import base, rows
 from perdure.store.base import (
     HintListener,
     Liveness,
-    Measures,
     Opens,
     Refusals,
     SendMail,
     SessionRecord,
     Step,
     StreamRecord,
-    Survey,
 )
 from perdure.store.codec import PLAIN, Codec, Payloads
 from perdure.store.postgres import sql_files
@@ -104,7 +102,7 @@ class PostgresStore(Reads, Opens):
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
         self._hints = Hints(self._ear, look=self._look)
-        self._meter = Meter(
+        meter = Meter(
             queries,
             address.schema,
             readers=self._readers,
@@ -114,6 +112,9 @@ class PostgresStore(Reads, Opens):
             hints=self._hints,
             connectors=(self._connector, self._direct),
         )
+        #: What the metrics ask for (`base.Measured`).
+        self.measures, self.survey = meter.measures, meter.survey
+        self._sweeps = meter.sweeps
         self._is_open = False
         self._turning = asyncio.Lock()
 
@@ -139,16 +140,12 @@ class PostgresStore(Reads, Opens):
             await self._connector.aclose([connection])
         if self._address.listen == self._address.dsn:
             self._direct.is_pooled = self._connector.is_pooled
-        elif self._writes:
-            await self._look_at_direct_way()
-
-    async def _look_at_direct_way(self) -> None:
-        """A wrong address for listening is told now, and not when a node joins."""
-        connection = await self._direct.connect()
-        try:
-            await self._direct.look_for_pooler(connection)
-        finally:
-            await self._direct.aclose([connection])
+        elif self._writes:  # a wrong address for listening is told now, and not when a node joins
+            connection = await self._direct.connect()
+            try:
+                await self._direct.look_for_pooler(connection)
+            finally:
+                await self._direct.aclose([connection])
 
     async def aclose(self) -> None:
         """Write what is queued, then close. Closing twice is closing once. Nodes that have not left are dead then."""
@@ -209,20 +206,12 @@ class PostgresStore(Reads, Opens):
         async with self._ear.alone(f"{self._address.schema}.sweep") as is_alone:
             if not is_alone:
                 return 0
-            return await Sweep(self._sweeper, self._queries, self._meter.sweeps, cutoffs, now=self.clock()).run()
+            return await Sweep(self._sweeper, self._queries, self._sweeps, cutoffs, now=self.clock()).run()
 
     async def probe(self, size: int) -> None:
         """Two commits: what comes and goes within one need not be written at all."""
         await self._readers.fetch(self._queries["write_ballast"], bytes(size))
         await self._readers.fetch(self._queries["drop_ballast"])
-
-    # Measures
-
-    def measures(self) -> Measures:
-        return self._meter.measures()
-
-    async def survey(self) -> Survey:
-        return await self._meter.survey()
 
     # Wake-ups
 

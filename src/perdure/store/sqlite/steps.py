@@ -85,6 +85,11 @@ class StreamSteps:
             self._keys.popitem(last=False)
         return key
 
+    def drop_all_of(self, session: SessionId) -> None:
+        """Forget a session's streams, and with them all that is in them."""
+        for (stream,) in self._cursor.execute(_SQL["drop_streams"], (session,)).fetchall():
+            self._keys.pop(stream, None)
+
     def open_stream(self, step: base.OpenStream) -> base.StepRefusal | None:
         cursor, record = self._cursor, step.record
         listed = not any(call.state in _OPEN for call in step.calls)
@@ -301,11 +306,11 @@ class StepWriter:
         refused: base.StepRefusal | None = None
         caller, kind = (rows.loose(record.owner), record.address), record.kind.value
         (of_caller,) = cursor.execute(_SQL["count_sessions_at"], (*caller, kind)).fetchone() if any(caller) else (0,)
-        (total,) = cursor.execute(_SQL["count_sessions"]).fetchone()
         if of_caller > step.limits.caller:
             refused = refusal(step, Why.CALLER, of_caller - 1)
-        elif step.limits.total is not None and total > step.limits.total:
-            refused = refusal(step, Why.ALL, total - 1)
+        elif step.limits.total is not None:
+            (total,) = cursor.execute(_SQL["count_sessions"]).fetchone()
+            refused = refusal(step, Why.ALL, total - 1) if total > step.limits.total else None
         if refused is not None:
             cursor.execute(_SQL["unput_session"], (record.id,))
         return refused
@@ -323,9 +328,10 @@ class StepWriter:
             unused = cursor.execute(_SQL["is_unused"], (step.session, step.unused_since)).fetchone()
             if unused is None:
                 return
-        self.streams.forget()
-        cursor.execute(_SQL["drop_streams"], (step.session,))
+        self.streams.drop_all_of(step.session)
         cursor.execute(_SQL["end_call_record"], (step.session,))
+        if cursor.rowcount == 1:
+            return
         row = cursor.execute(_SQL["params_of"], (self._payloads.overhead, step.session)).fetchone()
         if row is None:
             return

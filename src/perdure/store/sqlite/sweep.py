@@ -80,6 +80,6 @@ def _forget(
         return gone, False
     if connection.execute(_SQL["expire_session"], values).rowcount:
         steps.streams.forget()
-        connection.execute(_SQL["drop_streams"], (session,))
+        connection.execute(_SQL["drop_streams"], (session,)).fetchall()
         gone += 1
     return gone, True

@@ -52,7 +52,7 @@ DELETE FROM session WHERE id IN (
     ORDER BY active LIMIT (SELECT max(0, min(100, ended - :most)) FROM tally WHERE only = 1));
 
 -- drop_streams: forget a session's streams, and with them all that is in them
-DELETE FROM stream WHERE session = ?;
+DELETE FROM stream WHERE session = ? RETURNING id;
 
 -- open_stream: a new stream of a session that has not ended, and is as it was seen; nothing if it is there already
 INSERT INTO stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
