@@ -13,9 +13,12 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
 from pydantic import BaseModel
 
-from tests.support.crashbox import IDEMPOTENT, note, pass_gate
+from tests.support.crashbox import IDEMPOTENT, census, note, pass_gate
 
 server = MCPServer("askbox", version="1", log_level="WARNING")
+
+
+server.tool()(census)
 
 
 class Answer(BaseModel):
@@ -67,11 +70,10 @@ async def ask_each(questions: list[str], ctx: Context, log: str = "") -> str:
 
 
 @server.tool()
-async def ask_then_wait(question: str, gate: str, ctx: Context, log: str = "") -> str:
-    """Ask, then wait at a gate with the answer."""
-    answer = await ask(question, ctx, log)
+async def wait(gate: str) -> str:
+    """Wait at a gate."""
     await pass_gate(gate)
-    return answer
+    return "went through"
 
 
 @server.tool()
@@ -101,3 +103,18 @@ async def try_to_ask(ctx: Context) -> str:
         return await _elicit("Well?", ctx)
     except MCPError as refused:
         return f"{refused.code} {refused.data}"
+
+
+@server.tool()
+async def fill(size: int) -> str:
+    """Answer with so many characters."""
+    return "x" * size
+
+
+@server.tool()
+async def wait_and_ask(gate: str, ctx: Context) -> str:
+    """Wait at a gate, ask, and wait at another one."""
+    await pass_gate(f"{gate}.1")
+    answer = await _elicit("Well?", ctx)
+    await pass_gate(f"{gate}.2")
+    return answer

@@ -102,6 +102,9 @@ class SessionlessHandler:
         self._access = access
         self._single_calls = single_calls
         self._running: set[_Exchange] = set()
+        self._elsewhere = 0
+        """Requests that `single_calls` has: they end by themselves, and a poll that is held keeps no process from its
+        stop."""
 
     @property
     def is_busy(self) -> bool:
@@ -123,7 +126,7 @@ class SessionlessHandler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         context, settings = self._access.context, self._access.settings
-        if len(self._running) >= settings.max_sessionless:
+        if len(self._running) + self._elsewhere >= settings.max_sessionless:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
         if context.hub.full:
             raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
@@ -137,9 +140,13 @@ class SessionlessHandler:
                     if not work.has_room(weight := weigh(body)):
                         raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
                     if self._single_calls is not None and self._single_calls.wants(headers):
-                        self._running.discard(running)  # it ends by itself
-                        if await self._single_calls(scope, receive, send, headers, body, size=weight):
-                            return
+                        self._running.discard(running)
+                        self._elsewhere += 1
+                        try:
+                            if await self._single_calls(scope, receive, send, headers, body, size=weight):
+                                return
+                        finally:
+                            self._elsewhere -= 1
                         self._running.add(running)
                     work.take(size := weight)
                     receive = replayed_first(body, receive)

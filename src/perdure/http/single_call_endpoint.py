@@ -48,5 +48,6 @@ class SingleCallEndpoint:
         return True
 
     def end_all(self) -> None:
-        """The process stops."""
+        """The process stops: answer what waits."""
         self._calls.end_all()
+        self._access.context.watch.end()  # a poll that is held tells how far its task is

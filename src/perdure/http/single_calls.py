@@ -250,14 +250,18 @@ class SingleCallHandler:
     async def _begin(self, call: Asked) -> tuple[Session, Call] | None:
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
+        of_caller = False
         for _ in range(MAKE_ROOM_MOST):
             with self._access.refusing(Refusal.STORE_FAILS):
                 try:
                     return await self._calls.begin(call)
-                except TooManySessions:
-                    if not await self._calls.make_room(call.caller):
+                except TooManySessions as full:
+                    of_caller = full.of_caller
+                    if not await self._calls.make_room(call.caller if of_caller else None):
                         break
-        raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
+        if of_caller:
+            raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
+        raise Refused(Refusal.TOO_MANY_TASKS_IN_ALL, limit=self._settings.max_tasks)
 
     # A call that runs here
 
@@ -294,7 +298,7 @@ class SingleCallHandler:
                     await self._round(session, writer)
                 case _:
                     await self._say_stopped(asked, writer, is_kept=session.record.initialized)
-        self._access.sessions.let_go(session)
+        self._calls.leave(session)
 
     async def _on_left(self, session: Session, call: Call) -> None:
         """The client closed the connection: it cancels the call by that, unless it can ask for it again."""
@@ -361,6 +365,7 @@ class SingleCallHandler:
         answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
         waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered))
         self._joined.add(waiting)
+        self._context.work.take(asked.size)
         try:
             await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.cancelled():
@@ -370,6 +375,7 @@ class SingleCallHandler:
             return False
         finally:
             self._joined.discard(waiting)
+            self._context.work.give(asked.size)
             for task in (left, waiting):
                 task.cancel()
             await asyncio.gather(left, waiting, return_exceptions=True)

@@ -59,5 +59,14 @@ class TaskHandler:
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 if facts.state is CallState.WAITING:
                     await self._handler.run_again(record, asked.http)
-                facts = await self._calls.wait(record, needs_its_client, seconds=hold) or facts
+                facts = await self._wait(record, asked, hold) or facts
         return self._handler.view(facts)
+
+    async def _wait(self, record: SessionRecord, asked: ModernRequest, seconds: float) -> TaskFacts | None:
+        """Hold a poll; what it takes in memory counts as long."""
+        work = self._access.context.work
+        work.take(asked.size)
+        try:
+            return await self._calls.wait(record, needs_its_client, seconds=seconds)
+        finally:
+            work.give(asked.size)

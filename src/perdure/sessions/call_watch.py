@@ -13,6 +13,8 @@ class CallWatch:
         self._hint = hint
         self._others = others
         self._waiting: dict[StreamId, set[asyncio.Future[None]]] = {}
+        self.is_over = False
+        """The process stops: nothing is to be waited for any more."""
 
     def watch(self, stream: StreamId) -> "Watched":
         """Notice every change from now on. What is read behind this, and has not changed, may be waited for."""
@@ -26,6 +28,11 @@ class CallWatch:
             for waiting in self._waiting.get(stream, ()):
                 if not waiting.done():
                     waiting.set_result(None)
+
+    def end(self) -> None:
+        """Wake all requests, for the last time."""
+        self.is_over = True
+        self.wake(list(self._waiting))
 
     def tell(self, stream: StreamId) -> None:
         """A call that runs here has changed: wake the requests that wait for it, at all nodes."""
