@@ -24,14 +24,14 @@ async def test_a_malformed_key_is_refused_and_nothing_runs(tmp_path: Path) -> No
     arguments = {"n": 1, "log": str(log)}
     async with live(server=server) as served:
         peer = CallPeer(port=served.port)
-        for key in ("", "k" * 256, 7, None, True, ["k"], {"k": 1}):
+        for key in ("", "k" * 256, 7, None, True, ["k"], {"k": 1}, "a\x00b", "a\nb", "\x7f"):
             answer = await peer.call("pay", arguments, params={"_meta": {KEY: key}})
-            refused(answer, f"must be a string of 1 to 255 characters, not {key!r}"[:80])
+            refused(answer, "must be a string of 1 to 255 characters, none of them a control character")
         for key in ("k" * 256,):
             answer = await peer.call("pay", arguments, headers={"idempotency-key": key})
             refused(answer, "Idempotency-Key must be a string of 1 to 255 characters")
         assert not diary(log)
-        for key in ("k" * 255, " ", "\u043a\u043b\u044e\u0447", '"quoted"', "\U0001f511", "a\x00b"):
+        for key in ("k" * 255, " ", "\u043a\u043b\u044e\u0447", '"quoted"', "\U0001f511", "\ud800"):
             assert said(result_of(await peer.call("pay", arguments, key=key))) == "counted to 1"
         assert len(diary(log)) == 6
 

@@ -34,6 +34,7 @@ from perdure._core.single_calls import (
     TaskSupport,
     call_digest,
     derived_key,
+    is_key,
     key_names,
     parse_task_rules,
     task_support,
@@ -506,7 +507,7 @@ def _read_key(asked: ModernRequest) -> str | None:
     if (header := asked.headers.get(KEY_HEADER.lower().encode())) is not None:
         given[KEY_HEADER] = header.decode("latin-1")
     for where, key in given.items():
-        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+        if not is_key(key):
             raise Refused(Refusal.BAD_KEY, where=where, limit=MAX_KEY, seen=repr(key))
     if len(set(given.values())) > 1:
         where, other = given
