@@ -7,7 +7,7 @@ gets them as a round.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.call_peer import ALL_ASKS, FORM, TAKES_TASKS, CallPeer, accept, message_of, result_of, said
 from tests.support.crashbox import diary
+from tests.support.postgres import store_url
 from tests.support.serving import Served, serving
 
 pytestmark = pytest.mark.anyio
@@ -42,12 +43,17 @@ class Pair:
         return [answer for answer, _ in diary(self.log)]
 
 
+@asynccontextmanager
+async def pair_on(store: str, folder: Path) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        a, b = [await stack.enter_async_context(serving(ASKBOX, "--store", store)) for _ in range(2)]
+        yield Pair(a=a, b=b, log=folder / "log")
+
+
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
-    options = ("--store", f"sqlite:{tmp_path / 'log.db'}")
-    async with AsyncExitStack() as stack:
-        a, b = [await stack.enter_async_context(serving(ASKBOX, *options)) for _ in range(2)]
-        yield Pair(a=a, b=b, log=tmp_path / "log")
+    async with pair_on(f"sqlite:{tmp_path / 'log.db'}", tmp_path) as nodes:
+        yield nodes
 
 
 def messages(asked: Mapping[str, Any]) -> dict[str, str]:
@@ -170,6 +176,27 @@ async def test_questions_in_parallel_are_one_round_and_may_be_answered_in_severa
     done = result_of(await a.round("ask_all", left, {names["two?"]: accept(answer="2")}, arguments=arguments))
     assert said(done) == "1 2"
     assert sorted(pair.effects) == ["1", "2"]
+
+
+async def test_a_round_whose_reply_was_lost_is_found_again_by_its_key(pair: Pair) -> None:
+    """The client repeats what it sent first, at another node, and is asked the same under the same names."""
+    arguments = {"question": "Well?", "log": str(pair.log)}
+    a, b = pair.at_a(tasks=False), pair.at_b(tasks=False)
+    first = result_of(await a.call("ask", arguments, key="order-7"))
+    assert result_of(await b.call("ask", arguments, key="order-7")) == first
+    params = {"requestState": first["requestState"]}
+    params["inputResponses"] = {name: accept(answer="yes") for name in first["inputRequests"]}
+    for peer in (b, a):
+        assert said(result_of(await peer.call("ask", arguments, key="order-7", params=params))) == "yes"
+        assert said(result_of(await peer.call("ask", arguments, key="order-7"))) == "yes"
+    assert pair.effects == ["yes"]
+
+
+async def test_tasks_and_rounds_go_over_two_nodes_on_postgresql_too(tmp_path: Path) -> None:
+    async with pair_on(store_url(), tmp_path) as nodes:
+        await test_the_questions_of_a_task_are_answered_at_another_node_in_any_order_and_count_once(nodes)
+        nodes.log.unlink()
+        await test_the_rounds_of_a_call_alternate_between_nodes_and_each_counts_once(nodes)
 
 
 @pytest.mark.parametrize("tasks", [True, False])
