@@ -18,16 +18,15 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core.ids import RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import Notification, Request, Response
-from perdure._core.single_calls import Client
 from perdure._core.states import SessionState
 from perdure.runtime.base import CallEnded
 from perdure.runtime.sdk_call import CallRuntime
 from perdure.runtime.server import host
-from perdure.runtime.tool_catalog import envelope_of
 from perdure.settings import Settings
 from perdure.store.base import SessionRecord
 from tests.support.askbox import server as askbox
 from tests.support.fast_askbox import server as fast_askbox
+from tests.support.modern import modern
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -108,8 +107,8 @@ async def running(
 def call(tool: str, *, number: int = 1, token: int | None = None, **arguments: Any) -> Request:
     params: dict[str, Any] = {"name": tool, "arguments": arguments}
     if token is not None:
-        client = Client(version="2026-07-28", info=None, capabilities={})
-        params["_meta"] = {**envelope_of(client), "progressToken": token}
+        params["_meta"] = {"progressToken": token}
+        params = json.loads(modern("tools/call", params)[0])["params"]
     return Request(id=number, method="tools/call", params=params, raw={})
 
 

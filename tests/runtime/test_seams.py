@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import dataclasses
+import functools
 import inspect
 import itertools
 import json
@@ -29,37 +30,24 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary
 from mcp.server.runner import ServerRunner, aclose_shielded, serve_one
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
+from mcp.shared import inbound
 from mcp.shared.dispatcher import CallOptions, DispatchContext, coerce_request_id
-from mcp.shared.exceptions import MCPError, NoBackChannelError
-from mcp.shared.inbound import (
-    ERROR_CODE_HTTP_STATUS,
-    MCP_NAME_HEADER,
-    InboundLadderRejection,
-    InboundModernRoute,
-    classify_inbound_request,
-    decode_header_value,
-    find_duplicated_routing_header,
-    validate_mcp_param_headers,
-)
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher, progress_token_from_params
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
-from mcp.shared.transport_context import TransportContext
+from mcp.shared.subscriptions import LISTEN_STREAM_METHODS, SUBSCRIPTION_ID_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from perdure._core.extension import CALLS, TASKS
+from perdure._core.changes import LISTS, METHODS, SUBSCRIPTION, URIS, ChangeFilter
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.revisions import REVISIONS, is_sessionless
-from perdure._core.single_calls import Client
 from perdure.runtime.sdk import Dispatcher, ReadStream, WriteStream
-from perdure.runtime.sdk_call import CallContext
-from perdure.runtime.server import announce_extensions, endpoint_of
-from perdure.runtime.tool_catalog import _ListContext, envelope_of
-from tests.support.modern import modern
+from perdure.runtime.sdk_changes import SdkChanges
+from perdure.runtime.server import endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -455,114 +443,47 @@ def test_request_state_is_sealed_by_a_part_of_the_public_list_of_middleware() ->
     assert AESGCMRequestStateCodec([bytes([1]) * 32, bytes(32)]).unseal(codec.seal(b"state")) == b"state", told
 
 
-# --- Calls of 2026-07-28
+# --- Listening
 
 
-def test_a_request_is_served_by_one_function_with_a_context_of_ours() -> None:
-    names = list(parameters(serve_one))
-    wanted = ["server", "dctx", "method", "params", "connection", "lifespan_state"]
-    assert names == wanted, moved("serve_one(…)", "runtime/sdk_call.py, runtime/tool_catalog.py")
-    members = {name for name in dir(DispatchContext) if not name.startswith("_")}
-    ours = {name for name in dir(CallContext) if not name.startswith("_")}
-    assert members <= ours, moved(f"DispatchContext.{members - ours}", "CallContext in runtime/sdk_call.py")
-    fields = {"kind", "can_send_request", "headers"}
-    assert fields <= set(parameters(TransportContext)), moved("TransportContext(…)", "runtime/sdk_call.py")
-    assert "timeout" in CallOptions.__annotations__, moved("CallOptions.timeout", "CallRuntime.ask")
+async def test_a_request_to_listen_can_be_served_in_this_process_on_a_dispatch_context_of_ours() -> None:
+    """`perdure.runtime.sdk_changes` hears what the server publishes, on whatever bus it has."""
+    told = moved("serve_one, DispatchContext", "perdure.runtime.sdk_changes")
+    assert list(parameters(serve_one)) == ["server", "dctx", "method", "params", "connection", "lifespan_state"], told
+    assert [name for name in dir(DispatchContext) if not name.startswith("_")] == [
+        "can_send_request",
+        "cancel_requested",
+        "message_metadata",
+        "notify",
+        "progress",
+        "request_id",
+        "send_raw_request",
+        "transport",
+    ], told
+    bus = InMemorySubscriptionBus()
+    server: Server[Any] = Server("seam", on_subscriptions_listen=ListenHandler(bus))
+    honoured: list[ChangeFilter] = []
+    heard: list[tuple[str, Any]] = []
+
+    async def hear(method: str, params: Any) -> None:
+        heard.append((method, params["uri"]))
+
+    changes = SdkChanges(server=server, lifespan_state=None)
+    async with anyio.create_task_group() as group:
+        listen = functools.partial(changes.listen, ["a:b"], on_acknowledged=honoured.append, on_notification=hear)
+        group.start_soon(listen)
+        await anyio.wait_all_tasks_blocked()
+        assert [one.wire for one in honoured] == [{**dict.fromkeys(LISTS, True), URIS: ["a:b"]}], told
+        await bus.publish(ResourceUpdated(uri="a:b"))
+        await bus.publish(ResourceUpdated(uri="a:c"))
+        await anyio.wait_all_tasks_blocked()
+        assert heard == [("notifications/resources/updated", "a:b")], told
+        group.cancel_scope.cancel()
 
 
-def test_a_connection_is_built_from_what_a_request_says_of_its_client() -> None:
-    names = list(parameters(Connection.from_envelope))
-    wanted = ["protocol_version", "client_info", "client_capabilities", "outbound"]
-    assert names == wanted, moved("Connection.from_envelope(…)", "runtime/sdk_call.py")
-    connection = Connection.from_envelope("2026-07-28", {"name": "c", "version": "1"}, {"roots": {}})
-    assert connection.client_capabilities is not None
-    assert connection.client_capabilities.roots is not None
-
-
-async def test_a_request_without_the_envelope_is_refused_by_the_server() -> None:
-    """So requests of this process bring it as well (`envelope_of`)."""
-    client = Client(version="2026-07-28", info=None, capabilities={})
-    server: Server[Any] = Server("s", version="1")
-
-    async def tools(ctx: Any, params: Any) -> mcp_types.ListToolsResult:
-        return mcp_types.ListToolsResult(tools=[])
-
-    server.add_request_handler("tools/list", mcp_types.PaginatedRequestParams, tools)
-
-    async def served(params: dict[str, Any]) -> dict[str, Any]:
-        context: Any = _ListContext(
-            TransportContext(kind="streamable-http", can_send_request=False), ServerMessageMetadata()
-        )
-        connection = Connection.from_envelope("2026-07-28", None, {})
-        return await serve_one(server, context, "tools/list", params, connection=connection, lifespan_state=None)
-
-    with pytest.raises(ValidationError):
-        await served({})
-    result = await served({"_meta": envelope_of(client)})
-    assert (result["tools"], result["resultType"]) == ([], "complete"), moved("the envelope", "envelope_of()")
-
-
-def test_the_functions_that_judge_requests_take_what_we_give_them() -> None:
-    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "pay", "_meta": {}}}
-    assert list(parameters(classify_inbound_request))[:2] == ["body", "headers"], moved(
-        "classify_inbound_request", "http/single_calls.py"
-    )
-    refusal = classify_inbound_request(body, headers={})
-    assert isinstance(refusal, InboundLadderRejection), moved("InboundLadderRejection", "http/single_calls.py")
-    assert refusal.code == -32602
-    text, headers = modern("tools/call", {"name": "pay"})
-    route = classify_inbound_request(json.loads(text), headers=headers)
-    assert isinstance(route, InboundModernRoute)
-    found = route.protocol_version, route.client_info, route.client_capabilities
-    assert found == ("2026-07-28", {"name": "peer", "version": "1"}, {}), moved("InboundModernRoute", "read_request()")
-    twice = [("Mcp-Method", "a"), ("mcp-method", "b")]
-    assert find_duplicated_routing_header(twice) is not None, moved("find_duplicated_routing_header", "read_request()")
-    assert find_duplicated_routing_header(twice[:1]) is None
-
-
-def test_headers_that_repeat_arguments_are_compared_by_the_sdk() -> None:
-    schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
-    told = moved("validate_mcp_param_headers", "http/single_calls.py")
-    assert validate_mcp_param_headers(schema, {"city": "Rome"}, {"mcp-param-city": "Rome"}) is None, told
-    refusal = validate_mcp_param_headers(schema, {"city": "Rome"}, {"mcp-param-city": "Oslo"})
-    assert refusal is not None, told
-    assert refusal.code == -32020, told
-    assert decode_header_value("=?base64?w6Q=?=") == "\xe4", moved("decode_header_value", "http/tasks.py")
-    assert MCP_NAME_HEADER == "mcp-name", moved("MCP_NAME_HEADER", "http/tasks.py")
-
-
-def test_the_sdk_says_which_errors_have_which_status() -> None:
-    told = moved("ERROR_CODE_HTTP_STATUS", "http/single_call_response.py")
-    assert {code: ERROR_CODE_HTTP_STATUS.get(code) for code in (-32602, -32021, -32601, -31001)} == {
-        -32602: 400,
-        -32021: 400,
-        -32601: 404,
-        -31001: None,
-    }, told
-
-
-async def test_middleware_in_front_sees_the_method_and_the_result_of_discovery() -> None:
-    """`announce_extensions` adds to what `server/discover` says."""
-    assert list(parameters(announce_extensions)) == ["ctx", "call_next"]
-    server: Server[Any] = Server("s", version="1")
-    twin = copy.copy(server)
-    twin.middleware = [announce_extensions, *twin.middleware]
-    client = Client(version="2026-07-28", info=None, capabilities={})
-    context: Any = _ListContext(
-        TransportContext(kind="streamable-http", can_send_request=False), ServerMessageMetadata()
-    )
-    connection = Connection.from_envelope("2026-07-28", None, {})
-    params = {"_meta": envelope_of(client)}
-    result = await serve_one(twin, context, "server/discover", params, connection=connection, lifespan_state=None)
-    extensions = result["capabilities"]["extensions"]
-    assert {TASKS, CALLS} <= set(extensions), moved("Server.middleware", "announce_extensions()")
-
-
-def test_a_server_tells_its_name_and_which_handlers_it_has() -> None:
-    server: Server[Any] = Server("s", version="7")
-    assert server.get_request_handler("tasks/get") is None, moved("Server.get_request_handler", "ToolCatalog")
-    assert server.server_info_stamp == {"name": "s", "version": "7"}, moved("Server.server_info_stamp", "ToolCatalog")
-    token = progress_token_from_params({"_meta": {"progressToken": 7}})
-    assert token == 7, moved("progress_token_from_params", "CallRuntime")
-    refused = NoBackChannelError("roots/list")
-    assert isinstance(refused, MCPError), moved("NoBackChannelError", "ToolCatalog")
+def test_requests_without_a_session_are_checked_by_public_functions_of_the_sdk() -> None:
+    """`perdure.http.listening` leaves to the SDK's handler what they refuse, so both must be of one mind."""
+    for name in ("classify_inbound_request", "find_duplicated_routing_header", "InboundModernRoute"):
+        assert name in inbound.__all__, moved(name, "http/listening.py")
+    assert LISTEN_STREAM_METHODS == METHODS, moved("LISTEN_STREAM_METHODS", "perdure._core.changes")
+    assert SUBSCRIPTION_ID_META_KEY == SUBSCRIPTION

@@ -1,164 +1,110 @@
-"""What a server says of its tools, read from the real SDK server: by caller, in pages, kept for a while."""
+"""What tools say of themselves decides how calls of 2026-07-28 are served."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import mcp_types as types
 import pytest
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
-from mcp.server.mcpserver import MCPServer
-from starlette.requests import Request as HttpRequest
+from mcp_types import MISSING_REQUIRED_CLIENT_CAPABILITY
+from mcp_types.methods import serialize_server_result
 
-from perdure._core.jsonrpc import JsonObject
-from perdure._core.single_calls import Client
-from perdure.runtime import tool_catalog
-from perdure.runtime.server import host
-from perdure.runtime.tool_catalog import ToolCatalog
-from perdure.settings import Settings
+from perdure.runtime.tool_catalog import LISTED_AS
+from tests.support.modern import MODERN, TASKS, modern
+from tests.support.site import Site, serve, until
+from tests.support.wire import answer_of
 
 pytestmark = pytest.mark.anyio
 
-CLIENT = Client(version="2026-07-28", info={"name": "c", "version": "1"}, capabilities={})
+WITH_TASKS: dict[str, Any] = {"extensions": {TASKS: {}}}
 
 
 class Shop:
-    """A low-level server whose list of tools depends on a header of its caller, in pages."""
+    """A server with one tool on each page of its list. Its tools work until they are let go."""
 
-    def __init__(self, *pages: list[str]) -> None:
-        self.pages = list(pages)
-        self.listed = 0
-        self.fails = False
-        self.server: Server[Any] = Server("shop", version="1")
-        self.server.add_request_handler("tools/list", types.PaginatedRequestParams, self._list)
+    def __init__(self) -> None:
+        self.let_go = asyncio.Event()
+        self.runs: list[str] = []
+        self.listed: list[str | None] = []
+        self.server = Server[Any]("shop", on_list_tools=self._list, on_call_tool=self._call)
 
     async def _list(
-        self, ctx: ServerRequestContext[Any], params: types.PaginatedRequestParams | None
+        self, ctx: ServerRequestContext[Any, Any], params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        self.listed += 1
-        if self.fails:
-            raise RuntimeError("closed")
-        page = int(params.cursor) if params is not None and params.cursor else 0
-        assert isinstance(ctx.request, HttpRequest)
-        mine = ctx.request.headers.get("x-caller", "")
-        tools = [types.Tool(name=mine + name, input_schema={"type": "object"}) for name in self.pages[page]]
-        following = str(page + 1) if page + 1 < len(self.pages) else None
-        return types.ListToolsResult(tools=tools, next_cursor=following)
+        cursor = None if params is None else params.cursor
+        self.listed.append(cursor)
+        if cursor is None:
+            return types.ListToolsResult(tools=[tool("always", "required")], next_cursor="second page")
+        return types.ListToolsResult(tools=[tool("never", "forbidden"), tool("silent", None)])
+
+    async def _call(
+        self, ctx: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        self.runs.append(params.name)
+        await self.let_go.wait()
+        return types.CallToolResult(content=[types.TextContent(type="text", text="done")])
 
 
-@asynccontextmanager
-async def catalog(server: object) -> AsyncIterator[ToolCatalog]:
-    async with host(server, Settings(), path="/mcp").start() as started:
-        assert started.tools is not None
-        yield started.tools
+def tool(name: str, support: Any) -> types.Tool:
+    execution = None if support is None else types.ToolExecution(task_support=support)
+    return types.Tool(name=name, input_schema={"type": "object"}, execution=execution)
 
 
-def request(caller: str = "") -> HttpRequest:
-    headers = [(b"x-caller", caller.encode())]
-    return HttpRequest({"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers})
+async def call(site: Site, name: str, capabilities: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    body, headers = modern("tools/call", {"name": name, "arguments": {}}, capabilities=capabilities)
+    accepts = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+    response = await site.request("POST", headers=[*accepts.items(), *headers.items()], body=body)
+    return response.status_code, answer_of(response)
 
 
-async def look(tools: ToolCatalog, name: str, owner: str = "") -> JsonObject | None:
-    return await tools.tool(name, owner, CLIENT, request(owner))
+async def test_a_tool_that_says_it_is_always_a_task_refuses_clients_without_tasks() -> None:
+    shop = Shop()
+    async with serve(shop.server) as site:
+        status, answer = await call(site, "always", {})
+        assert (status, answer["error"]["code"]) == (400, MISSING_REQUIRED_CLIENT_CAPABILITY)
+        assert answer["error"]["data"] == {"requiredCapabilities": WITH_TASKS}
+        assert shop.runs == []
 
 
-async def test_a_tool_is_found_on_any_page_and_the_list_is_read_once() -> None:
-    shop = Shop(["bread"], ["cake"], ["pie"])
-    async with catalog(shop.server) as tools:
-        found = await asyncio.gather(*(look(tools, name) for name in ("pie", "bread", "cake", "pie")))
-        assert [tool and tool["name"] for tool in found] == ["pie", "bread", "cake", "pie"]
-        assert shop.listed == 3
+async def test_a_tool_that_says_it_is_always_a_task_gives_a_handle() -> None:
+    """Much sooner than a tool that leaves it open."""
+    shop = Shop()
+    async with serve(shop.server, task_after=3600.0) as site:
+        _, answer = await call(site, "always", WITH_TASKS)
+        assert answer["result"]["resultType"] == "task"
+        shop.let_go.set()
 
 
-async def test_each_caller_has_the_list_that_it_is_shown() -> None:
-    shop = Shop(["bread"])
-    async with catalog(shop.server) as tools:
-        assert await look(tools, "alice-bread", "alice-") is not None
-        assert await look(tools, "alice-bread", "bob-") is None
-        assert await look(tools, "bob-bread", "bob-") is not None
+async def test_a_tool_that_says_it_is_never_a_task_answers_itself() -> None:
+    """It stands on the second page of the list; a tool beside it that says nothing gives a handle at once."""
+    shop = Shop()
+    async with serve(shop.server, task_after=0) as site:
+        _, answer = await call(site, "silent", WITH_TASKS)
+        assert answer["result"]["resultType"] == "task"
+        answering = asyncio.create_task(call(site, "never", WITH_TASKS))
+        await until(lambda: shop.runs == ["silent", "never"])
+        shop.let_go.set()
+        _, answer = await answering
+        assert answer["result"]["content"] == [{"type": "text", "text": "done"}]
+        assert shop.listed == [None, "second page"], "the list is read once"
 
 
-async def test_a_list_is_read_again_when_its_time_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop(["bread"])
-    async with catalog(shop.server) as tools:
-        assert await look(tools, "bread") is not None
-        assert await look(tools, "bread") is not None
-        assert shop.listed == 1
-        monkeypatch.setattr(tool_catalog, "KEEP_SECONDS", 0.0)
-        assert await look(tools, "bread") is not None
-        assert shop.listed == 2
+async def test_what_the_operator_says_of_a_tool_goes_first() -> None:
+    shop = Shop()
+    shop.let_go.set()
+    async with serve(shop.server, tasks=("always=never",)) as site:
+        _, answer = await call(site, "always", {})
+        assert answer["result"]["content"] == [{"type": "text", "text": "done"}]
 
 
-async def test_names_that_are_made_up_do_not_cause_a_list_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop(["bread"])
-    async with catalog(shop.server) as tools:
-        for number in range(50):
-            assert await look(tools, f"made-up-{number}") is None
-        assert shop.listed == 1
-        shop.pages[0].append("cake")
-        monkeypatch.setattr(tool_catalog, "LOOK_AGAIN_SECONDS", 0.0)
-        assert await look(tools, "cake") is not None  # it is new
-        assert shop.listed == 2
-
-
-async def test_the_lists_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_catalog, "MAX_OWNERS", 2)
-    shop = Shop(["bread"])
-    async with catalog(shop.server) as tools:
-        for owner in ("a-", "b-", "c-", "c-", "b-"):
-            assert await look(tools, f"{owner}bread", owner) is not None
-        assert shop.listed == 3
-        assert await look(tools, "a-bread", "a-") is not None
-        assert shop.listed == 4
-
-
-async def test_pages_that_never_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_catalog, "MAX_PAGES", 3)
-    shop = Shop(*(["bread"] for _ in range(9)))
-    async with catalog(shop.server) as tools:
-        assert await look(tools, "bread") is not None
-        assert shop.listed == 3
-
-
-async def test_a_server_that_fails_shows_no_tools(caplog: pytest.LogCaptureFixture) -> None:
-    shop = Shop(["bread"])
-    shop.fails = True
-    async with catalog(shop.server) as tools:
-        assert await look(tools, "bread") is None
-    [entry] = [entry for entry in caplog.records if getattr(entry, "action", "") == "tools.unlisted"]
-    assert entry.getMessage() == "the server did not list its tools"
-
-
-async def test_a_caller_that_leaves_does_not_take_the_list_from_the_others() -> None:
-    shop = Shop(["bread"])
-    async with catalog(shop.server) as tools:
-        leaving, staying = (asyncio.create_task(look(tools, "bread")) for _ in range(2))
-        await asyncio.sleep(0)
-        leaving.cancel()
-        assert await staying is not None
-        assert shop.listed == 1
-
-
-async def test_a_server_without_tools_has_none() -> None:
-    async with catalog(Server("empty", version="1")) as tools:
-        assert await look(tools, "bread") is None
-
-
-async def test_a_server_with_tasks_of_its_own_is_known_by_their_handler() -> None:
-    own: Server[Any] = Server("own", version="1")
-
-    async def get(ctx: ServerRequestContext[Any], params: Any) -> types.EmptyResult:
-        return types.EmptyResult()
-
-    async with catalog(own) as tools:
-        assert not tools.serves_tasks
-        own.add_request_handler("tasks/get", types.RequestParams, get)
-    async with catalog(own) as tools:
-        assert tools.serves_tasks
-    async with catalog(MCPServer("plain", version="7")) as tools:
-        assert not tools.serves_tasks
-        assert tools.server_info["io.modelcontextprotocol/serverInfo"] == {"name": "plain", "version": "7"}
+def test_the_sdk_leaves_out_of_newer_lists_what_tools_say_of_tasks() -> None:
+    """The seam: if a newer list had it, tools could be listed as the client lists them."""
+    said = types.ListToolsResult(tools=[tool("always", "required")], ttl_ms=0, cache_scope="private")
+    dumped = said.model_dump(by_alias=True, mode="json", exclude_none=True)
+    [listed] = serialize_server_result("tools/list", LISTED_AS, dumped)["tools"]
+    assert listed["execution"] == {"taskSupport": "required"}
+    [listed] = serialize_server_result("tools/list", MODERN, dumped)["tools"]
+    assert "execution" not in listed

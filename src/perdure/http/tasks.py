@@ -67,6 +67,10 @@ class TaskHandler:
         work = self._access.context.work
         work.take(asked.size)
         try:
-            return await self._calls.wait(record, needs_its_client, seconds=seconds)
+            return await self._calls.wait(record, self._may_tell, seconds=seconds)
         finally:
             work.give(asked.size)
+
+    def _may_tell(self, facts: TaskFacts) -> bool:
+        """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""
+        return needs_its_client(facts) or self._access.is_draining or self._access.context.watch.is_over

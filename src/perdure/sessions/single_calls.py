@@ -144,13 +144,14 @@ class SingleCalls:
             self._count.gone()  # nothing of it is kept
         self._sessions.let_go(session)
 
-    async def make_room(self, caller: Caller | None) -> bool:
-        """Give up the call that ended longest ago, of a caller or of all. Tells whether there was one."""
+    async def make_room(self, caller: Caller | None, most: int) -> bool:
+        """Give up so many calls, those that ended longest ago, of a caller or of all. Tells whether there was one."""
         whose = (None, "") if caller is None else (caller.owner, caller.address)
-        record = await self._context.store.longest_dormant(*whose, kind=RecordKind.CALL)
-        if record is None or not await self._sessions.end_unused(record):
-            return False
-        self._count.gone()
+        for done in range(most):
+            record = await self._context.store.longest_dormant(*whose, kind=RecordKind.CALL)
+            if record is None or not await self._sessions.end_unused(record):
+                return done > 0
+            self._count.gone()
         return True
 
     # Finding
@@ -277,9 +278,10 @@ class SingleCalls:
         return None if row is None else row.stream
 
     async def wait(
-        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float
+        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float = LOOK_AGAIN
     ) -> TaskFacts | None:
-        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone."""
+        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone.
+        `looks`: seconds after which it is looked at without a hint."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         if (stream := await self._stream(record)) is None:
@@ -288,9 +290,9 @@ class SingleCalls:
             while True:
                 facts = await self.facts(record)
                 left = deadline - loop.time()
-                if facts is None or left <= 0 or until(facts) or self._context.watch.is_over:
+                if facts is None or left <= 0 or until(facts):
                     return facts
-                await watched.changed(min(left, LOOK_AGAIN))
+                await watched.changed(min(left, looks))
 
 
 def _is_call_of(owner: str, record: SessionRecord) -> bool:
