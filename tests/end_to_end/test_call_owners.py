@@ -121,8 +121,9 @@ async def test_a_task_of_a_dead_node_waits_for_its_principal_and_goes_on_with_th
     bob, alice = town.peer(BOB, at=1), town.peer(ALICE_LATER, at=1)
     assert (await bob.rpc("tasks/get", {"taskId": task})).status == 400
     assert town.states() == [("waiting",)]
-    asked = await alice.until_asked(task, other_than=before)
+    await alice.get(task)
     assert town.states() == [("running",)]
+    asked = await alice.until_asked(task, other_than=before)
     await alice.update(task, {name: accept(answer="again") for name in asked})
     assert said((await alice.until_over(task))["result"]) == "again"
     assert [answer for answer, _ in diary(log)] == ["again"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ async def test_a_poll_that_is_held_is_answered_when_the_tool_asks_and_when_it_en
     """At the node of the tool, and at another one: nothing looks again by itself here."""
     monkeypatch.setattr(single_calls, "LOOK_AGAIN", 3_600.0)
     store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
-    settings = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
+    settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
     async with live(**settings) as b, live(**settings) as a:  # one that starts later knows the others at once
         begins = CallPeer(port=a.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
         polls = begins.through(b.port if elsewhere else a.port)

@@ -390,15 +390,22 @@ class SingleCallHandler:
     # A call that another request began
 
     async def _join(
-        self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter, receive: Receive
+        self,
+        asked: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        writer: MessageWriter,
+        receive: Receive,
+        *,
+        gone: Refusal = Refusal.STORE_UNREADABLE,
     ) -> bool:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
-        whether it was given."""
+        whether it was given. `gone`: what is said if the call's time passes in this moment."""
         left = asyncio.create_task(_left(receive))
         # What this request answers may be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
         answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
-        waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered))
+        waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered, gone))
         self._joined.add(waiting)
         self._context.work.take(asked.size)
         try:
@@ -433,6 +440,7 @@ class SingleCallHandler:
         after: float | None,
         writer: MessageWriter,
         answered: Collection[str],
+        gone: Refusal,
     ) -> bool:
         loop = asyncio.get_running_loop()
         deadline = None if after is None else loop.time() + after
@@ -442,7 +450,7 @@ class SingleCallHandler:
                 await self.run_again(record, asked.http)
                 facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
             if facts is None:
-                raise Refused(Refusal.STORE_UNREADABLE)
+                raise Refused(gone)
             facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
                 await writer.response(facts.answer)
@@ -503,7 +511,7 @@ class SingleCallHandler:
         if record is None or row is None or row.digest != call_digest(asked.request.method, begun):
             raise Refused(Refusal.BAD_STATE)
         await self.take_responses(record, asked)
-        await self._join(asked, record, None, writer, receive)
+        await self._join(asked, record, None, writer, receive, gone=Refusal.BAD_STATE)
 
     async def take_responses(self, record: SessionRecord, asked: ModernRequest) -> None:
         """Hand the client's answers to the node that waits for them."""

@@ -267,7 +267,7 @@ class SingleCalls:
                 cancelled = error is not None and error["code"] == REQUEST_CANCELLED
                 state = CallState.CANCELLED if cancelled else CallState.ANSWERED
                 return replace(facts, updated=finals[-1].time, state=state, asks={}, answer=answer)
-            return None if stream.is_over else facts  # what has ended is not shown before the store has accepted it
+            return None  # what has ended is not shown before the store has accepted it, and what waits is in the store
         return None
 
     async def _stream(self, record: SessionRecord) -> StreamId | None:
@@ -278,7 +278,7 @@ class SingleCalls:
         return None if row is None else row.stream
 
     async def wait(
-        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float = LOOK_AGAIN
+        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float | None = None
     ) -> TaskFacts | None:
         """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone.
         `looks`: seconds after which it is looked at without a hint."""
@@ -292,7 +292,7 @@ class SingleCalls:
                 left = deadline - loop.time()
                 if facts is None or left <= 0 or until(facts):
                     return facts
-                await watched.changed(min(left, looks))
+                await watched.changed(min(left, LOOK_AGAIN if looks is None else looks))
 
 
 def _is_call_of(owner: str, record: SessionRecord) -> bool:
