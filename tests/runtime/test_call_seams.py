@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from typing import Any
 
 import mcp_types
@@ -31,6 +32,7 @@ from pydantic import ValidationError
 from perdure._core.extension import CALLS, TASKS
 from perdure.runtime.sdk_call import CallContext
 from perdure.runtime.server import announce_extensions
+from perdure.settings import Settings
 from tests.runtime.test_seams import moved, parameters
 from tests.support.modern import modern
 
@@ -132,10 +134,10 @@ def test_the_sdk_says_which_errors_have_which_status() -> None:
 
 async def test_middleware_in_front_sees_the_method_and_the_result_of_discovery() -> None:
     """`announce_extensions` adds to what `server/discover` says."""
-    assert list(parameters(announce_extensions)) == ["ctx", "call_next"]
+    assert list(parameters(announce_extensions))[-2:] == ["ctx", "call_next"]
     server: Server[Any] = Server("s", version="1")
     twin = copy.copy(server)
-    twin.middleware = [announce_extensions, *twin.middleware]
+    twin.middleware = [partial(announce_extensions, Settings()), *twin.middleware]
     connection = Connection.from_envelope("2026-07-28", None, {})
     params = params_of("server/discover")
     result = await serve_one(twin, context(), "server/discover", params, connection=connection, lifespan_state=None)

@@ -261,13 +261,13 @@ class SingleCalls:
         )
         if running := session.exchange.calls.all_running():
             return replace(facts, progress=running[0].progress_params)
+        # What has ended is not shown before the store has accepted it; what waits for its principal is in the store.
         for stream in session.streams.values():
             if stream.is_over and (finals := stream.tail.finals):
                 error = json.loads(answer := finals[-1].payload).get("error")
                 cancelled = error is not None and error["code"] == REQUEST_CANCELLED
                 state = CallState.CANCELLED if cancelled else CallState.ANSWERED
                 return replace(facts, updated=finals[-1].time, state=state, asks={}, answer=answer)
-            return None  # what has ended is not shown before the store has accepted it, and what waits is in the store
         return None
 
     async def _stream(self, record: SessionRecord) -> StreamId | None:
