@@ -40,6 +40,7 @@ from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, R
 from perdure._core.revisions import is_sessionless
 from perdure._core.single_calls import Client
 from perdure.runtime.base import CallEnded, Flow, Outlet
+from perdure.runtime.tool_catalog import envelope_of
 from perdure.store.base import SessionRecord
 
 if TYPE_CHECKING:
@@ -179,20 +180,23 @@ class CallRuntime:
     async def _result(self, request: Request, context: CallContext) -> JsonObject:
         runtimes, client = self._runtimes, self._client
         outbound = _Outbound(context)
+        params = request.params
         as_session = not is_sessionless(client.version)
         if as_session:
             told = {"protocolVersion": client.version, "capabilities": client.capabilities}
             info = client.info or {"name": "unknown", "version": ""}
-            params = InitializeRequestParams.model_validate({**told, "clientInfo": info}, by_name=False)
-            connection = Connection(outbound, protocol_version=client.version, client_params=params)
+            handshake = InitializeRequestParams.model_validate({**told, "clientInfo": info}, by_name=False)
+            connection = Connection(outbound, protocol_version=client.version, client_params=handshake)
             connection.initialized.set()
         else:
             connection = Connection.from_envelope(client.version, client.info, client.capabilities, outbound=outbound)
+            if params is None or "_meta" not in params:  # a request of this process itself
+                params = {**(params or {}), "_meta": envelope_of(client)}
         result = await serve_one(
             runtimes.sessionless,
             context,
             request.method,
-            request.params,
+            params,
             connection=connection,
             lifespan_state=runtimes.lifespan_state,
         )
