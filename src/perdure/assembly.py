@@ -57,13 +57,17 @@ class ServerProcess:
     changes: Changes | None = None
     """What changes at all nodes, for those that listen."""
 
-    async def drain(self, is_busy: Callable[[], bool]) -> None:
-        """Wait for running calls, for `drain_timeout` at most."""
+    async def drain(self, is_busy: Callable[[], bool], end_others: Callable[[], None]) -> None:
+        """Wait for running calls, for `drain_timeout` at most, and for tasks and calls with a key, if those have more
+        time. In between `end_others` ends everything else."""
+        settings = self.context.settings
         await self._learn_tools()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.context.settings.drain_timeout):
-                while is_busy():  # noqa: ASYNC110 - calls end at many places, and this once
-                    await asyncio.sleep(_DRAIN_LOOK)
+        await _wait_while(is_busy, settings.drain_timeout)
+        if settings.task_drain > settings.drain_timeout and self.sessions.has_kept_calls():
+            await self._learn_tools()
+            self.end(but_kept=True)
+            end_others()
+            await _wait_while(self.sessions.has_kept_calls, settings.task_drain - settings.drain_timeout)
 
     async def stop(self) -> None:
         """End what runs, as soon as it is known which calls may run again."""
@@ -77,10 +81,18 @@ class ServerProcess:
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
-    def end(self) -> None:
-        """End what runs: calls that may run again are left to the next process, the others get their answer."""
-        self.tools.end_calls("the server is stopping", outlived=self.context.store.shared)
+    def end(self, *, but_kept: bool = False) -> None:
+        """End what runs: calls that may run again are left to the next process, the others get their answer.
+        `but_kept`: those that their clients can ask for again, as tasks or by a key, run on."""
+        self.tools.end_calls("the server is stopping", outlived=self.context.store.shared, but_kept=but_kept)
         self.context.hub.end_all()
+
+
+async def _wait_while(is_busy: Callable[[], bool], seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while is_busy():  # noqa: ASYNC110 - calls end at many places, and this once
+                await asyncio.sleep(_DRAIN_LOOK)
 
 
 @asynccontextmanager

@@ -128,6 +128,12 @@ class Settings:
     drain_timeout: float = _connection(
         30.0, "how long running calls may take to finish when the server stops; 0 ends them at once", low=0
     )
+    task_drain: float = _connection(
+        0.0,
+        "how long tasks, and calls with a key, may take to finish when the server stops, if that is longer than"
+        " `drain_timeout`",
+        low=0,
+    )
     json_response: bool = _connection(False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _connection(  # noqa: RUF009
         Recover, "`reissue` answers a lost session with 404 and a new one, ready for use"
@@ -231,6 +237,11 @@ class Settings:
         True, "serve the resume broker, `resume/…` beside the endpoint, to callers that the endpoint accepts"
     )
     metrics: bool = _access(True, "serve `GET /metrics` to callers that the endpoint accepts")
+
+    @property
+    def longest_drain(self) -> float:
+        """How long a stop may wait for what runs."""
+        return max(self.drain_timeout, self.task_drain)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

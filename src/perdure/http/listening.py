@@ -83,8 +83,12 @@ class ListenSource(Protocol):
     def meta(self) -> Mapping[str, Any]:
         """Its part of the acknowledgement's `_meta`."""
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be due. A listener ends by itself once that is so of all its sources."""
+
     def watch(self, on_due: Callable[[], None]) -> None:
-        """Call `on_due` whenever something is due."""
+        """Call `on_due` whenever something is due, or nothing will be any more."""
 
     def take(self) -> Sequence[Notification]:
         """All that is due at the moment, in its order."""
@@ -113,6 +117,10 @@ class _ChangesOfOne:
     @property
     def meta(self) -> Mapping[str, Any]:
         return {POSITION: self._listener.begin().wire}
+
+    @property
+    def is_over(self) -> bool:
+        return not self.honoured
 
     def watch(self, on_due: Callable[[], None]) -> None:
         self._listener.on_due = on_due
@@ -190,7 +198,7 @@ class _Listening:
             if due := [told for source in self.sources for told in source.take()]:
                 for start in range(0, len(due), AT_ONCE):
                     await self._send(send, b"".join(map(self._frame, due[start : start + AT_ONCE])))
-            elif self.is_ended:
+            elif self.is_ended or all(source.is_over for source in self.sources):
                 return await self._send(send, self._completion(), last=True)
             else:
                 try:

@@ -105,11 +105,18 @@ class SessionlessHandler:
         self._single_calls = single_calls
         self._listening = listening
         self._running: set[_Exchange] = set()
+        self._ended = False
 
     @property
     def is_busy(self) -> bool:
         """Whether a request runs that will have an answer: all but those that only listen."""
-        return any(not running.listens for running in self._running)
+        is_beginning = self._single_calls is not None and self._single_calls.is_beginning
+        return is_beginning or any(not running.listens for running in self._running)
+
+    def hand_out(self) -> None:
+        """Give handles to clients that take them, in place of the answers that they wait for."""
+        if self._single_calls is not None:
+            self._single_calls.hand_out()
 
     def end_listening(self) -> None:
         """End the subscriptions: their clients subscribe elsewhere."""
@@ -121,6 +128,7 @@ class SessionlessHandler:
 
     def end_all(self) -> None:
         """Answer whatever runs."""
+        self._ended = True
         self.end_listening()
         for running in self._running:
             running.stop()
@@ -154,6 +162,8 @@ class SessionlessHandler:
                         self._running.discard(running)  # it ends by itself
                         if await self._single_calls(scope, receive, send, headers, body, size=weight):
                             return
+                        if self._ended:
+                            raise Refused(Refusal.STOPPING)
                         self._running.add(running)
                     work.take(size := weight)
                     receive = replayed_first(body, receive)

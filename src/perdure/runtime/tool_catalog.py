@@ -17,13 +17,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import (
-    CLIENT_CAPABILITIES_META_KEY,
-    CLIENT_INFO_META_KEY,
-    PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY,
-    InitializeRequestParams,
-)
+from mcp_types import SERVER_INFO_META_KEY, InitializeRequestParams
 from starlette.requests import Request as HttpRequest
 
 from perdure._core.jsonrpc import JsonObject
@@ -47,12 +41,6 @@ LISTED_AS = "2025-11-25"
 `execution` out of the lists of later revisions."""
 
 _logger = logging.getLogger("perdure")
-
-
-def envelope_of(client: Client) -> JsonObject:
-    """What a client says of itself in `_meta` of every request; the SDK refuses a request without it."""
-    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
-    return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}
 
 
 @dataclass(slots=True, eq=False)

@@ -474,7 +474,10 @@ class Asks:
     def _close(self, name: str) -> None:
         del self.open[name]
         self.open = self.open or {}  # a dictionary does not shrink
-        self._exchange.session.put(CloseAsk(session=self._exchange.session.id, id=name))
+        session = self._exchange.session
+        session.put(CloseAsk(session=session.id, id=name))
+        if session.is_single_call:
+            session.context.watch.wake(session.streams)
 
 
 def node_of_ask(ask: object) -> NodeId | None:
