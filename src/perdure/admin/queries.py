@@ -60,27 +60,37 @@ async def list_sessions(
 ) -> list[JsonObject]:
     """The sessions and single calls in this state, of this owner and of this kind, the last active one first. The state
     of a single call is that of its row."""
-    found = []
+    found: list[JsonObject] = []
     after: SessionId | None = None
     while page := await store.sessions(after=after, limit=PAGE):
         after = page[-1].id
-        for record in page:
-            if record.kind is RecordKind.CALL and not record.version:
-                continue  # it holds changes for listeners, or that a caller has listened: no client's
-            if kind not in (None, shown_kind(record)) or (owner is not None and not is_called(record.owner, owner)):
-                continue
-            is_session = record.kind is RecordKind.SESSION
-            if is_session and state not in (None, record.state):
-                continue
-            streams = await store.streams(record.id)
-            unsealed = [stream for stream in streams if not stream.sealed]
-            # By stream, because a session may have thousands of calls that have ended, and a few that have not.
-            of = unsealed if is_session else streams
-            calls = [call for stream in of if stream.kind is Kind.CALL for call in await store.calls_on(stream.id)]
-            listed = list_object(record, streams=streams, calls=calls)
-            if state is None or state.value == (listed["call"] or listed)["state"]:
-                found.append(listed)
+        wanted = [record for record in page if _is_wanted(record, state, owner, kind)]
+        listed = await asyncio.gather(*(_listed(store, record) for record in wanted))
+        found += [one for one in listed if state is None or state.value == (one["call"] or one)["state"]]
     return sorted(found, key=lambda session: (-session["active"], session["id"]))
+
+
+def _is_wanted(
+    record: SessionRecord, state: SessionState | CallState | None, owner: str | None, kind: Shown | None
+) -> bool:
+    """Whether a record may be listed, as far as it tells by itself."""
+    if record.kind is RecordKind.CALL and not record.version:
+        return False  # it holds changes for listeners, or that a caller has listened: no client's
+    if record.kind is RecordKind.SESSION and state not in (None, record.state):
+        return False
+    return kind in (None, shown_kind(record)) and (owner is None or is_called(record.owner, owner))
+
+
+async def _listed(store: Store, record: SessionRecord) -> JsonObject:
+    streams = await store.streams(record.id)
+    # By stream, because a session may have thousands of calls that have ended, and a few that have not.
+    of = [
+        stream
+        for stream in streams
+        if stream.kind is Kind.CALL and (record.kind is RecordKind.CALL or not stream.sealed)
+    ]
+    calls = [call for stream in of for call in await store.calls_on(stream.id)]
+    return list_object(record, streams=streams, calls=calls)
 
 
 def shown_kind(record: SessionRecord) -> Shown:
