@@ -74,6 +74,7 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
         ("cors_origins", ("*",), (1,)),
         ("broker", False, 0),
         ("metrics", False, 0),
+        ("tasks", ("bake=required", "*=never"), ("bake=sometimes",)),
     ],
 )
 def test_other_kinds_are_checked_too(name: str, good: Any, bad: Any) -> None:
@@ -96,6 +97,7 @@ def test_each_setting_has_been_proven_above() -> None:
         "cors_origins",
         "broker",
         "metrics",
+        "tasks",
     }
 
 
