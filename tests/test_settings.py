@@ -75,6 +75,7 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
         ("tasks", ("bake=required", "*=never"), ("bake=always",)),
         ("broker", False, 0),
         ("metrics", False, 0),
+        ("tasks", ("bake=required", "*=never"), ("bake=sometimes",)),
     ],
 )
 def test_other_kinds_are_checked_too(name: str, good: Any, bad: Any) -> None:
@@ -98,6 +99,7 @@ def test_each_setting_has_been_proven_above() -> None:
         "tasks",
         "broker",
         "metrics",
+        "tasks",
     }
 
 

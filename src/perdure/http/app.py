@@ -20,6 +20,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from perdure._core.ids import RecordKind
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
@@ -384,16 +385,23 @@ async def _scrape(method: str, process: ServerProcess | None) -> Answer:
         return Answer(status=503, body=b'{"status":"starting"}')
     others: tuple[NodeRecord, ...] = ()
     stored: Mapping[SessionState, int] | None = None
+    stored_calls: Mapping[SessionState, int] | None = None
     survey: Survey | None = None
     journal, store = process.context.journal, process.context.store
     if journal.state is LogState.HEALTHY:
         try:
             others = tuple(await store.nodes())
             stored = await store.count_states()
+            stored_calls = await store.count_states(RecordKind.CALL)
             survey = await survey_of(store)
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
     text = metrics.render(
-        numbers(process.context, process.sessions), others, process.liveness.ages(), stored=stored, survey=survey
+        numbers(process.context, process.sessions),
+        others,
+        process.liveness.ages(),
+        stored=stored,
+        stored_calls=stored_calls,
+        survey=survey,
     )
     return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

@@ -275,8 +275,10 @@ class SessionRegistry:
         now = await store.session(record.id)
         if now is not None and now.state is not SessionState.ENDED:
             return False
-        self._context.counters.sessions_ended += 1
-        log_event(logging.INFO, "session.ended", f"a session ended: {reason}", session=record.id[:8])
+        is_session = record.kind is RecordKind.SESSION
+        self._context.counters.sessions_ended += is_session
+        ended = f"a {'session' if is_session else 'task'} ended: {reason}"
+        log_event(logging.INFO, "session.ended", ended, session=record.id[:8])
         return True
 
     async def _build(self, record: SessionRecord, standalone: StreamRecord | None, stamp: Stamp) -> Session | None:
@@ -483,6 +485,7 @@ def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
         context.node,
         context.counters,
         sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
+        single_calls=single,
         streams={"standalone": len(held), "call": single + sum(len(session.streams) for session in held)},
         readers=len(context.hub.readers),
         degraded=context.journal.state is LogState.DEGRADED,
