@@ -245,8 +245,7 @@ async def test_a_node_that_dies_with_notices_for_another_one_had_not_answered_ye
     await world.come_back()
     (answer,) = world.told["announce"].answers
     if "result" in answer:
-        async with asyncio.timeout(5):
-            await until(lambda: world.told["standalone"].notices == [1, 2, 3])
+        await until(lambda: world.told["standalone"].notices == [1, 2, 3])
     else:
         assert answer["error"]["code"] == OUTCOME_UNKNOWN
     listening.cancel()

@@ -12,7 +12,7 @@ import pytest
 from perdure.stdio.host_side import MAX_RUNNING
 from perdure.stdio.pipes import MAX_LINE_BYTES, Cutter, TooLong
 from tests.stdio.desks import a_desk, question, reply
-from tests.support.bridges import text_of
+from tests.support.bridges import PROMPTLY, text_of
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -223,7 +223,7 @@ async def test_it_ends_promptly_however_it_is_ended(folder: Path) -> None:
             bridge = await desk.host.session()
             bridge.begin_call("wait", gate="w")
             await desk.saw("waiting at w", bridge)
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PROMPTLY):
                 status = await (bridge.end() if how is None else bridge.kill(how))
             assert status == (0 if how is None else 128 + how)
             desk.workshop.seen.clear()

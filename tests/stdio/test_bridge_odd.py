@@ -25,7 +25,7 @@ from perdure.stdio.slot import Target, open_slot
 from tests.client.odd import Odd, event, events, good, json_of
 from tests.stdio.desks import RESUMED, a_desk, noted_calls, question, sentences
 from tests.stdio.test_bridge_trouble import _delete
-from tests.support.bridges import PATIENCE, a_host
+from tests.support.bridges import PATIENCE, PROMPTLY, a_host
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.site import under_uvicorn, until
 
@@ -83,7 +83,7 @@ async def test_the_end_of_stdin_ends_a_bridge_that_waits_for_the_server(folder: 
         for size in (3_000_000, 100_000, 100_000, 1):
             bridge.begin_call("wait", gate="x" * size)
         await bridge.logged("cannot be reached")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PROMPTLY):
             assert await bridge.end() == 0
         assert len(bridge.told()) == 1
 
@@ -215,7 +215,7 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
             yield json.dumps(request).encode()
             assert json.loads(await asyncio.to_thread(os.read, heard, 1000))["error"]["code"] == -31020
 
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PROMPTLY):
             await bridge.run(host(), lambda: None)
         assert slot.token() == "a" * 64
         slot.release()

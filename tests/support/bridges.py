@@ -18,6 +18,8 @@ from tests.support.serving import python_path
 
 #: What a story waits for comes within milliseconds, or never; seconds are for a busy machine.
 PATIENCE = 60
+#: For an end that waits for nothing. A bridge that waited for its server or a call would take a minute, or for ever.
+PROMPTLY = 20
 #: Bytes of a line that a test reads.
 LONGEST = 1 << 27
 

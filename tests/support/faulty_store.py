@@ -20,6 +20,7 @@ from perdure.store.base import (
     Forwarded,
     Generation,
     HintListener,
+    KeptCall,
     KeptRecord,
     Liveness,
     Loaded,
@@ -167,6 +168,10 @@ class FaultyStore:
     async def load(self, session: SessionId) -> Loaded | None:
         await _fail(self.reads)
         return await self._inner.load(session)
+
+    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+        await _fail(self.reads)
+        return await self._inner.single_call(session, recent=recent)
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         await _fail(self.reads)

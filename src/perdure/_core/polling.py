@@ -8,6 +8,7 @@ as soon as it answers.
 import enum
 from collections.abc import Mapping
 
+from perdure._core.codes import INVALID_PARAMS, UNREACHABLE, UNSUPPORTED_VERSION
 from perdure._core.reconnect import MOST_ASKED
 
 #: Seconds between two requests, where the server does not say.
@@ -16,6 +17,16 @@ USUAL_POLL = 1.0
 LEAST_POLL = 0.1
 #: Questions of one task that may be open at once; each is a task of the client.
 MAX_QUESTIONS = 100
+#: Keys of answered questions that are remembered. A server shows open questions only, and an answered one for a moment
+#: at most; a task that asks a thousand times has forgotten its first questions.
+MAX_ANSWERED = 1_000
+
+METHOD_NOT_FOUND, HEADER_MISMATCH, MISSING_CAPABILITY = -32601, -32020, -32021
+GONE = frozenset(
+    {INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION, UNREACHABLE}
+)
+"""Codes of errors to `tasks/get` behind which the task will not be found: the server does not know it, or does not
+understand the question, or has not answered within the limits. Other errors may pass."""
 
 
 class Status(enum.Enum):
@@ -57,6 +68,7 @@ def next_of(status: object) -> Next | None:
 
 def pause(interval_ms: object, *, took: float) -> float:
     """Seconds until the next request, where the last one took `took` seconds."""
-    is_number = isinstance(interval_ms, int | float) and not isinstance(interval_ms, bool)
-    wanted = interval_ms / 1000 if is_number else USUAL_POLL  # type: ignore[operator]
-    return max(min(max(wanted, LEAST_POLL), MOST_ASKED) - took, 0.0)
+    wanted = USUAL_POLL
+    if isinstance(interval_ms, int | float) and not isinstance(interval_ms, bool) and interval_ms == interval_ms:
+        wanted = min(max(interval_ms, LEAST_POLL * 1000), MOST_ASKED * 1000) / 1000
+    return max(wanted - took, 0.0)

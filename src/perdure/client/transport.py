@@ -89,6 +89,11 @@ class Transport:
         return self._memory.state.handshake
 
     @property
+    def session_id(self) -> str | None:
+        """The session as the server knows it; None where there is none."""
+        return None if self.handshake is None else self.handshake.session or None
+
+    @property
     def pending(self) -> list[PendingCall]:
         return [call for call in self._earlier if not call.is_taken]
 

@@ -4,6 +4,8 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from starlette.types import Receive, Send
 
 from perdure._core.jsonrpc import JsonObject
+from perdure._core.states import CallState
+from perdure._core.tasks import TaskFacts
 from perdure.http.access import SessionAccess
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import MessageWriter
@@ -21,11 +23,16 @@ class TaskHandler:
         self._handler = handler
 
     async def __call__(self, asked: ModernRequest, receive: Receive, send: Send) -> None:
-        record = await self._find(asked)
+        task_id = self._task_id(asked)
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            found = await self._calls.look(task_id, asked.owner)
+        if found is None or not found[0].initialized:
+            raise Refused(Refusal.NO_TASK)
+        record, facts = found
         answer: JsonObject = {"resultType": "complete"}
         match asked.request.method:
             case "tasks/get":
-                answer |= await self._get(record, asked)
+                answer |= await self._get(record, facts, asked)
             case "tasks/update":
                 if "inputResponses" not in asked.params:
                     raise Refused(Refusal.BAD_RESPONSES, seen="nothing")
@@ -36,27 +43,21 @@ class TaskHandler:
         writer = MessageWriter(asked.request.id, receive, send, streams=False)
         await writer.result(self._handler.stamped(answer))
 
-    async def _find(self, asked: ModernRequest) -> SessionRecord:
+    def _task_id(self, asked: ModernRequest) -> object:
         if not asked.client.takes_tasks:
             raise needs_tasks()
         task_id = asked.params.get("taskId")
         header = asked.http.headers.get(MCP_NAME_HEADER)
         if header is not None and decode_header_value(header) != task_id:
             raise Refused(Refusal.NAME_MISMATCH, message=f"{MCP_NAME_HEADER} header does not match params.taskId")
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
-            record = await self._calls.find(task_id, asked.owner)
-        if record is None or not record.initialized:
-            raise Refused(Refusal.NO_TASK)
-        return record
+        return task_id
 
-    async def _get(self, record: SessionRecord, asked: ModernRequest) -> JsonObject:
+    async def _get(self, record: SessionRecord, facts: TaskFacts, asked: ModernRequest) -> JsonObject:
         """How a task is, as soon as there is something to tell, and within `task_hold` in any case."""
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
-            await self._handler.run_again(record, asked.http)
-            facts = await self._calls.facts(record)
-            if facts is None:
-                raise Refused(Refusal.NO_TASK)
-            if not facts.is_over and not facts.asks:
-                hold = self._access.settings.task_hold
+        hold = self._access.settings.task_hold
+        if not needs_its_client(facts) and (hold or facts.state is CallState.WAITING):
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                if facts.state is CallState.WAITING:
+                    await self._handler.run_again(record, asked.http)
                 facts = await self._calls.wait(record, needs_its_client, seconds=hold) or facts
         return self._handler.view(facts)

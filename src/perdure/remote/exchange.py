@@ -34,6 +34,8 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     is_keyed: bool = False
     """The server runs it once, however often it comes."""
+    is_first: bool = False
+    """Patience is for servers that were there: it fails at once if no connection can be made."""
     may_run_again: Callable[[], Awaitable[bool]] | None = None
     """Asked for a call without a key when it may have run. Without an answer it may not."""
 
@@ -119,6 +121,8 @@ class Exchange:
                     return message
         except RequestFailed as failed:
             meaning, why, refusal = of_failure(attempt, failed.failure), str(failed), failed.refusal
+            if self._request.is_first and failed.failure is Failure.NOT_SENT:
+                meaning, self._stream.trouble = Meaning.UNREACHABLE, why
         if meaning in (Meaning.UNKNOWN, Meaning.RESTART) and not (self._is_keyed or self._is_repeatable):
             meaning = Meaning.RESTART if await self._runs_again() else Meaning.UNKNOWN
         if meaning not in (Meaning.AGAIN, Meaning.RESTART):

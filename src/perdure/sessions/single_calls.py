@@ -28,6 +28,7 @@ from perdure.store.base import (
     ChangeSession,
     EndSession,
     Event,
+    KeptCall,
     PutSession,
     SessionLimits,
     SessionRecord,
@@ -147,8 +148,21 @@ class SingleCalls:
         if record is None:
             await self._context.nodes.refuse_while_held()
             record = await self._record(session_id)
-        known = record is not None and record.kind is RecordKind.CALL and record.state is not SessionState.ENDED
-        return record if known and record is not None and record.owner == owner else None
+        return record if record is not None and _is_call_of(owner, record) else None
+
+    async def look(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
+        """A caller's own call and how it is, with one question to the store at most."""
+        session_id = parse_session_id(text) if isinstance(text, str) else None
+        held = None if session_id is None else self._sessions.held(session_id)
+        if held is not None and _is_call_of(owner, held.record) and (facts := self._held_facts(held.id)) is not None:
+            return held.record, facts
+        kept = None if session_id is None else await self._context.store.single_call(session_id, recent=_RECENT)
+        if kept is not None and kept.call is not None:
+            return (kept.record, _facts(kept, kept.call)) if _is_call_of(owner, kept.record) else None
+        # It may be held at another node, or in another form here: looked for as whatever concerns a call.
+        record = await self.find(text, owner)
+        found = None if record is None else await self.facts(record)
+        return None if record is None or found is None else (record, found)
 
     async def _record(self, session_id: SessionId) -> SessionRecord | None:
         if (held := self._sessions.held(session_id)) is not None:
@@ -201,23 +215,10 @@ class SingleCalls:
         """All that can be told of a call at this moment: what this process holds of it counts before the store."""
         if (held := self._held_facts(record.id)) is not None:
             return held
-        store = self._context.store
-        if (row := await self.row(record)) is None:
+        kept = await self._context.store.single_call(record.id, recent=_RECENT)
+        if kept is None or kept.call is None:
             return None
-        stream = await stream_by_id(store, row.stream)
-        over = row.state not in (CallState.RUNNING, CallState.WAITING)
-        before = 0 if stream is None else max(0, stream.last - (1 if over else _RECENT))
-        recent = await store.read(row.stream, after=before, limit=_RECENT)
-        asks = {} if over else {ask.id: ask.request for ask in await store.asks(record.id)}
-        return TaskFacts(
-            id=record.id,
-            created=record.created,
-            updated=recent[-1].time if recent else record.created,
-            state=row.state,
-            asks=asks,
-            progress=_last_progress(recent),
-            answer=next((event.payload for event in recent if event.final), None),
-        )
+        return _facts(kept, kept.call)
 
     def _held_facts(self, session_id: SessionId) -> TaskFacts | None:
         """What is known of a call that runs here, or that has ended here and whose end the store may not have yet."""
@@ -263,6 +264,23 @@ class SingleCalls:
                 if facts is None or left <= 0 or until(facts):
                     return facts
                 await watched.changed(min(left, LOOK_AGAIN))
+
+
+def _is_call_of(owner: str, record: SessionRecord) -> bool:
+    return record.owner == owner and record.kind is RecordKind.CALL and record.state is not SessionState.ENDED
+
+
+def _facts(kept: KeptCall, call: CallRecord) -> TaskFacts:
+    record, recent = kept.record, kept.recent
+    return TaskFacts(
+        id=record.id,
+        created=record.created,
+        updated=recent[-1].time if recent else record.created,
+        state=call.state,
+        asks={ask.id: ask.request for ask in kept.asks},
+        progress=_last_progress(recent),
+        answer=next((event.payload for event in recent if event.final), None),
+    )
 
 
 def _last_progress(events: Sequence[Event]) -> JsonObject | None:

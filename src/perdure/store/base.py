@@ -248,6 +248,17 @@ class Loaded(NamedTuple):
     """`None`: the session has ended, or ends in this moment."""
 
 
+class KeptCall(NamedTuple):
+    """A single call, as of one moment where the store reads it in one go."""
+
+    record: SessionRecord
+    call: CallRecord | None
+    """`None`: the record is that of a session, or it ends in this moment."""
+    recent: Sequence[Event] = ()
+    """The newest of the retained events of its stream, the oldest of them first."""
+    asks: Sequence[AskRecord] = ()
+
+
 class Followed(NamedTuple):
     """A stream and what has come behind a number, all as of one moment."""
 
@@ -632,6 +643,11 @@ class SessionStore(Protocol):
         """A session, and what a node needs of its streams to serve it. A store that answers over a network reads it in
         one go."""
 
+    async def single_call(self, session: SessionId, *, recent: int) -> KeptCall | None:
+        """A record and its one call, as `CallStore` and `AskStore` give it, with so many of the call's newest events;
+        once it has ended, with its answer alone. Events of more than `READ_BYTES` may be left out. Of a session, the
+        record alone. A store that answers over a network reads it in one go."""
+
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[SessionRecord]:
         """Sessions by id, a page at a time."""
 
@@ -885,6 +901,20 @@ async def load_apart(store: Store, session: SessionId) -> Loaded | None:
     """Load a session in two reads, for a store in which another read costs little."""
     record = await store.session(session)
     return None if record is None else Loaded(record, await stream_by_id(store, record.standalone))
+
+
+async def single_call_apart(store: Store, session: SessionId, recent: int) -> KeptCall | None:
+    """Read a single call piece by piece, for a store in which another read costs little."""
+    record = await store.session(session)
+    calls = [] if record is None or record.kind is RecordKind.SESSION else await store.calls(session)
+    if record is None or not calls:
+        return None if record is None else KeptCall(record, None)
+    call = calls[0]
+    stream = await stream_by_id(store, call.stream)
+    last = 0 if stream is None else stream.last
+    over = call.state not in (CallState.RUNNING, CallState.WAITING)
+    newest = await store.read(call.stream, after=max(0, last - (1 if over else recent)), limit=recent)
+    return KeptCall(record, call, newest, () if over else await store.asks(session))
 
 
 async def stream_by_id(store: EventStore, stream: StreamId) -> StreamRecord | None:

@@ -27,6 +27,7 @@ from perdure.testing._values import (
     a_sticky,
     a_stream,
     an_append,
+    an_ask,
     an_end,
     an_ended_session,
     count_open,
@@ -34,6 +35,10 @@ from perdure.testing._values import (
     put,
     some_events,
 )
+
+
+def _listed(kept: base.KeptCall | None) -> base.KeptCall | None:
+    return kept and kept._replace(recent=tuple(kept.recent), asks=tuple(kept.asks))
 
 
 def _unowned(name: str, address: str) -> base.SessionRecord:
@@ -465,6 +470,27 @@ class SingleCallChecks(Case):
         same("what is left", [record.id for record in await self.sessions()], ["s", "y"])
         await self.store.sweep(Cutoffs(events=3.0, answers=3.0, calls=7.0))
         same("what is left", [record.id for record in await self.sessions()], ["y"])
+
+    async def promise_22_a_single_call_is_shown_as_its_pieces_show_it(self) -> None:
+        """What is read in one go is what other reads give piece by piece."""
+        fence, call = await self.store.join(NODE), a_single_call()
+        opened = base.OpenStream(record=a_stream(fence, session=call.id), calls=(a_call(session=call.id),))
+        ask = an_ask(session=call.id)
+        same("a call that is not there", await self.store.single_call(call.id, recent=3), None)
+        await self.accept(base.PutSession(record=call), opened, base.PutSession(record=a_session()))
+        seen = base.KeptCall(a_session(), None)
+        same("a session", await self.store.single_call(SESSION, recent=3), seen)
+        seen = base.KeptCall(call, opened.calls[0], (), ())
+        same("a call that has said nothing", _listed(await self.store.single_call(call.id, recent=3)), seen)
+        said = some_events(1, 5, time=1.0)
+        await self.accept(an_append(fence, said), base.OpenAsk(record=ask))
+        seen = base.KeptCall(call, opened.calls[0], said[2:], (ask,))
+        same("a call that runs", _listed(await self.store.single_call(call.id, recent=3)), seen)
+        final = base.Event(6, 2.0, b"answer", True)
+        await self.accept(an_append(fence, (final,), ends=(an_end(),), seal=True))
+        ended = replace(opened.calls[0], state=CallState.ANSWERED, request=b"")
+        seen = base.KeptCall(call, ended, (final,), ())
+        same("a call that has ended", _listed(await self.store.single_call(call.id, recent=3)), seen)
 
     async def a_call_keeps_what_stands_for_its_request_when_it_has_ended(self) -> None:
         fence, call = await self.store.join(NODE), a_single_call()

@@ -43,6 +43,7 @@ class Stores:
 
 
 @pytest.mark.anyio
+@pytest.mark.timeout(300)  # a schema for each of sixty checks takes 90 s where ten processes share a core
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_postgres_store_keeps_the_promises(version: int | None) -> None:
     stores = Stores(version)

@@ -84,6 +84,9 @@ class MemoryStore(MemoryWrites, base.Opens):
     async def load(self, session: SessionId) -> base.Loaded | None:
         return await base.load_apart(self, session)
 
+    async def single_call(self, session: SessionId, *, recent: int) -> base.KeptCall | None:
+        return await base.single_call_apart(self, session, recent)
+
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         ids = sorted(i for i in self._sessions if after is None or i > after)
         return self._payloads.decode_all([self._sessions[i] for i in ids[:limit]])

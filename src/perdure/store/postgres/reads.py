@@ -21,6 +21,7 @@ STREAM_COLUMNS = len(fields(base.StreamRecord)) + 1
 """Of a stream's row: its record, behind the record's version."""
 
 SESSION_COLUMNS = len(fields(base.SessionRecord)) + 1
+CALL_COLUMNS = len(fields(base.CallRecord)) + 1
 
 session_record = rows.record_maker(
     base.SessionRecord,
@@ -72,6 +73,23 @@ class Reads(RecordReads):
         record = self._payloads.decode(session_record(row[:SESSION_COLUMNS]))
         has_standalone = row[SESSION_COLUMNS] is not None
         return base.Loaded(record, rows.stream_record(row[SESSION_COLUMNS:]) if has_standalone else None)
+
+    async def single_call(self, session: SessionId, *, recent: int) -> base.KeptCall | None:
+        found = await self._readers.fetch(self._queries["single_call"], session, min(recent, MAX_READ), base.READ_BYTES)
+        return self._kept_call(found[0]) if found else None
+
+    def _kept_call(self, row: Any) -> base.KeptCall:
+        """Events and asks come as columns, as in `_followed`."""
+        decode = self._payloads
+        record = decode.decode(session_record(row[:SESSION_COLUMNS]))
+        call, rest = row[SESSION_COLUMNS : SESSION_COLUMNS + CALL_COLUMNS], row[SESSION_COLUMNS + CALL_COLUMNS :]
+        if call[0] is None:
+            return base.KeptCall(record, None)
+        events = [base.Event._make(event) for event in zip(*(column or () for column in rest[:4]), strict=True)]
+        asks = [rows.ask_record(ask) for ask in zip(*(column or () for column in rest[4:]), strict=True)]
+        return base.KeptCall(
+            record, decode.decode(rows.call_record(call)), decode.decode_all(events), decode.decode_all(asks)
+        )
 
     async def sessions(self, *, after: SessionId | None, limit: int) -> Sequence[base.SessionRecord]:
         return await self._all("sessions_after", session_record, after or "", limit)

@@ -105,6 +105,9 @@ class SqliteStore(Reads, Opens):
     async def load(self, session: SessionId) -> base.Loaded | None:
         return await base.load_apart(self, session)
 
+    async def single_call(self, session: SessionId, *, recent: int) -> base.KeptCall | None:
+        return await base.single_call_apart(self, session, recent)
+
     def commit_now(self, steps: Sequence[Step]) -> Refusals | None:
         """In this thread, if the steps are few, nothing is queued, no other process writes, and `sync` is normal."""
         refusals = self._writer.commit_now(steps)

@@ -95,6 +95,37 @@ SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n
        n.kind, s.record, s.id, s.session, s.kind, s.node, s.fence, s.opened, s.generation, s.last, s.sealed, s.delivered, s.unread
 FROM perdure.session AS n LEFT JOIN perdure.stream AS s ON s.id = n.standalone WHERE n.id = $1;
 
+-- single_call: one record and its one call, with the newest events of its stream and what it asks
+SELECT n.record, n.id, n.owner, n.state, n.version, n.client_params, n.result, n.initialized, n.sticky, n.incarnation,
+       n.standalone, n.created, n.active, n.ended, n.address, n.revision, n.kind,
+       c.record, c.session, c.incarnation, c.request_id, c.stream_id, c.method, c.request, c.principal, c.attempt,
+       c.progress, c.state, c.digest, e.seqs, e.times, e.payloads, e.finals,
+       a.records, a.sessions, a.ids, a.streams, a.requests, a.nodes
+FROM perdure.session AS n
+LEFT JOIN LATERAL (
+    SELECT c.*, s.id AS stream_id, s.last, s.trimmed, s.forgotten
+    FROM perdure.stream AS s JOIN perdure.call AS c ON c.stream = s.key
+    WHERE n.kind = 'call' AND s.session = n.id ORDER BY s.key, c.place LIMIT 1) AS c ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(seq ORDER BY seq) AS seqs, array_agg(time ORDER BY seq) AS times,
+           array_agg(payload ORDER BY seq) AS payloads, array_agg(final ORDER BY seq) AS finals
+    FROM (
+        SELECT seq, time, payload, final,
+               sum(length(payload)) OVER (ORDER BY seq DESC ROWS UNBOUNDED PRECEDING) - length(payload) AS behind
+        FROM (
+            (SELECT seq, time, payload, false AS final FROM perdure.event
+             WHERE stream = c.stream AND c.state IN ('running', 'waiting') AND seq > greatest(c.last - $2::int, c.trimmed))
+            UNION ALL
+            (SELECT seq, time, payload, true FROM perdure.answer
+             WHERE stream = c.stream AND seq > greatest(c.last - $2::int, c.forgotten))) AS newest) AS sized
+    WHERE behind < $3::int) AS e ON true
+LEFT JOIN LATERAL (
+    SELECT array_agg(record ORDER BY key) AS records, array_agg(session ORDER BY key) AS sessions,
+           array_agg(id ORDER BY key) AS ids, array_agg(c.stream_id ORDER BY key) AS streams,
+           array_agg(request ORDER BY key) AS requests, array_agg(node ORDER BY key) AS nodes
+    FROM perdure.ask WHERE session = n.id AND c.state IN ('running', 'waiting')) AS a ON true
+WHERE n.id = $1;
+
 -- sessions_after: a page of sessions, by id
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
        active, ended, address, revision, kind
