@@ -31,6 +31,7 @@ from mcp.server.mcpserver import (
 )
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
+from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
 
 # One red pixel, and eight samples of silence at 8 kHz.
@@ -85,7 +86,30 @@ def with_schema(tool: Tool, schema: dict[str, Any]) -> Tool:
     return tool.model_copy(update={"parameters": schema})
 
 
-server = MCPServer(
+TaskSupport = Literal["forbidden", "optional", "required"]
+
+# What these tools say of themselves; all others leave it open.
+TASK_SUPPORT: dict[str, TaskSupport] = {
+    "greet": "forbidden",
+    "failing_job": "required",
+    "protocol_error_job": "required",
+    "test_tool_with_task": "required",
+}
+
+
+class EverythingServer(MCPServer):
+    """Lists with each tool whether it runs as a task, for which `MCPServer.tool()` has no parameter."""
+
+    async def list_tools(self) -> list[types.Tool]:
+        return [
+            tool.model_copy(update={"execution": types.ToolExecution(task_support=TASK_SUPPORT.get(tool.name))})
+            if tool.name in TASK_SUPPORT
+            else tool
+            for tool in await super().list_tools()
+        ]
+
+
+server = EverythingServer(
     "everything",
     title="Everything server",
     version="1.0.0",
@@ -424,6 +448,80 @@ async def test_input_required_result_capabilities(ctx: Context) -> str | types.I
     if ctx.input_responses or not questions:
         return f"Received: {', '.join(ctx.input_responses or ()) or 'nothing'}"
     return types.InputRequiredResult(input_requests=questions)
+
+
+# --- Tools for tasks -------------------------------------------------------------------------------------------------
+#
+# At 2026-07-28 a call that takes long becomes a task, if its client declares tasks: the client gets a handle and asks
+# for the outcome later. The tools do nothing for it. What they ask with `ctx.elicit` while they run, a task shows as
+# `inputRequests`.
+
+JOB_SECONDS = 1.0  # long enough for a handle to go out before the job ends
+
+
+class Approval(BaseModel):
+    confirm: bool
+
+
+@server.tool()
+async def greet(name: str) -> str:
+    """Answers at once and is never a task"""
+    return f"Hello, {name}!"
+
+
+@server.tool()
+async def slow_compute(seconds: float, ctx: Context, label: str = "result") -> str:
+    """Takes as many seconds as it is told, and reports progress"""
+    begun = anyio.current_time()
+    while (left := begun + seconds - anyio.current_time()) > 0:
+        await ctx.report_progress(seconds - left, seconds, f"computing {label}")
+        await anyio.sleep(min(left, JOB_SECONDS))
+    return f"{label}: computed for {seconds:g} seconds"
+
+
+@server.tool()
+async def failing_job() -> str:
+    """Works for a second, then fails and tells the model why"""
+    await anyio.sleep(JOB_SECONDS)
+    raise ToolError("The job failed after its work, as it always does")
+
+
+@server.tool()
+async def protocol_error_job() -> str:
+    """Works for a second, then ends with a JSON-RPC error in place of a result"""
+    await anyio.sleep(JOB_SECONDS)
+    raise MCPError(code=types.INTERNAL_ERROR, message="The job broke down")
+
+
+@server.tool()
+async def confirm_delete(filename: str, ctx: Context) -> str:
+    """Asks the user before it would delete a file (it deletes nothing)"""
+    answer = await ctx.elicit(f"Delete {filename}?", Approval)
+    agreed = answer.action == "accept" and answer.data.confirm
+    return f"{filename} would be deleted now" if agreed else f"{filename} stays"
+
+
+@server.tool()
+async def multi_input(ctx: Context) -> str:
+    """Asks the user two things at once"""
+    answers: dict[str, str] = {}
+
+    async def ask(what: str, schema: type[BaseModel]) -> None:
+        answers[what] = told(await ctx.elicit(f"Please enter: {what}", schema))
+
+    async with anyio.create_task_group() as questions:
+        questions.start_soon(ask, "name", Name)
+        questions.start_soon(ask, "approval", Approval)
+    return "; ".join(f"{what}: {answers[what]}" for what in sorted(answers))
+
+
+@server.tool(structured_output=False)
+async def test_tool_with_task(ctx: Context) -> str | types.InputRequiredResult:
+    """Asks the user by its first result; called again with the answer, it works for a second"""
+    if (answer := filled_in(ctx, "user_name")) is None:
+        return types.InputRequiredResult(input_requests={"user_name": form("What is your name?", Name)})
+    await anyio.sleep(JOB_SECONDS)
+    return f"The job of {answer.get('name')} is done"
 
 
 # --- Prompts ---------------------------------------------------------------------------------------------------------

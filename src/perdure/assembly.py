@@ -22,8 +22,9 @@ from perdure.errors import StoreError, StoreLost
 from perdure.log.chores import cancel_all, keep_going
 from perdure.log.hub import Hub, ReadMarks
 from perdure.log.journal import Journal
-from perdure.runtime.base import Runtimes
+from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.sessions.call_watch import CallWatch
+from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
 from perdure.sessions.registry import SessionRegistry, numbers
@@ -53,14 +54,20 @@ class ServerProcess:
     """Which tools may run again, as far as a stop has learnt."""
     liveness: Liveness
     loop: asyncio.AbstractEventLoop
+    changes: Changes | None = None
+    """What changes at all nodes, for those that listen."""
 
-    async def drain(self, is_busy: Callable[[], bool]) -> None:
-        """Wait for running calls, for `drain_timeout` at most."""
+    async def drain(self, is_busy: Callable[[], bool], end_others: Callable[[], None]) -> None:
+        """Wait for running calls, for `drain_timeout` at most, and for tasks and calls with a key, if those have more
+        time. In between `end_others` ends everything else."""
+        settings = self.context.settings
         await self._learn_tools()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.context.settings.drain_timeout):
-                while is_busy():  # noqa: ASYNC110 - calls end at many places, and this once
-                    await asyncio.sleep(_DRAIN_LOOK)
+        await _wait_while(is_busy, settings.drain_timeout)
+        if settings.task_drain > settings.drain_timeout and self.sessions.has_kept_calls():
+            await self._learn_tools()
+            self.end(but_kept=True)
+            end_others()
+            await _wait_while(self.sessions.has_kept_calls, settings.task_drain - settings.drain_timeout)
 
     async def stop(self) -> None:
         """End what runs, as soon as it is known which calls may run again."""
@@ -74,10 +81,18 @@ class ServerProcess:
         except Exception as failure:  # a stop goes on: calls of tools that are not known get their answer
             log_event(logging.WARNING, "stop.tools", f"it is not known which running calls may run again: {failure!r}")
 
-    def end(self) -> None:
-        """End what runs: calls that may run again are left to the next process, the others get their answer."""
-        self.tools.end_calls("the server is stopping", outlived=self.context.store.shared)
+    def end(self, *, but_kept: bool = False) -> None:
+        """End what runs: calls that may run again are left to the next process, the others get their answer.
+        `but_kept`: those that their clients can ask for again, as tasks or by a key, run on."""
+        self.tools.end_calls("the server is stopping", outlived=self.context.store.shared, but_kept=but_kept)
         self.context.hub.end_all()
+
+
+async def _wait_while(is_busy: Callable[[], bool], seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while is_busy():  # noqa: ASYNC110 - calls end at many places, and this once
+                await asyncio.sleep(_DRAIN_LOOK)
 
 
 @asynccontextmanager
@@ -89,6 +104,7 @@ async def running(
     counters: Counters,
     on_buried: Callable[[], None],
     on_lost: Callable[[StoreLost], None],
+    server_changes: ServerChanges | None = None,
 ) -> AsyncIterator[ServerProcess]:
     """Join the store as a node, and do the chores until the end. `on_buried` is called if other nodes have
     buried this one, `on_lost` (again and again) if the store cannot be used any more."""
@@ -98,10 +114,13 @@ async def running(
         stack.push_async_callback(_leave, context, liveness)
         stack.push_async_callback(context.journal.aclose)
         stack.callback(context.hub.marks.close)
+        changes = None if server_changes is None else Changes(context, server_changes)
+        if changes is not None:
+            stack.push_async_callback(changes.aclose)  # behind the sessions, whose tools may tell of changes to the end
         sessions = SessionRegistry(context)
         stack.push_async_callback(sessions.aclose)
         settler = Settler(context, sessions)
-        watcher = Watcher(context, sessions, settler, readers)
+        watcher = Watcher(context, sessions, settler, readers, changes)
         stack.push_async_callback(readers.aclose)
         stack.push_async_callback(watcher.aclose)
         stack.callback(watcher.subscribe())
@@ -112,6 +131,7 @@ async def running(
             tools=ToolHints(sessions),
             liveness=liveness,
             loop=asyncio.get_running_loop(),
+            changes=changes,
         )
         node = Node(
             liveness=liveness,
@@ -124,6 +144,8 @@ async def running(
             on_buried=on_buried,
             on_lost=on_lost,
         )
+        if changes is not None:
+            await changes.start()
         housekeeping = Housekeeping(context, sessions)
         chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
         stack.push_async_callback(cancel_all, [asyncio.create_task(keep_going(chore)) for chore in chores])

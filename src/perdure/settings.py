@@ -106,6 +106,13 @@ class Settings:
     task_ttl: float = _kept(
         _DAY, "how long a task, and the answer to a call with a key, is kept; never longer than `replay_window`"
     )
+    listen_memory: float = _kept(
+        60.0,
+        "how long a client of 2026-07-28 whose subscription ended may take to listen again, without a position, and"
+        " still hear what changed meanwhile; 0 forgets it at once",
+        low=0,
+        high=3_600.0,
+    )
     session_grace: float = _kept(1_800.0, "how long a session with no connection and no running call stays loaded")
     runtime_idle: float = _kept(300.0, "how long an unused runtime stays in memory; the next request loads it again")
     cleanup_interval: float = _kept(300.0, "how often expired events, answers and sessions are removed")
@@ -120,6 +127,12 @@ class Settings:
     )
     drain_timeout: float = _connection(
         30.0, "how long running calls may take to finish when the server stops; 0 ends them at once", low=0
+    )
+    task_drain: float = _connection(
+        0.0,
+        "how long tasks, and calls with a key, may take to finish when the server stops, if that is longer than"
+        " `drain_timeout`",
+        low=0,
     )
     json_response: bool = _connection(False, "answer POSTs with one JSON body in place of an event stream")
     recover: Recover = _connection(  # noqa: RUF009
@@ -179,6 +192,12 @@ class Settings:
         "tasks, and calls with a key, kept at once for one principal, or for one address without a principal; beyond,"
         " the one that ended first goes, and 429 if all of them run",
     )
+    max_listeners: int = _limit(10_000, "subscriptions of 2026-07-28 open at once in one process; 503 beyond")
+    max_principal_listeners: int = _limit(
+        1_000,
+        "the same of one principal, or of one address without a principal; 429 beyond. Behind a proxy all callers"
+        " without a principal have its address",
+    )
     max_notifications: int = _limit(
         1_000, "notifications of one session that wait for their handler or are being handled; 429 beyond"
     )
@@ -218,6 +237,11 @@ class Settings:
         True, "serve the resume broker, `resume/…` beside the endpoint, to callers that the endpoint accepts"
     )
     metrics: bool = _access(True, "serve `GET /metrics` to callers that the endpoint accepts")
+
+    @property
+    def longest_drain(self) -> float:
+        """How long a stop may wait for what runs."""
+        return max(self.drain_timeout, self.task_drain)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
 
 from tests.browser.test_servers import for_pages
+from tests.support.board import new_server
 from tests.support.chromium import Browser, Tab
 from tests.support.cluster import Cluster
 from tests.support.crashbox import diary, open_gate
@@ -115,31 +117,51 @@ async def test_questions_of_a_task_reach_the_clients_handlers(browser: Browser, 
 
 
 async def test_a_call_that_is_given_up_is_cancelled(browser: Browser, servers: Cluster, gate: str) -> None:
-    """By the page that made it, and by the next one."""
+    """By the page that made it, and by the next one; by its handle, and by its key where it has none."""
     tab = await opened(browser, servers.proxy.url)
     states = "SELECT state FROM call ORDER BY state"
     before = servers.rows(states)
     for key in "ab":
         await tab.call("pay", key=key, n=3, gate=gate + key, pauses=[1])
+    await tab.call("count", key="c", n=3, gate=gate + "c", pauses=[1])
+    await tab.saw("progress", "c", 1)
     await has_handles(tab, 2)
-    await tab.eval("lab.abort('a')")
-    await tab.saw("error", "a")
+    for key in "ac":
+        await tab.eval(f"lab.abort('{key}')")
+        await tab.saw("error", key)
     await tab.until("lab.positions().calls.length === 1")
     await tab.reload()
     await tab.saw("recovered", "b")
     await tab.eval("lab.cancel('b')")
     await tab.saw("error", "b", -32800)
-    await until(lambda: servers.rows(states).count(("cancelled",)) == before.count(("cancelled",)) + 2)
+    await until(lambda: servers.rows(states).count(("cancelled",)) == before.count(("cancelled",)) + 3)
 
 
-async def test_listening_comes_back(browser: Browser, servers: Cluster) -> None:
-    """A client cannot know what it missed, so it is told to fetch again."""
-    tab = await opened(browser, servers.proxy.url)
-    assert await tab.eval("lab.listen({toolsListChanged: true})") == '{"toolsListChanged":true}'
-    assert await tab.record("notice") == []
-    assert servers.proxy.cut() >= 1
-    await tab.saw("notice", "notifications/tools/list_changed")
-    assert await tab.record("trouble") == []
+@pytest.mark.parametrize("kind", ["Perdure's", "the SDK's own"])
+async def test_listening_comes_back(browser: Browser, kind: str) -> None:
+    """Perdure's server tells what has changed meanwhile; with any other the page is told to fetch everything again."""
+    async with AsyncExitStack() as stack:
+        if kind == "Perdure's":
+            site = serve(new_server(), cors_origins=(browser.origin,))
+            port = (await stack.enter_async_context(site)).port
+        else:
+            anybody = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+            app = new_server().streamable_http_app(transport_security=anybody)
+            port = await stack.enter_async_context(under_uvicorn(for_pages(app)))
+        proxy = await stack.enter_async_context(cutting_proxy(port))
+        tab, other = await opened(browser, proxy.url), await opened(browser, f"http://127.0.0.1:{port}/mcp")
+        wanted = '{"toolsListChanged":true,"promptsListChanged":true}'
+        assert await tab.eval(f"lab.listen({wanted})") == wanted
+        proxy.refuse()
+        assert proxy.cut() >= 1
+        await other.eval("lab.ask('change', {what: 'prompts'})")
+        proxy.accept()
+        await tab.saw("notice", "notifications/prompts/list_changed")
+        kinds = ["prompts"] if kind == "Perdure's" else ["tools", "prompts"]
+        assert [line[1] for line in await tab.record("notice")] == [f"notifications/{k}/list_changed" for k in kinds]
+        assert await tab.record("trouble") == []
+        await tab.close()
+        await other.close()
 
 
 async def test_a_server_without_keys_and_tasks(browser: Browser) -> None:

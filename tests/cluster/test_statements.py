@@ -13,6 +13,8 @@ import pytest
 from perdure.cluster.node import LONGEST_PAUSE, ROUND
 from perdure.store.postgres.store import PostgresStore
 from tests.cluster.conftest import Pair, Start
+from tests.support.ghost import life_of
+from tests.support.listeners import listening
 from tests.support.postgres import store_url
 from tests.support.site import until
 from tests.support.statements import Statements, counting
@@ -125,3 +127,26 @@ async def test_an_idle_node_asks_twice_a_second(counted: Counted) -> None:
     seen = counted.a.take()
     assert besides_rounds(seen) == {}
     assert seen["beat"] <= 2
+
+
+async def test_a_change_costs_the_node_of_a_listener_one_read_and_a_rest_none(counted: Counted) -> None:
+    """While a listener is there a node looks for the changes of all nodes in each round; without one it asks nothing
+    more than before there was any."""
+    a, b = counted.pair.a.site, counted.pair.b.site
+    async with listening(b.port, "tools") as ear:
+        changes = life_of(a).changes
+        assert changes is not None
+        counted.b.take()
+        for _ in range(12):
+            changes.heard("notifications/tools/list_changed", None)
+            await ear.until_told("tools")
+            ear.forget()
+        seen = counted.b.take()
+        assert seen["follow_streams"] <= 12 + seen["overview"]
+        assert seen["overview"] < 10  # hints bring them, and no round
+        assert seen["streams_of_session"] <= seen["overview"] + 1
+    await until(lambda: len(life_of(b).changes or ()) == 0)
+    await until(lambda: counted.b.seen["overview"] >= 2)  # what was begun with the listener is over by then
+    counted.b.take()
+    await until(lambda: counted.b.seen["overview"] >= 2)
+    assert besides_rounds(counted.b.take()) == {}

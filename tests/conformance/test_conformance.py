@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.conformance import EXPECTED, HERE, Check, Report, examine, read_checks
+from tests.conformance.conformance import HERE, RUNS, Check, Report, examine, read_checks
 from tests.support.node import node_modules
 
 
@@ -18,16 +18,16 @@ def suite() -> Path:
 
 @pytest.mark.anyio
 @pytest.mark.timeout(400)  # the first run on a machine installs the suite
-@pytest.mark.parametrize("version", EXPECTED)
-async def test_the_suite_has_no_objection(version: str, suite: Path) -> None:
-    report = await examine(version)
+@pytest.mark.parametrize("run", RUNS)
+async def test_the_suite_has_no_objection(run: str, suite: Path) -> None:
+    report = await examine(run)
     assert report.objections() == []
 
 
-def a_report(*checks: Check) -> Report:
-    """Checks on top of all the successes that the revision needs."""
-    successes = tuple(Check(scenario="s", name="fine", status="SUCCESS") for _ in range(EXPECTED["2025-03-26"]))
-    return Report(version="2025-03-26", checks=(*successes, *checks))
+def a_report(*checks: Check, run: str = "2025-03-26", results: int = 0, logged: int = 0) -> Report:
+    """Checks on top of all the successes that the run needs."""
+    successes = tuple(Check(scenario="s", name="fine", status="SUCCESS") for _ in range(RUNS[run].successes))
+    return Report(run=run, checks=(*successes, *checks), results=results, logged=logged)
 
 
 def test_a_failure_is_an_objection() -> None:
@@ -42,8 +42,30 @@ def test_a_warning_is_an_objection_until_it_is_allowed() -> None:
 
 
 def test_checks_that_fall_silent_are_an_objection() -> None:
-    silent = Report(version="2025-11-25", checks=(Check(scenario="polling", name="resume", status="INFO"),))
-    assert silent.objections() == [f"only 0 successes; 2025-11-25 has {EXPECTED['2025-11-25']}"]
+    silent = Report(run="2025-11-25", checks=(Check(scenario="polling", name="resume", status="INFO"),))
+    assert silent.objections() == [f"only 0 successes; 2025-11-25 has {RUNS['2025-11-25'].successes}"]
+
+
+def test_a_check_is_skipped_only_where_the_suite_does_that_by_itself() -> None:
+    skipped = Check(scenario="tasks-status-notifications", name="listen", status="SKIPPED")
+    assert a_report(skipped, run="tasks").objections() == []
+    assert a_report(skipped).objections() == ["1 checks were skipped; 2025-03-26 skips 0"]
+
+
+def test_an_excuse_holds_in_its_own_run_and_for_a_check_that_fails() -> None:
+    [name] = RUNS["with-tasks"].excused
+    failure = Check(scenario="tools", name=name, status="FAILURE", message="none came")
+    assert a_report(failure, run="with-tasks", results=1, logged=1).objections() == []
+    assert a_report(failure).objections() == [f"FAILURE tools: {name}: none came"]
+    unused = a_report(run="with-tasks", results=1, logged=1)
+    assert unused.objections() == [f"{name} passes, and needs no excuse"]
+
+
+def test_a_call_that_was_not_on_the_log_is_an_objection() -> None:
+    assert a_report(run="with-keys", results=36, logged=36).objections() == []
+    for results, logged in ((36, 35), (0, 0)):
+        told = f"{results} calls had a result, but {logged} calls were on the log"
+        assert a_report(run="with-keys", results=results, logged=logged).objections() == [told]
 
 
 def test_checks_are_read_with_the_scenario_they_belong_to(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import dataclasses
+import functools
 import inspect
 import itertools
 import json
@@ -27,20 +28,25 @@ from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.request_state import AESGCMRequestStateCodec, RequestStateBoundary
-from mcp.server.runner import ServerRunner, aclose_shielded
+from mcp.server.runner import ServerRunner, aclose_shielded, serve_one
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
-from mcp.shared.dispatcher import CallOptions, coerce_request_id
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated
+from mcp.shared import inbound
+from mcp.shared.dispatcher import CallOptions, DispatchContext, coerce_request_id
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
+from mcp.shared.subscriptions import LISTEN_STREAM_METHODS, SUBSCRIPTION_ID_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from starlette.applications import Starlette
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from perdure._core.changes import LISTS, METHODS, SUBSCRIPTION, URIS, ChangeFilter
 from perdure._core.jsonrpc import coerce_id
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure.runtime.sdk import Dispatcher, ReadStream, WriteStream
+from perdure.runtime.sdk_changes import SdkChanges
 from perdure.runtime.server import endpoint_of
 
 pytestmark = pytest.mark.anyio
@@ -435,3 +441,49 @@ def test_request_state_is_sealed_by_a_part_of_the_public_list_of_middleware() ->
     assert list(parameters(RequestStateBoundary.__init__)) == ["self", "security", "default_audience"], told
     codec = AESGCMRequestStateCodec([bytes(32), bytes([1]) * 32])
     assert AESGCMRequestStateCodec([bytes([1]) * 32, bytes(32)]).unseal(codec.seal(b"state")) == b"state", told
+
+
+# --- Listening
+
+
+async def test_a_request_to_listen_can_be_served_in_this_process_on_a_dispatch_context_of_ours() -> None:
+    """`perdure.runtime.sdk_changes` hears what the server publishes, on whatever bus it has."""
+    told = moved("serve_one, DispatchContext", "perdure.runtime.sdk_changes")
+    assert list(parameters(serve_one)) == ["server", "dctx", "method", "params", "connection", "lifespan_state"], told
+    assert [name for name in dir(DispatchContext) if not name.startswith("_")] == [
+        "can_send_request",
+        "cancel_requested",
+        "message_metadata",
+        "notify",
+        "progress",
+        "request_id",
+        "send_raw_request",
+        "transport",
+    ], told
+    bus = InMemorySubscriptionBus()
+    server: Server[Any] = Server("seam", on_subscriptions_listen=ListenHandler(bus))
+    honoured: list[ChangeFilter] = []
+    heard: list[tuple[str, Any]] = []
+
+    async def hear(method: str, params: Any) -> None:
+        heard.append((method, params["uri"]))
+
+    changes = SdkChanges(server=server, lifespan_state=None)
+    async with anyio.create_task_group() as group:
+        listen = functools.partial(changes.listen, ["a:b"], on_acknowledged=honoured.append, on_notification=hear)
+        group.start_soon(listen)
+        await anyio.wait_all_tasks_blocked()
+        assert [one.wire for one in honoured] == [{**dict.fromkeys(LISTS, True), URIS: ["a:b"]}], told
+        await bus.publish(ResourceUpdated(uri="a:b"))
+        await bus.publish(ResourceUpdated(uri="a:c"))
+        await anyio.wait_all_tasks_blocked()
+        assert heard == [("notifications/resources/updated", "a:b")], told
+        group.cancel_scope.cancel()
+
+
+def test_requests_without_a_session_are_checked_by_public_functions_of_the_sdk() -> None:
+    """`perdure.http.listening` leaves to the SDK's handler what they refuse, so both must be of one mind."""
+    for name in ("classify_inbound_request", "find_duplicated_routing_header", "InboundModernRoute"):
+        assert name in inbound.__all__, moved(name, "http/listening.py")
+    assert LISTEN_STREAM_METHODS == METHODS, moved("LISTEN_STREAM_METHODS", "perdure._core.changes")
+    assert SUBSCRIPTION_ID_META_KEY == SUBSCRIPTION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -177,6 +178,19 @@ def test_a_worker_that_leaves_frees_the_port_and_ends_at_once_without_connection
         assert process.wait() == 0
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_worker_that_leaves_waits_for_its_tasks() -> None:
+    """They have a time of their own, beyond that of other calls."""
+    with started("worker-with-a-task") as process:
+        port = ready_port(process)
+        process.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:
+                socket.create_connection(("127.0.0.1", port)).close()
+        process.send_signal(signal.SIGUSR2)
+        output, _ = process.communicate(timeout=SECONDS)
+        assert (output, process.returncode) == ("the task is over\n", 0)
 
 
 def test_a_worker_that_leaves_waits_for_an_idle_connection_as_long_as_it_may_be_idle() -> None:

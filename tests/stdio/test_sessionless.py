@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from mcp.server.mcpserver import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import Field
 
 from tests.stdio.desks import a_desk
+from tests.support.board import new_server
 from tests.support.bridges import Bridge, Host, Message, a_host, text_of
 from tests.support.cluster import Cluster, cluster
 from tests.support.crashbox import diary, open_gate
-from tests.support.site import serve, until
+from tests.support.cutting_proxy import cutting_proxy
+from tests.support.site import serve, under_uvicorn, until
 
 pytestmark = pytest.mark.anyio
 
@@ -165,18 +168,34 @@ def _ledger(host: Host) -> str:
     return "".join(path.read_text() for path in host.tokens.glob("calls-*[0-9a-f]"))
 
 
-async def test_listening_comes_back(folder: Path) -> None:
-    """The host cannot know what it missed, so it is told to fetch again."""
-    async with an_office(folder) as office:
-        bridge = await office.host.start()
-        bridge.begin("subscriptions/listen", params({"notifications": {"toolsListChanged": True}}), id="l-1")
+@pytest.mark.parametrize("kind", ["Perdure's", "the SDK's own"])
+async def test_listening_comes_back(folder: Path, kind: str) -> None:
+    """Perdure's server tells what has changed meanwhile; with any other the host is told to fetch everything again."""
+    async with AsyncExitStack() as stack:
+        if kind == "Perdure's":
+            port = (await stack.enter_async_context(serve(new_server()))).port
+        else:
+            anybody = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+            app = new_server().streamable_http_app(transport_security=anybody)
+            port = await stack.enter_async_context(under_uvicorn(app))
+        proxy = await stack.enter_async_context(cutting_proxy(port))
+        host = await stack.enter_async_context(a_host(folder, proxy.url))
+        bridge, other = await host.start(), await host.start(url=f"http://127.0.0.1:{port}/mcp")
+        wanted = {"notifications": {"toolsListChanged": True, "promptsListChanged": True}}
+        bridge.begin("subscriptions/listen", params(wanted), id="l-1")
         acknowledged = "notifications/subscriptions/acknowledged"
         await bridge.until(lambda: bridge.order == [acknowledged], "the acknowledgement")
-        assert office.servers.proxy.cut() >= 1
-        changed = "notifications/tools/list_changed"
-        await bridge.until(lambda: bridge.order == [acknowledged, acknowledged, changed], "a cue")
+        proxy.refuse()
+        assert proxy.cut() >= 1
+        await other.answer(begin_call(other, "change", what="prompts"))
+        proxy.accept()
+        tools, prompts = "notifications/tools/list_changed", "notifications/prompts/list_changed"
+        cues = [prompts] if kind == "Perdure's" else [tools, prompts]
+        await bridge.until(lambda: bridge.order == [acknowledged, acknowledged, *cues], "cues")
         named = {message["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"] for message in bridge.heard}
         assert named == {"l-1"}
+        for each in (bridge, other):  # the SDK's own server waits for the streams that are open
+            await each.end()
 
 
 async def test_a_server_with_sessions_alone_has_the_host_fall_back(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp_types import ElicitRequestParams, ElicitResult
 
 from tests.clients.node_clients import HERE
 from tests.stdio.desks import RESUMED
@@ -43,6 +44,10 @@ def environ(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": python_path(), "PERDURE_TOKEN_DIR": str(folder / "tokens")}
 
 
+async def _answer(context: object, params: ElicitRequestParams) -> ElicitResult:
+    return ElicitResult(action="accept", content={"answer": "forty-two"})
+
+
 async def _note(seen: list[float], progress: float, total: float | None, message: str | None) -> None:
     seen.append(progress)
 
@@ -56,9 +61,12 @@ async def test_the_python_sdk(site: Site, folder: Path, mode: Any) -> None:
         progress: list[float] = []
         on_progress = partial(_note, progress)
         with (folder / "log").open("w") as log:
-            async with Client(stdio_client(parameters, errlog=log), mode=mode) as client:
+            pipes = stdio_client(parameters, errlog=log)
+            async with Client(pipes, mode=mode, elicitation_callback=_answer) as client:
                 result = await client.call_tool("count", {"n": 3}, progress_callback=on_progress)
+                asked = await client.call_tool("ask", {"question": "who?"})
         assert (result.content[0].text, progress) == ("counted to 3", [1, 2, 3])  # type: ignore[union-attr]
+        assert asked.content[0].text == "forty-two"  # type: ignore[union-attr]
     has_session = mode == "legacy"
     assert (RESUMED in (folder / "log").read_text()) is has_session
     assert len(site.app.session_ids()) == has_session

@@ -168,6 +168,10 @@ class Exchange:
         self._body += body
         return not (self.ended or self.parser.complete)
 
+    async def bytes(self, most: int) -> bytes:
+        """Take some bytes from the socket as they are."""
+        return await self._reader.read(most)
+
     async def head(self) -> int:
         """Read until the status is known."""
         while not self.parser.status and await self.read():

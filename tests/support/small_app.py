@@ -28,6 +28,11 @@ class SmallApp:
         self.mode = mode
         self.draining = asyncio.Event()
         self.stopping = asyncio.Event()
+        self.task_over = False
+
+    def end_task(self, *_: object) -> None:
+        print("the task is over", flush=True)
+        self.task_over = True
 
     async def drain(self) -> None:
         self.draining.set()
@@ -43,7 +48,14 @@ class SmallApp:
     def begin_stop(self) -> None:
         self.stopping.set()
 
-    is_busy = False
+    @property
+    def is_busy(self) -> bool:
+        return self.has_kept_calls
+
+    @property
+    def has_kept_calls(self) -> bool:
+        """A task runs until SIGUSR2."""
+        return self.mode == "worker-with-a-task" and not self.task_over
 
     def end_idle_readers(self) -> None:
         pass
@@ -91,11 +103,13 @@ def main() -> int:
     serving.STOP_SECONDS = serving.LEAVE_SECONDS = serving.KEEP_ALIVE_SECONDS = 1
     with listen("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        channel = channel_of_worker(listener) if sys.argv[1] == "worker" else None
+        channel = channel_of_worker(listener) if sys.argv[1].startswith("worker") else None
+        app = SmallApp(sys.argv[1])
+        signal.signal(signal.SIGUSR2, app.end_task)
         return serving.serve(
-            cast(App, SmallApp(sys.argv[1])),
+            cast(App, app),
             listener=listener,
-            settings=Settings(drain_timeout=0),
+            settings=Settings(drain_timeout=0, task_drain=3_600),
             on_ready=lambda: print(f"perdure: serving on {url}", flush=True),
             on_failure=print,
             channel=channel,

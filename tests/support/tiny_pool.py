@@ -48,7 +48,7 @@ def main() -> int:
             environment=os.environ,
             listener=listener,
             count=count,
-            drain_timeout=0.0,
+            longest_drain=0.0,
             on_ready=lambda: print("ready", flush=True),
         )
 

@@ -15,6 +15,9 @@ import { message, type Message, meta, outgoing, type Request } from './wire.js';
 const SUBSCRIPTION = 'io.modelcontextprotocol/subscriptionId';
 const POSITION = 'dev.perdure/position';
 
+/** JSON-RPC's code. */
+const INVALID_PARAMS = -32602;
+
 type Filter = Record<string, unknown> & { resourceSubscriptions?: unknown };
 
 /** The answer to the request, once there is nothing to come back to. */
@@ -44,8 +47,10 @@ export async function listenTo(link: Link, it: Call, m: Request): Promise<Messag
 
   for (;;) {
     const answer = await ask(link, request, Sent.Read, { headers: it.kept.headers, call: it, attempts: Infinity, isCut: true, take });
-    if (answer.error || !honored) return answer;
-    await link.page.pause(wait(attempt++)); // a server that stops ends it in good order
+    if (sent[POSITION] !== undefined && answer.error?.code === INVALID_PARAMS) {
+      delete sent[POSITION]; // it means nothing to this server: without it, everything is told as changed
+    } else if (answer.error || !honored) return answer;
+    else await link.page.pause(wait(attempt++)); // a server that stops ends it in good order
     request.id += '+';
   }
 }

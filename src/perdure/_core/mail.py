@@ -90,7 +90,37 @@ class Ended(_Mail):
     reason: str
 
 
-Message = AskAnswered | Notified | Cancelled | Attached | Waiting | Reading | Lost | Unread | Missed | Here | Ended
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted(_Mail):
+    """To all nodes: listeners at this node want to hear of more changes. Hear of them, and say so with the number."""
+
+    node: NodeId
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heard(_Mail):
+    """To the node that asked: this node hears of all changes that were wanted when it read of that number."""
+
+    node: NodeId
+    number: int
+
+
+Message = (
+    AskAnswered
+    | Notified
+    | Cancelled
+    | Attached
+    | Waiting
+    | Reading
+    | Lost
+    | Unread
+    | Missed
+    | Here
+    | Ended
+    | Wanted
+    | Heard
+)
 
 _KINDS: dict[str, type[Message]] = {
     re.sub("(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in get_args(Message)

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from perdure._core import mail
-from perdure._core.ids import Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import is_called
 from perdure._core.states import SESSION, CallState, IllegalStep, SessionState, SessionStep, advance
@@ -44,6 +44,8 @@ async def list_sessions(store: Store, *, state: SessionState | None, owner: str 
     while page := await store.sessions(after=after, limit=PAGE):
         after = page[-1].id
         for record in page:
+            if record.kind is RecordKind.CALL and not record.version:
+                continue  # it holds changes for listeners, or that a caller has listened: no client's
             if state not in (None, record.state) or (owner is not None and not is_called(record.owner, owner)):
                 continue
             streams = [stream for stream in await store.streams(record.id) if not stream.sealed]

@@ -145,7 +145,7 @@ def serve_command(target: str, store: str, path: str, tokens: Path | None, log_l
             environment=os.environ,
             listener=listener,
             count=workers,
-            drain_timeout=settings.drain_timeout,
+            longest_drain=settings.longest_drain,
             on_ready=on_ready,
         )
 

@@ -16,6 +16,7 @@ from perdure.cluster.settler import Settler
 from perdure.errors import SessionEnded, StoreError, StoreLost, StoreUnavailable
 from perdure.log.chores import OnDemand
 from perdure.log.journal import Steps
+from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
 from perdure.store.base import MailReceived, Overview, StreamRecord, stream_by_id
@@ -26,12 +27,18 @@ class Watcher:
     """Follows the other nodes through the store."""
 
     def __init__(
-        self, context: ServerContext, sessions: SessionRegistry, settler: Settler, readers: RemoteReaders
+        self,
+        context: ServerContext,
+        sessions: SessionRegistry,
+        settler: Settler,
+        readers: RemoteReaders,
+        changes: Changes | None = None,
     ) -> None:
         self._context = context
         self._sessions = sessions
         self._settler = settler
         self._readers = readers
+        self._changes = changes
         self.handled = 0
         """The key of the last message that was handled."""
         self._named: set[StreamId] = set()
@@ -54,17 +61,24 @@ class Watcher:
         """Look at everything in which there may be something to see; `None`: that is not known."""
         if seen is None or seen.has_forwarded:
             self._homes.want()  # also what this node itself has forwarded to one that died
+        if self._changes is not None:
+            self._changes.go_round()
         if self._context.store.stamp() != self._looked or self._readers.has_readers_beyond:
             self._all = True
             if seen is None or seen.has_mail:
                 self._mail.want()
             self._streams.want()
+            if self._changes is not None:
+                self._changes.on_hint(())
 
     def _on_hint(self, streams: Sequence[StreamId]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
-        if streams:
-            self._context.watch.wake(streams)
-            self._named.update(streams)
+        self._context.watch.wake(streams)
+        others = streams if self._changes is None else self._changes.on_hint(streams)
+        if others:
+            self._named.update(others)
+        elif streams:
+            return
         else:
             self._all = True
             self._mail.want()
@@ -130,6 +144,9 @@ class Watcher:
         if isinstance(message, mail.Unread | mail.AskAnswered | mail.Notified | mail.Cancelled):
             held = await self._sessions.load(message.session)
         match message:
+            case mail.Wanted() | mail.Heard():
+                if self._changes is not None:
+                    self._changes.on_mail(message)
             case mail.Ended():
                 await self._sessions.was_ended(message.session, message.reason)
             case mail.Waiting():

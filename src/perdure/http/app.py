@@ -32,7 +32,7 @@ from perdure.http.paths import BESIDE, HEALTH, METRICS
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import ALLOW_POST, RESUME, resume_paths
 from perdure.http.sessionless import SessionlessHandler
-from perdure.http.single_call_endpoint import TASK_METHODS
+from perdure.http.single_call_endpoint import CANCEL_METHOD, TASK_METHODS
 from perdure.log.chores import cancel_all, keep_going
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
 from perdure.sessions.registry import SessionInfo, numbers
@@ -130,6 +130,7 @@ class App:
                     counters=self.counters,
                     on_buried=self._buried,
                     on_lost=self._lose,
+                    server_changes=started.changes,
                 )
             )
             if self._hosted.web is not None:
@@ -153,11 +154,15 @@ class App:
                 await asyncio.shield(self._stop())
 
     async def drain(self) -> None:
-        """Take no new work, send idle clients elsewhere, and wait for running calls, for `drain_timeout` at most."""
+        """Take no new work, send idle clients elsewhere, give handles to those that take them, and wait for running
+        calls, for `drain_timeout` at most, or `task_drain`."""
         self._draining = True
         if self._process is not None:
             self.end_idle_readers()
-            await self._process.drain(is_busy=lambda: self.is_busy)
+            self._process.context.watch.wake_all()
+            for handler in self._sessionless:
+                handler.hand_out()
+            await self._process.drain(is_busy=lambda: self.is_busy, end_others=self._end_sessionless)
 
     @property
     def is_busy(self) -> bool:
@@ -165,6 +170,11 @@ class App:
         if self._process is None:
             return False
         return bool(self._process.sessions.running_calls()) or any(handler.is_busy for handler in self._sessionless)
+
+    @property
+    def has_kept_calls(self) -> bool:
+        """Whether a call runs that its client can ask for again."""
+        return self._process is not None and self._process.sessions.has_kept_calls()
 
     @property
     def _sessionless(self) -> Sequence[SessionlessHandler]:
@@ -209,6 +219,9 @@ class App:
     async def _end(self) -> None:
         assert self._process is not None
         await self._process.stop()
+        self._end_sessionless()
+
+    def _end_sessionless(self) -> None:
         for handler in self._sessionless:
             handler.end_all()
 
@@ -219,8 +232,7 @@ class App:
             self._ending = self._process.loop.create_future()
             self._ending.set_result(None)
             self._process.end()
-            for handler in self._sessionless:
-                handler.end_all()
+            self._end_sessionless()
         if self._on_lost is not None:
             self._on_lost(NodeBuried())
 
@@ -301,7 +313,7 @@ class App:
         # An unknown version without a session: the SDK's answer names what it supports, era and all.
         if self._settings.eras == "both" and (is_sessionless(version) or b"mcp-session-id" not in headers):
             handler = self._started().sessionless
-            if self._draining and headers.get(b"mcp-method") not in TASK_METHODS:
+            if self._draining and headers.get(b"mcp-method") not in (*TASK_METHODS, CANCEL_METHOD):
                 raise Refused(Refusal.STOPPING)
             if handler is not None:
                 if not self._told_sessionless:

@@ -10,12 +10,14 @@ from perdure.http.access import SessionAccess
 from perdure.http.body import Headers
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.get import GetHandler
+from perdure.http.listening import ChangesSources, ListeningHandler, ListenSources
 from perdure.http.post import PostHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.resume_tokens import RESUME, ResumeTokenEndpoint
 from perdure.http.sessionless import SessionlessHandler
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.http.single_calls import SingleCallHandler
+from perdure.http.task_listening import TaskSources
 from perdure.http.tasks import TaskHandler
 from perdure.runtime.server import Started
 from perdure.sessions.single_calls import SingleCalls
@@ -39,16 +41,21 @@ class Endpoint:
         self._post = PostHandler(access)
         self._get = GetHandler(access)
         self._resume = ResumeTokenEndpoint(access)
-        self.sessionless = None
+        self.sessionless: SessionlessHandler | None = None
         if started.sessionless is not None:
-            single_calls = None
+            single_calls, sources = None, list[ListenSources]()
+            if process.changes is not None:
+                sources.append(ChangesSources(process.changes))
             if started.tools is not None:
                 calls = SingleCalls(process.context, process.sessions)
                 handler = SingleCallHandler(
                     access, calls, started.tools, call_secret, asks_in_session=started.asks_in_session
                 )
                 single_calls = SingleCallEndpoint(access, handler, TaskHandler(access, calls, handler))
-            self.sessionless = SessionlessHandler(started.sessionless, access, single_calls)
+                if not started.tools.serves_tasks:
+                    sources.append(TaskSources(calls, handler.view))
+            listening = None if process.changes is None else ListeningHandler(access, sources)
+            self.sessionless = SessionlessHandler(started.sessionless, access, single_calls, listening)
 
     async def __call__(
         self, scope: Scope, receive: Receive, headers: Headers, owner: str

@@ -94,6 +94,23 @@ class Refusal(enum.Enum):
     BAD_RESPONSES = (400, INVALID_PARAMS, "inputResponses must be an object with an object for each key, not {seen}")
     NEEDS_TASKS = (400, MISSING_CAPABILITY, "This needs the client's capability {capability}")
     NAME_MISMATCH = (400, HEADER_MISMATCH, "{message}")
+    TOO_MANY_LISTENERS = (
+        503,
+        LIMIT_REACHED,
+        "This process serves {limit} subscriptions, as many as it may (max_listeners)",
+    )
+    TOO_MANY_OWN_LISTENERS = (
+        429,
+        LIMIT_REACHED,
+        "You hold {limit} subscriptions here, as many as you may (max_principal_listeners)",
+    )
+    TOO_MANY_RESOURCES = (
+        503,
+        LIMIT_REACHED,
+        "The subscriptions to this server may name {limit} resources in all; name fewer, or try again later",
+    )
+    BAD_FILTER = (400, INVALID_PARAMS, "The filter cannot be served: {reason}")
+    BAD_LISTEN_POSITION = (400, INVALID_PARAMS, "{name} is not a position: {reason}; leave it out to hear from now on")
     TOO_MANY_SUBSCRIPTIONS = (429, LIMIT_REACHED, "This session may hold {limit} subscriptions of {size} bytes in all")
     TOO_MANY_READERS = (503, LIMIT_REACHED, "This server holds {limit} event streams, as many as it may (max_readers)")
     STORE_FAILS = (503, STORE_UNAVAILABLE, "The log cannot be written at the moment")

@@ -14,12 +14,10 @@ from perdure._core.limits import weigh
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, replayed_first
+from perdure.http.listening import LISTEN, ListeningHandler
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
-
-LISTEN = "subscriptions/listen"
-
 
 _OWING = (ExchangeState.OWED, ExchangeState.LAST)
 """The server has stopped before the SDK has answered, and answers in its place."""
@@ -95,33 +93,57 @@ class SessionlessHandler:
     call, and has no session whose limits would count it."""
 
     def __init__(
-        self, manager: StreamableHTTPSessionManager, access: SessionAccess, single_calls: SingleCallEndpoint | None
+        self,
+        manager: StreamableHTTPSessionManager,
+        access: SessionAccess,
+        single_calls: SingleCallEndpoint | None,
+        listening: ListeningHandler | None,
     ) -> None:
-        """`single_calls` takes what it wants to; the SDK's handler has the rest."""
+        """`single_calls` and `listening` take what they want to; the SDK's handler has the rest."""
         self._manager = manager
         self._access = access
         self._single_calls = single_calls
+        self._listening = listening
         self._running: set[_Exchange] = set()
+        self._ended = False
 
     @property
     def is_busy(self) -> bool:
         """Whether a request runs that will have an answer: all but those that only listen."""
-        return any(not running.listens for running in self._running)
+        is_beginning = self._single_calls is not None and self._single_calls.is_beginning
+        return is_beginning or any(not running.listens for running in self._running)
+
+    def hand_out(self) -> None:
+        """Give handles to clients that take them, in place of the answers that they wait for."""
+        if self._single_calls is not None:
+            self._single_calls.hand_out()
 
     def end_listening(self) -> None:
         """End the subscriptions: their clients subscribe elsewhere."""
         for running in self._running:
             if running.listens:
                 running.stop()
+        if self._listening is not None:
+            self._listening.end()
 
     def end_all(self) -> None:
         """Answer whatever runs."""
+        self._ended = True
+        self.end_listening()
         for running in self._running:
             running.stop()
         if self._single_calls is not None:
             self._single_calls.end_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        listens = headers.get(b"mcp-method") == LISTEN.encode()
+        if listens and self._listening is not None and scope["method"] == "POST":
+            await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
+        else:
+            await self._pass_on(scope, receive, send, headers)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+        """Have the SDK answer a request."""
         context, settings = self._access.context, self._access.settings
         if len(self._running) >= settings.max_sessionless:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
@@ -140,6 +162,8 @@ class SessionlessHandler:
                         self._running.discard(running)  # it ends by itself
                         if await self._single_calls(scope, receive, send, headers, body, size=weight):
                             return
+                        if self._ended:
+                            raise Refused(Refusal.STOPPING)
                         self._running.add(running)
                     work.take(size := weight)
                     receive = replayed_first(body, receive)

@@ -47,6 +47,15 @@ class SingleCallEndpoint:
             raise refused.answering(asked.request.id) from None
         return True
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether a call is about to run."""
+        return self._calls.beginning > 0
+
+    def hand_out(self) -> None:
+        """The process is about to stop."""
+        self._calls.hand_out()
+
     def end_all(self) -> None:
         """The process stops."""
         self._calls.end_all()

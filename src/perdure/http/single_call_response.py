@@ -87,6 +87,7 @@ class CallReader:
         """`token`: the client wants progress."""
         self._writer = writer
         self._token = token
+        self._takes_handle = False
         self._task: asyncio.Task[object] | None = None
         self._answer: bytes | None = None
         self._outcome: Outcome | None = None
@@ -94,6 +95,7 @@ class CallReader:
     async def read(self, reader: Reader, receive: Receive, *, after: float | None) -> Outcome:
         """Read until the answer is written, `after` has passed, or the client leaves."""
         self._task = task = asyncio.current_task()
+        self._takes_handle = after is not None
         timer = None if after is None else asyncio.get_running_loop().call_later(after, self._end, Outcome.LATE)
         try:
             await reader.begin(self)
@@ -110,6 +112,11 @@ class CallReader:
                 timer.cancel()
             reader.leave()
         return Outcome.ANSWERED if self._answer is not None else self._outcome or Outcome.LEFT
+
+    def hand_out(self) -> None:
+        """Let the client have a handle now, if it takes one: the process is about to stop."""
+        if self._takes_handle:
+            self._end(Outcome.LATE)
 
     def _end(self, outcome: Outcome) -> None:
         if self._outcome is None and self._answer is None:

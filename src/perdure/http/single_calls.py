@@ -6,6 +6,7 @@ answers. A call with a key is joined by every request that shows the key again, 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -37,7 +38,7 @@ from perdure._core.single_calls import (
     parse_task_rules,
     task_support,
 )
-from perdure._core.states import CallState, LogState
+from perdure._core.states import CallState, LogState, SessionStep
 from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
 from perdure.errors import TooManySessions
 from perdure.http.access import SessionAccess
@@ -65,8 +66,12 @@ KEEP_ALIVE = 15.0
 AS_IN_SESSION = "2025-11-25"
 """The revision in which a call runs whose server asks in a session alone."""
 
-MAKE_ROOM_MOST = 8
-"""Calls that have ended and are given up for a new one before it is refused."""
+MAKE_ROOM_MOST = 32
+"""Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
+the room each time."""
+
+ROOM_SHARE = 100
+"""A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +143,12 @@ class SingleCallHandler:
         self._rules = parse_task_rules(access.settings.tasks)
         self._joined: set[asyncio.Task[bool]] = set()
         """Requests that wait for a call that another one began."""
+        self._shown: set[CallReader] = set()
+        """Requests that wait for the call that they began."""
+        self.beginning = 0
+        """Requests whose call is about to run here."""
+        self._ended = False
+        self._making_room = asyncio.Lock()
 
     @property
     def leaves_tasks(self) -> bool:
@@ -241,15 +252,33 @@ class SingleCallHandler:
         )
 
     async def _begin(self, call: Asked) -> tuple[Session, Call] | None:
+        """Accept a call, which then runs in the same turn of the event loop, or `None` if its key is taken."""
+        begun = None
+        self.beginning += 1
+        try:
+            if not self._ended:
+                begun = await self._accept(call)
+        finally:
+            self.beginning -= 1
+        if self._ended:  # while the row was being written: what runs was ended without this call
+            if begun is not None:
+                await self._access.sessions.end(begun[0], SessionStep.CLIENT_DELETED, "The server is stopping")
+            raise Refused(Refusal.STOPPING)
+        return begun
+
+    async def _accept(self, call: Asked) -> tuple[Session, Call] | None:
         if self._context.journal.refuses:
             raise Refused(Refusal.STORE_FAILS)
-        for _ in range(MAKE_ROOM_MOST):
-            with self._access.refusing(Refusal.STORE_FAILS):
-                try:
-                    return await self._calls.begin(call)
-                except TooManySessions:
-                    if not await self._calls.make_room(call.caller):
+        with self._access.refusing(Refusal.STORE_FAILS):
+            with contextlib.suppress(TooManySessions):
+                return await self._calls.begin(call)
+            async with self._making_room:  # one after the other, or all would give up the same call
+                most = max(1, self._settings.max_principal_tasks // ROOM_SHARE)
+                for _ in range(MAKE_ROOM_MOST):
+                    if not await self._calls.make_room(call.caller, most):
                         break
+                    with contextlib.suppress(TooManySessions):
+                        return await self._calls.begin(call)
         raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
 
     # A call that runs here
@@ -271,7 +300,11 @@ class SingleCallHandler:
             reader = Reader(hub, call.stream, session, cursor=0, arrival=arrival, frame=connection.frame)
             hub.attach(reader)
             session.exchange.start(call, asked.http)
-            outcome = await connection.read(reader, receive, after=after)
+            self._shown.add(connection)
+            try:
+                outcome = await connection.read(reader, receive, after=after)
+            finally:
+                self._shown.discard(connection)
             match outcome:
                 case Outcome.ANSWERED:
                     pass
@@ -364,8 +397,14 @@ class SingleCallHandler:
                 task.cancel()
             await asyncio.gather(left, waiting, return_exceptions=True)
 
+    def hand_out(self) -> None:
+        """The process is about to stop: clients that take handles get theirs now, and go on elsewhere."""
+        for connection in list(self._shown):
+            connection.hand_out()
+
     def end_all(self) -> None:
-        """The process stops: answer the requests that wait for calls of others."""
+        """The process stops: answer the requests that wait for calls of others, and run nothing more."""
+        self._ended = True
         for waiting in self._joined:
             waiting.cancel()
 

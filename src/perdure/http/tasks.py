@@ -59,5 +59,9 @@ class TaskHandler:
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 if facts.state is CallState.WAITING:
                     await self._handler.run_again(record, asked.http)
-                facts = await self._calls.wait(record, needs_its_client, seconds=hold) or facts
+                facts = await self._calls.wait(record, self._may_tell, seconds=hold) or facts
         return self._handler.view(facts)
+
+    def _may_tell(self, facts: TaskFacts) -> bool:
+        """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""
+        return needs_its_client(facts) or self._access.is_draining

@@ -8,8 +8,10 @@ A runtime knows each request under a number that the session gave it (`Request.i
 repeat after each reload. The numbers of one session never repeat.
 """
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from perdure._core.changes import ChangeFilter
 from perdure._core.jsonrpc import Envelope, JsonObject
 from perdure.store.base import SessionRecord
 
@@ -92,3 +94,31 @@ class Runtimes(Protocol):
 
     def load(self, record: SessionRecord, outlet: Outlet) -> Runtime:
         """Start a runtime for a session that may have had others before. Must be called in an event loop."""
+
+
+class NoListening(Exception):
+    """The server does not serve `subscriptions/listen`."""
+
+
+class ListeningRefused(Exception):
+    """The server serves `subscriptions/listen`, and refuses a listener that is no client's."""
+
+
+class ServerChanges(Protocol):
+    """The server as the source of changes, to one listener in its own process."""
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether clients are served that listen to a server which knows no `subscriptions/listen`: its tools tell of
+        changes by other means."""
+
+    async def listen(
+        self,
+        uris: Sequence[str],
+        *,
+        on_acknowledged: Callable[[ChangeFilter], None],
+        on_notification: Callable[[str, Mapping[str, Any] | None], Awaitable[None]],
+    ) -> None:
+        """Listen to all lists and to these resources, until it is cancelled or the server ends it.
+
+        Raises `NoListening` or `ListeningRefused` in place of the acknowledgement."""

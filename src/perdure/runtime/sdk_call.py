@@ -24,10 +24,13 @@ from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
     INVALID_PARAMS,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
+    PROTOCOL_VERSION_META_KEY,
     SERVER_INFO_META_KEY,
     ErrorData,
     InitializeRequestParams,
@@ -40,7 +43,6 @@ from perdure._core.jsonrpc import Envelope, JsonObject, Notification, Request, R
 from perdure._core.revisions import is_sessionless
 from perdure._core.single_calls import Client
 from perdure.runtime.base import CallEnded, Flow, Outlet
-from perdure.runtime.tool_catalog import envelope_of
 from perdure.store.base import SessionRecord
 
 if TYPE_CHECKING:
@@ -178,20 +180,19 @@ class CallRuntime:
             del flow  # nothing follows an answer
 
     async def _result(self, request: Request, context: CallContext) -> JsonObject:
-        runtimes, client = self._runtimes, self._client
+        runtimes, client, params = self._runtimes, self._client, request.params
         outbound = _Outbound(context)
-        params = request.params
         as_session = not is_sessionless(client.version)
         if as_session:
             told = {"protocolVersion": client.version, "capabilities": client.capabilities}
             info = client.info or {"name": "unknown", "version": ""}
-            handshake = InitializeRequestParams.model_validate({**told, "clientInfo": info}, by_name=False)
-            connection = Connection(outbound, protocol_version=client.version, client_params=handshake)
+            opened = InitializeRequestParams.model_validate({**told, "clientInfo": info}, by_name=False)
+            connection = Connection(outbound, protocol_version=client.version, client_params=opened)
             connection.initialized.set()
         else:
+            if "_meta" not in (params or {}):  # a request of this process itself
+                params = {**(params or {}), "_meta": _envelope_of(client)}
             connection = Connection.from_envelope(client.version, client.info, client.capabilities, outbound=outbound)
-            if params is None or "_meta" not in params:  # a request of this process itself
-                params = {**(params or {}), "_meta": envelope_of(client)}
         result = await serve_one(
             runtimes.sessionless,
             context,
@@ -247,6 +248,12 @@ class CallRuntime:
             future.set_exception(MCPError(error["code"], error["message"], error.get("data")))
         else:
             future.set_result(response.raw["result"])
+
+
+def _envelope_of(client: Client) -> JsonObject:
+    """What every request of this revision says of its client, in `_meta`."""
+    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
+    return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}
 
 
 async def _room(flow: Flow | None) -> None:

@@ -22,9 +22,10 @@ from starlette.routing import Route
 from perdure._core.extension import CALLS, TASKS
 from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
-from perdure.runtime.base import Runtimes
+from perdure.runtime.base import Runtimes, ServerChanges
 from perdure.runtime.request_state import SharedKeys, share_request_state
 from perdure.runtime.sdk import SdkRuntimes
+from perdure.runtime.sdk_changes import SdkChanges
 from perdure.runtime.tool_catalog import ToolCatalog
 from perdure.settings import Settings
 
@@ -42,6 +43,8 @@ class Started:
     """Its tools ask their client something in a session alone: a single call that may ask runs as in one."""
     state_keys: SharedKeys | None = None
     """Seal the request state of multi-round calls; to be loaded from the store. `None` where others do."""
+    changes: ServerChanges | None = None
+    """The server as a source of changes; `None` where no client listens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,7 @@ def host(server: object, settings: Settings, *, path: str) -> Hosted:
         async def start() -> AsyncIterator[Started]:
             # FastMCP makes its session manager in the web application's lifespan, and counts who has entered its own.
             app = own.router.lifespan_context(own)
-            async with app, _enter(endpoint_of(own).session_manager.app, settings) as started:
+            async with app, _enter(endpoint_of(own).session_manager.app, settings, may_be_silent=True) as started:
                 yield replace(started, asks_in_session=True)
 
         return Hosted(web=own, start=start)
@@ -113,7 +116,7 @@ def _is_wrapped(web: Starlette) -> bool:
 
 
 @asynccontextmanager
-async def _enter(server: Server[Any], settings: Settings) -> AsyncIterator[Started]:
+async def _enter(server: Server[Any], settings: Settings, *, may_be_silent: bool = False) -> AsyncIterator[Started]:
     async with server.lifespan(server) as state:
         # The SDK's own handler for 2026-07-28, on the same handlers and the lifespan that was entered already.
         twin = copy.copy(server)
@@ -124,8 +127,14 @@ async def _enter(server: Server[Any], settings: Settings) -> AsyncIterator[Start
         )
         twin.middleware = [announce_extensions, *twin.middleware]
         runtimes = SdkRuntimes(server, twin, state, can_ask=not settings.json_response)
-        tools = ToolCatalog(twin, state)
-        yield Started(runtimes=runtimes, sessionless=sessionless, tools=tools, state_keys=state_keys)
+        changes = SdkChanges(server=twin, lifespan_state=state, may_be_silent=may_be_silent)
+        yield Started(
+            runtimes=runtimes,
+            sessionless=sessionless,
+            tools=ToolCatalog(twin, state),
+            state_keys=state_keys,
+            changes=changes if settings.eras == "both" else None,
+        )
 
 
 async def announce_extensions(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:

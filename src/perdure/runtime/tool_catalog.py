@@ -17,12 +17,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import (
-    CLIENT_CAPABILITIES_META_KEY,
-    CLIENT_INFO_META_KEY,
-    PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY,
-)
+from mcp_types import SERVER_INFO_META_KEY, InitializeRequestParams
 from starlette.requests import Request as HttpRequest
 
 from perdure._core.jsonrpc import JsonObject
@@ -41,13 +36,11 @@ MAX_OWNERS = 256
 MAX_PAGES = 100
 """Pages of one list: a server whose pages never end must not hold a call up for ever."""
 
+LISTED_AS = "2025-11-25"
+"""The revision in which tools are listed: the last one in which a tool says whether it runs as a task. The SDK leaves
+`execution` out of the lists of later revisions."""
+
 _logger = logging.getLogger("perdure")
-
-
-def envelope_of(client: Client) -> JsonObject:
-    """What a client says of itself in `_meta` of every request; the SDK refuses a request without it."""
-    meta: JsonObject = {PROTOCOL_VERSION_META_KEY: client.version, CLIENT_CAPABILITIES_META_KEY: client.capabilities}
-    return meta if client.info is None else {**meta, CLIENT_INFO_META_KEY: client.info}
 
 
 @dataclass(slots=True, eq=False)
@@ -118,15 +111,16 @@ class ToolCatalog:
         tools: dict[str, JsonObject] = {}
         if self._server.get_request_handler("tools/list") is None:
             return tools
-        meta = envelope_of(client)
-        params: JsonObject = {"_meta": meta}
+        params: JsonObject = {}
         context = _ListContext(
             TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
             ServerMessageMetadata(request_context=origin),
         )
         try:
+            told = _initialize_params(client)
             for _ in range(MAX_PAGES):
-                connection = Connection.from_envelope(client.version, client.info, client.capabilities)
+                connection = Connection(context, protocol_version=LISTED_AS, client_params=told)
+                connection.initialized.set()
                 page = await serve_one(
                     self._server,
                     context,
@@ -138,7 +132,14 @@ class ToolCatalog:
                 tools |= {str(tool.get("name")): tool for tool in page.get("tools", ())}
                 if not isinstance(cursor := page.get("nextCursor"), str):
                     break
-                params = {"_meta": meta, "cursor": cursor}
+                params = {"cursor": cursor}
         except Exception:
             _logger.exception("the server did not list its tools", extra={"action": "tools.unlisted"})
         return tools
+
+
+def _initialize_params(client: Client) -> InitializeRequestParams:
+    """What the client would have said of itself at the beginning of a session."""
+    info = client.info or {"name": "unknown", "version": ""}
+    told = {"protocolVersion": LISTED_AS, "capabilities": client.capabilities, "clientInfo": info}
+    return InitializeRequestParams.model_validate(told, by_name=False)

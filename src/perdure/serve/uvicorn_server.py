@@ -131,6 +131,7 @@ class _Server(uvicorn.Server):
         self.app = app
         self.channel = channel
         self.drain_timeout = settings.drain_timeout
+        self.longest_drain = settings.longest_drain
         self.on_ready = on_ready
         self.on_failure = on_failure
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -223,14 +224,17 @@ class _Server(uvicorn.Server):
     async def run_leave(self) -> None:
         loop = asyncio.get_running_loop()
         calls_until = loop.time() + self.drain_timeout
-        limit = calls_until + KEEP_ALIVE_SECONDS
-        while loop.time() < limit:
+        tasks_until = loop.time() + self.longest_drain
+        while True:
             self.app.end_idle_readers()
             await asyncio.sleep(LEAVING_LOOK_SECONDS)
             connections = self._connections()
             if not connections and not self.app.is_busy:
                 break
-            if loop.time() > calls_until and not any(connection.is_idle for connection in connections):
+            until = tasks_until if self.app.has_kept_calls else calls_until
+            if any(connection.is_idle for connection in connections):
+                until += KEEP_ALIVE_SECONDS
+            if loop.time() > until:
                 break
         self.should_exit = True
 

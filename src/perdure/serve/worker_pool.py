@@ -211,11 +211,11 @@ def run_workers(
     environment: Mapping[str, str],
     listener: socket.socket,
     count: int,
-    drain_timeout: float,
+    longest_drain: float,
     on_ready: Callable[[], None],
 ) -> int:
     """Serve with so many workers until a signal; returns the exit status. Raises `Misuse` if they do not start."""
-    patience = drain_timeout + RETIRE_SECONDS  # the longest a worker takes that leaves
+    patience = longest_drain + RETIRE_SECONDS  # the longest a worker takes that leaves
     pool = WorkerPool(lambda: Worker.start(command, environment, listener), count=count, patience=patience)
     return asyncio.run(pool.run(listener, on_ready))
 

@@ -27,6 +27,10 @@ class CallWatch:
                 if not waiting.done():
                     waiting.set_result(None)
 
+    def wake_all(self) -> None:
+        """Wake every request of this process that waits."""
+        self.wake(list(self._waiting))
+
     def tell(self, stream: StreamId) -> None:
         """A call that runs here has changed: wake the requests that wait for it, at all nodes."""
         self.wake((stream,))

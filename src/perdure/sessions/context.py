@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from perdure._core import mail
 from perdure._core.ids import Fence, Kind, NodeId, RandomBytes, SessionId, new_stream_id
@@ -43,6 +43,23 @@ class OtherNodes(Protocol):
         """Raises `HeldElsewhere` while another node holds anything. After that the store has all that it has shown."""
 
 
+class ChangeSignal:
+    """Passes on what tools say of changes: a notification that concerns every listener, whichever session it was sent
+    to."""
+
+    __slots__ = ("_listener",)
+
+    def __init__(self) -> None:
+        self._listener: Callable[[str, Mapping[str, Any] | None], None] | None = None
+
+    def connect(self, listener: Callable[[str, Mapping[str, Any] | None], None]) -> None:
+        self._listener = listener
+
+    def tell(self, method: str, params: Mapping[str, Any] | None) -> None:
+        if self._listener is not None:
+            self._listener(method, params)
+
+
 class Stamp(NamedTuple):
     """A moment at which a record is read: what was read then is so as long as none of this changes."""
 
@@ -76,6 +93,7 @@ class ServerContext:
     work: Work
     peers: PeerLog
     """Logs what peers cause, at a limited rate."""
+    changed: ChangeSignal = field(default_factory=ChangeSignal)
 
     def stamp(self) -> Stamp:
         return Stamp(self.store.stamp(), self.journal.doubts)

@@ -15,6 +15,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure._core import sticky
+from perdure._core.changes import METHODS
 from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
 from perdure._core.ids import NodeId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
@@ -140,6 +141,8 @@ class Exchange:
         record = self.session.keeper.record
         if record.state is SessionState.ENDED:
             return None
+        if method in METHODS:
+            self.session.context.changed.tell(method, params)
         found = None if call is None else self.calls.by_number.get(call)
         if params is not None:
             if method == "notifications/progress" and isinstance(token := params.get("progressToken"), int):
@@ -471,7 +474,10 @@ class Asks:
     def _close(self, name: str) -> None:
         del self.open[name]
         self.open = self.open or {}  # a dictionary does not shrink
-        self._exchange.session.put(CloseAsk(session=self._exchange.session.id, id=name))
+        session = self._exchange.session
+        session.put(CloseAsk(session=session.id, id=name))
+        if session.is_single_call:
+            session.context.watch.wake(session.streams)
 
 
 def node_of_ask(ask: object) -> NodeId | None:

@@ -26,6 +26,7 @@ from perdure.sessions.session import Session
 from perdure.store.base import (
     EndSession,
     Loaded,
+    OpenAsk,
     OpenStream,
     PutSession,
     SessionLimits,
@@ -122,6 +123,8 @@ class CallStreams:
     def on_step_written(self, stream: Stream, step: Step) -> None:
         if (session := self._held.get(stream.session)) is not None:
             session.keeper.on_written(step)
+            if type(step) is OpenAsk and session.is_single_call and session.record.initialized:
+                self._context.watch.tell(stream.id)  # its client may wait for something to answer
 
 
 class SessionRegistry:
@@ -446,6 +449,10 @@ class SessionRegistry:
 
     def running_calls(self) -> list[tuple[Session, Call]]:
         return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]
+
+    def has_kept_calls(self) -> bool:
+        """Whether a call runs that its client can ask for again, as a task or by its key."""
+        return any(session.is_kept_call for session, _ in self.running_calls())
 
     async def aclose(self) -> None:
         """Drop every runtime. No session ends."""

@@ -240,6 +240,11 @@ class Session:
     def is_single_call(self) -> bool:
         return self.keeper.record.kind is RecordKind.CALL
 
+    @property
+    def is_kept_call(self) -> bool:
+        """It is a single call that its client can ask for again: as a task, or by its key."""
+        return self.is_single_call and self.record.initialized
+
     async def show_to_client(self) -> None:
         """The client of a single call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
         if not self.record.initialized:

@@ -129,11 +129,14 @@ class SingleCalls:
             raise
         return session, call
 
-    async def make_room(self, caller: Caller) -> bool:
-        """Give up the call of a caller that ended longest ago. Tells whether there was one."""
+    async def make_room(self, caller: Caller, most: int) -> bool:
+        """Give up so many calls of a caller, those that ended longest ago. Tells whether there was one."""
         store = self._context.store
-        record = await store.longest_dormant(caller.owner, caller.address, kind=RecordKind.CALL)
-        return record is not None and await self._sessions.end_unused(record)
+        for done in range(most):
+            record = await store.longest_dormant(caller.owner, caller.address, kind=RecordKind.CALL)
+            if record is None or not await self._sessions.end_unused(record):
+                return done > 0
+        return True
 
     # Finding
 
@@ -250,9 +253,10 @@ class SingleCalls:
         return None if row is None else row.stream
 
     async def wait(
-        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float
+        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float = LOOK_AGAIN
     ) -> TaskFacts | None:
-        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone."""
+        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone.
+        `looks`: seconds after which it is looked at without a hint."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         if (stream := await self._stream(record)) is None:
@@ -263,7 +267,7 @@ class SingleCalls:
                 left = deadline - loop.time()
                 if facts is None or left <= 0 or until(facts):
                     return facts
-                await watched.changed(min(left, LOOK_AGAIN))
+                await watched.changed(min(left, looks))
 
 
 def _is_call_of(owner: str, record: SessionRecord) -> bool:

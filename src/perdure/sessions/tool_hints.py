@@ -32,10 +32,12 @@ class ToolHints:
             if call.request.method == "tools/call":
                 await self.ask(session.id, call.request, None)
 
-    def end_calls(self, reason: str, *, outlived: bool) -> None:
+    def end_calls(self, reason: str, *, outlived: bool, but_kept: bool = False) -> None:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
-        process, because the store outlives this one."""
+        process, because the store outlives this one. `but_kept`: let those run that clients can ask for again."""
         for session, call in self._sessions.running_calls():
+            if but_kept and session.is_kept_call:
+                continue
             may = rerun(call.request.method, attempt=call.attempt)
             may = _of_tool(call.request, self._known or {}) if may is Rerun.ASK else may
             if not (outlived and may is Rerun.YES):

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from perdure._core import splice
+from perdure._core.codes import INVALID_PARAMS
 from perdure._core.delivery import LISTEN
 from perdure._core.envelope import SUBSCRIPTION, headers_of
 from perdure._core.extension import POSITION
@@ -40,7 +41,8 @@ class Listening:
         self._text = text
         self._host_id = host_id
         self._deliver = deliver
-        self._position: object = None
+        self._position: str | None = None
+        """As the server wrote it, as JSON."""
         self._honored: Mapping[str, Any] | None = None
         """What the server has agreed to; None before the first time."""
 
@@ -49,6 +51,9 @@ class Listening:
         sent = Sent(method=LISTEN, body=self._body, headers=headers_of(LISTEN, self._params))
         while True:
             answer = await exchange(sent, self._take, patience).answer()
+            if self._position is not None and answer.is_error and answer.body["error"].get("code") == INVALID_PARAMS:
+                self._position = None  # it means nothing to this server: without it, everything is told as changed
+                continue
             if answer.is_error or self._honored is None:
                 return answer
             # A server that stops ends it in good order: it is listened to again, as after a break.
@@ -60,20 +65,17 @@ class Listening:
     def _body(self, wire_id: str) -> bytes:
         text = splice.replaced(self._text, encode(wire_id), "id")
         if self._position is not None:
-            meta: JsonObject = {**self._params["_meta"], POSITION: self._position}
+            meta: JsonObject = {**self._params["_meta"], POSITION: None}
             text = splice.replaced(text, encode(meta), "params", "_meta")
+            text = splice.replaced(text, self._position, "params", "_meta", POSITION)
         return text.encode()
 
     async def _take(self, message: Message) -> None:
         if message.method is None or message.is_request or message.method == "notifications/cancelled":
             return  # the end of the connection follows, and says the same
-        found = message.params.get("_meta")
-        meta = found if isinstance(found, Mapping) else {}
-        brought, self._position = self._position, meta.get(POSITION, self._position)
-        is_named = SUBSCRIPTION in meta
-        await self._deliver(
-            splice.replaced(message.text, self._host_id, "params", "_meta", SUBSCRIPTION) if is_named else message.text
-        )
+        told = splice.cut(message.text, "params", "_meta", POSITION)
+        brought, self._position = self._position, told or self._position
+        await self._deliver(splice.replaced(message.text, self._host_id, "params", "_meta", SUBSCRIPTION))
         if message.method == ACKNOWLEDGED:
             is_back = self._honored is not None and brought is None
             honored = message.params.get("notifications")

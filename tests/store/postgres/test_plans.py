@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest
 
 from perdure.store.postgres import sql_files
@@ -31,13 +33,17 @@ def changes_of_calls(schema: str) -> list[str]:
     return [statement.replace("perdure.", f"{schema}.").rstrip(";") for statement in statements]
 
 
-async def test_a_call_that_ends_is_found_by_its_stream_and_not_among_all_that_run() -> None:
+@pytest.fixture
+async def schema() -> AsyncIterator[str]:
+    """The schema of an empty store."""
+    name = new_schema()
+    async with PostgresStore(store_url(name), timeout=BUSY_SECONDS):
+        yield name
+
+
+async def test_a_call_that_ends_is_found_by_its_stream_and_not_among_all_that_run(schema: str) -> None:
     """A plan is kept for as long as its connection, so one that was made for an empty table has to be good for all."""
-    schema = new_schema()
-    url = store_url(schema)
-    async with PostgresStore(url, timeout=BUSY_SECONDS):
-        pass
-    with connection(url) as run:
+    with connection(store_url(schema)) as run:
         run("SET plan_cache_mode = force_generic_plan")
         statements = changes_of_calls(schema)
         assert len(statements) == 2
@@ -47,3 +53,39 @@ async def test_a_call_that_ends_is_found_by_its_stream_and_not_among_all_that_ru
             run("DEALLOCATE change")
             assert "call_pkey" in plan
             assert "call_open" not in plan
+
+
+async def test_the_open_calls_of_a_session_are_counted_in_the_index_of_open_calls(schema: str) -> None:
+    with connection(store_url(schema)) as run:
+        run("SET plan_cache_mode = force_generic_plan")
+        run("SET enable_seqscan = off")
+        counted = f"SELECT count(*) FROM {schema}.call WHERE session = $1 AND state IN ('running', 'waiting')"
+        run(f"PREPARE counted (text) AS {counted}")
+        plan = " ".join(row[0] for row in run("EXPLAIN EXECUTE counted ('')"))
+        assert "call_open" in plan
+
+
+CALL = "INSERT INTO {schema}.call VALUES (1, {place}, 1, 's', 1, '1', '{place}', 'm', '', '', 1, NULL, '{state}', '')"
+STREAM = """
+INSERT INTO {schema}.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
+VALUES ('{kind}', 1, 's', '{kind}', 'n', 1, 0, 1, 0, false, false)
+"""
+
+
+async def test_what_every_call_writes_is_checked_by_domains_and_never_by_the_text_of_a_condition(schema: str) -> None:
+    """The server parses a CHECK in every statement that writes to its table, and that of a domain once."""
+    with connection(store_url(schema)) as run:
+        checks = run(
+            "SELECT conrelid::regclass::text FROM pg_constraint WHERE contype = 'c' AND conrelid = ANY (ARRAY["
+            + ", ".join(f"'{schema}.{table}'::regclass" for table in ("stream", "event", "answer", "call"))
+            + "])"
+        )
+        assert checks == []
+        for place, state in enumerate(("running", "waiting", "answered", "cancelled", "settled")):
+            run(CALL.format(schema=schema, place=place, state=state))
+        with pytest.raises(asyncpg.CheckViolationError, match="call_state"):
+            run(CALL.format(schema=schema, place=9, state="lost"))
+        for kind in ("c", "s"):
+            run(STREAM.format(schema=schema, kind=kind))
+        with pytest.raises(asyncpg.CheckViolationError, match="stream_kind"):
+            run(STREAM.format(schema=schema, kind="x"))

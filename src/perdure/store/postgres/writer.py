@@ -3,7 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -50,6 +51,8 @@ class Writer:
         self.took = Histogram()
         """How long the server takes for one."""
         self._connection: Connection | None = None
+        self._call: Callable[..., Awaitable[Any]]
+        """Calls the function on the connection."""
         self._is_open = False
 
     def open(self) -> None:
@@ -90,7 +93,7 @@ class Writer:
                     self._connector.give_up(self._connection)
                     self._connection = None
                 if self._connection is None:
-                    self._connection = await self._connector.connect()
+                    self._connection = await self._connect()
                 return await self._attempts(self._connection, steps)
             except BaseException as error:
                 # After an answer, even a bad one, the connection goes on; after anything else its state is not known.
@@ -101,6 +104,19 @@ class Writer:
                 if isinstance(error, NAMED):
                     raise failure(error, self._connector.shown, "written") from error
                 raise
+
+    async def _connect(self) -> Connection:
+        """Connect, and prepare the statement of every commit: the driver need not look for it each time."""
+        connection, query = await self._connector.connect(), self._queries["commit"]
+        if self._connector.is_pooled:
+            self._call = partial(connection.fetchval, query)
+            return connection
+        try:
+            self._call = (await connection.prepare(query)).fetchval
+        except BaseException:
+            self._connector.give_up(connection)
+            raise
+        return connection
 
     async def _attempts(self, connection: Connection, steps: Sequence[base.Step]) -> base.Refusals:
         encoded = self._payloads.encode_steps(steps)
@@ -113,7 +129,7 @@ class Writer:
                 arguments.add(encoded[place])
             began = time.perf_counter()
             try:
-                found = await connection.fetchval(self._queries["commit"], *arguments.values(self.name, members))
+                found = await self._call(*arguments.values(self.name, members))
                 self.took.observe(time.perf_counter() - began)
             except asyncpg.PostgresError as error:
                 if attempt == TRIES or not (isinstance(error, AGAIN) or is_unknown(error)):

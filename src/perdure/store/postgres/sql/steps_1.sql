@@ -209,9 +209,16 @@ DECLARE
     end_ int;
     count_ int;
     done bool;
+    session_ text;
+    record_ int;
+    most_ bigint;
+    calls_ int;
 BEGIN
-    PERFORM pg_advisory_xact_lock(writer);
-    PERFORM perdure.refuse_buried_1(members);
+    -- A lock is taken in an expression where every commit takes it: PERFORM would run a statement for that.
+    done := pg_advisory_xact_lock(writer) IS NULL;
+    IF (SELECT count(*) FROM perdure.node WHERE id = ANY (members)) < cardinality(members) THEN
+        PERFORM perdure.refuse_buried_1(members);
+    END IF;
     -- Appending to an array unpacks it; from a packed one each element is found by walking over those in front of it.
     texts := array_append(texts, '');
     blobs := array_append(blobs, ''::bytea);
@@ -274,7 +281,8 @@ BEGIN
         WHEN 'o' THEN  -- open stream: id, session, kind, node; record, fence, generation, last, sealed, listed,
             -- most calls or -1, calls, seen or -1, unique; opened. Of each call: id, state; incarnation, attempt, has progress; progress;
             -- key, method, request, principal, digest
-            PERFORM perdure.lock_session_1(texts[t + 1]);
+            -- As lock_session_1 does.
+            done := pg_advisory_xact_lock(hashtextextended('perdure.session ' || texts[t + 1], 0)) IS NULL;
             INSERT INTO perdure.stream (id, record, session, kind, node, fence, opened, generation, last, sealed, listed)
             SELECT texts[t], numbers[n], texts[t + 1], texts[t + 2], texts[t + 3], numbers[n + 1], times[f],
                    numbers[n + 2], numbers[n + 3], numbers[n + 4] = 1, numbers[n + 5] = 1
@@ -294,14 +302,17 @@ BEGIN
                     why := ARRAY['sealed', ''];
                 END IF;
             END IF;
-            SELECT texts[t + 1] AS session, numbers[n] AS record, numbers[n + 6] AS most, numbers[n + 7] AS calls INTO s;
+            session_ := texts[t + 1];
+            record_ := numbers[n];
+            most_ := numbers[n + 6];
+            calls_ := numbers[n + 7];
             t := t + 4;
             n := n + 10;
             f := f + 1;
-            FOR c IN 1 .. s.calls LOOP
+            FOR c IN 1 .. calls_ LOOP
                 IF NOT done THEN
                     INSERT INTO perdure.call VALUES (
-                        k, c, s.record, s.session, numbers[n], texts[t], blobs[b], blobs[b + 1], blobs[b + 2],
+                        k, c, record_, session_, numbers[n], texts[t], blobs[b], blobs[b + 1], blobs[b + 2],
                         blobs[b + 3], numbers[n + 1], CASE WHEN numbers[n + 2] = 1 THEN times[f] END, texts[t + 1],
                         blobs[b + 4])
                     ON CONFLICT DO NOTHING;
@@ -315,11 +326,11 @@ BEGIN
                 f := f + 1;
                 b := b + 5;
             END LOOP;
-            IF NOT done AND s.most >= 0 THEN
+            IF NOT done AND most_ >= 0 THEN
                 SELECT count(*) INTO count_ FROM perdure.call
-                WHERE session = s.session AND state IN ('running', 'waiting');
-                IF count_ > s.most THEN
-                    why := ARRAY['calls', (count_ - s.calls)::text];
+                WHERE session = session_ AND state IN ('running', 'waiting');
+                IF count_ > most_ THEN
+                    why := ARRAY['calls', (count_ - calls_)::text];
                 END IF;
             END IF;
             IF why IS NOT NULL THEN

@@ -1,0 +1,333 @@
+"""Serves `subscriptions/listen` of 2026-07-28: an acknowledgement, notifications from one or more sources, and an end.
+
+Whatever is not a plain request to listen goes to the SDK's own handler, which refuses it as it always did. So does
+every request if this process cannot hear its own server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mcp.shared.inbound import InboundModernRoute, classify_inbound_request, find_duplicated_routing_header
+from mcp_types import JSONRPCRequest, SubscriptionsListenRequestParams
+from pydantic import ValidationError
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
+
+from perdure._core import sse
+from perdure._core.changes import (
+    MAX_UNION,
+    SUBSCRIPTION,
+    BadFilter,
+    BadPosition,
+    Notification,
+    read_filter,
+    read_position,
+)
+from perdure._core.extension import POSITION
+from perdure.errors import StoreError
+from perdure.http.access import SessionAccess
+from perdure.http.body import Headers, accepts, replayed_first
+from perdure.http.credentials import caller_of, principal_of
+from perdure.http.event_stream import BREAK_OFF
+from perdure.http.refusals import Refusal, Refused
+from perdure.log.chores import cancel_all
+from perdure.sessions.change_feed import ChangeListener
+from perdure.sessions.changes import Changes
+from perdure.sessions.registry import Caller
+from perdure.sessions.wanted import TooManyResources
+
+LISTEN = "subscriptions/listen"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+
+AT_ONCE = 64
+"""Notifications in one write: a client that reads slowly is waited for in between."""
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+_KEEPALIVE = sse.encode_comment("keep-alive")
+
+Otherwise = Callable[[Scope, Receive, Send, Headers], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenRequest:
+    """What a listener asks for."""
+
+    id: int | str
+    filter: Mapping[str, Any]
+    """The `notifications` of its params, checked for the types of the fields that the revision has."""
+    meta: Mapping[str, Any]
+    owner: str
+    caller: Caller
+
+
+class ListenSource(Protocol):
+    """Gives notifications of one kind to one listener."""
+
+    @property
+    def honoured(self) -> Mapping[str, Any]:
+        """Its part of the acknowledged filter."""
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """Its part of the acknowledgement's `_meta`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be due. A listener ends by itself once that is so of all its sources."""
+
+    def watch(self, on_due: Callable[[], None]) -> None:
+        """Call `on_due` whenever something is due, or nothing will be any more."""
+
+    def take(self) -> Sequence[Notification]:
+        """All that is due at the moment, in its order."""
+
+    def close(self) -> None:
+        """The listener is gone."""
+
+
+class ListenSources(Protocol):
+    """Opens a source for a listener."""
+
+    async def open(self, request: ListenRequest) -> ListenSource | None:
+        """`None`: only the server itself can serve this request. Raises `Refused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangesOfOne:
+    """The changes that one listener wants, as a source."""
+
+    _listener: ChangeListener
+
+    @property
+    def honoured(self) -> Mapping[str, Any]:
+        return self._listener.honoured.wire
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        return {POSITION: self._listener.begin().wire}
+
+    @property
+    def is_over(self) -> bool:
+        return not self.honoured
+
+    def watch(self, on_due: Callable[[], None]) -> None:
+        self._listener.on_due = on_due
+
+    def take(self) -> Sequence[Notification]:
+        return self._listener.take()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesSources:
+    """Changes of the server's lists and resources, at whatever node."""
+
+    _changes: Changes
+
+    async def open(self, request: ListenRequest) -> ListenSource | None:
+        try:
+            wanted = read_filter(request.filter)
+            position = read_position(request.meta[POSITION]) if POSITION in request.meta else None
+        except BadFilter as error:
+            raise Refused(Refusal.BAD_FILTER, reason=error) from None
+        except BadPosition as error:
+            raise Refused(Refusal.BAD_LISTEN_POSITION, name=POSITION, reason=error) from None
+        try:
+            listener = await self._changes.join(wanted, position=position, caller=request.caller)
+        except TooManyResources:
+            raise Refused(Refusal.TOO_MANY_RESOURCES, limit=MAX_UNION) from None
+        except StoreError:
+            raise Refused(Refusal.STORE_UNREADABLE) from None
+        return None if listener is None else _ChangesOfOne(listener)
+
+
+@dataclass(slots=True, eq=False)
+class _Listening:
+    """One response to a listener. It has a task of its own only while it writes or waits for something to write."""
+
+    id: int | str
+    _keepalive: float
+    _timeout: float
+    sources: list[ListenSource] = field(default_factory=list)
+    is_ended: bool = False
+    """The server ends it: its client listens elsewhere."""
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self) -> None:
+        self.is_ended = True
+        self._wake.set()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write until the server ends it, or the client leaves."""
+        breaks = scope.get(BREAK_OFF)
+        writing = asyncio.create_task(self._write(send), name="perdure-listener")
+        leaving = asyncio.create_task(_left(receive), name="perdure-listener-left")
+        try:
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_all([writing, leaving])
+        failure = None if writing.cancelled() else writing.exception()
+        if isinstance(failure, TimeoutError):
+            if breaks is not None:
+                breaks()  # a peer that takes nothing cannot be ended politely
+        elif failure is not None and not isinstance(failure, OSError):
+            raise failure
+
+    async def _write(self, send: Send) -> None:
+        for source in self.sources:
+            source.watch(self._wake.set)
+        async with asyncio.timeout(self._timeout):
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        await self._send(send, self._acknowledgement())
+        while True:
+            self._wake.clear()
+            if due := [told for source in self.sources for told in source.take()]:
+                for start in range(0, len(due), AT_ONCE):
+                    await self._send(send, b"".join(map(self._frame, due[start : start + AT_ONCE])))
+            elif self.is_ended or all(source.is_over for source in self.sources):
+                return await self._send(send, self._completion(), last=True)
+            else:
+                try:
+                    async with asyncio.timeout(self._keepalive):
+                        await self._wake.wait()
+                except TimeoutError:
+                    await self._send(send, _KEEPALIVE)
+
+    async def _send(self, send: Send, body: bytes, *, last: bool = False) -> None:
+        async with asyncio.timeout(self._timeout):
+            await send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    def _acknowledgement(self) -> bytes:
+        honoured: dict[str, Any] = {}
+        meta: dict[str, Any] = {}
+        for source in self.sources:
+            honoured |= source.honoured
+            meta |= source.meta
+        return self._frame(Notification(ACKNOWLEDGED, {"notifications": honoured}, meta))
+
+    def _frame(self, told: Notification) -> bytes:
+        params = {**told.params, "_meta": {SUBSCRIPTION: self.id, **told.meta}}
+        return _framed({"jsonrpc": "2.0", "method": told.method, "params": params})
+
+    def _completion(self) -> bytes:
+        result = {"resultType": "complete", "_meta": {SUBSCRIPTION: self.id}}
+        return _framed({"jsonrpc": "2.0", "id": self.id, "result": result})
+
+
+class ListeningHandler:
+    """Serves listeners, `max_listeners` at once, and `max_principal_listeners` of one caller."""
+
+    def __init__(self, access: SessionAccess, sources: Sequence[ListenSources]) -> None:
+        self._access = access
+        self._sources = sources
+        self._open: set[_Listening] = set()
+        self._of_caller: Counter[Caller] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def end(self) -> None:
+        """End all listeners with a completion result: their clients listen elsewhere."""
+        for listening in self._open:
+            listening.end()
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, headers: Headers, *, otherwise: Otherwise
+    ) -> None:
+        """Serve a listener; `otherwise` gets what cannot be served here, with its body."""
+        body = await self._access.bodies.read(receive, headers)
+        owner = principal_of(scope)
+        request = _read(scope, headers, body, owner)
+        if request is not None:
+            settings = self._access.settings
+            listening = _Listening(request.id, settings.keepalive_interval, settings.stream_timeout)
+            try:
+                with self._counting(listening, request.caller):
+                    if await self._serve(listening, request, scope, receive, send):
+                        return
+            except Refused as refused:
+                raise refused.answering(request.id) from None
+        await otherwise(scope, replayed_first(body, receive), send, headers)
+
+    async def _serve(
+        self, listening: _Listening, request: ListenRequest, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Serve a listener to its end; `False` if it cannot be served here."""
+        async with AsyncExitStack() as stack:
+            for sources in self._sources:
+                source = await sources.open(request)
+                if source is None:
+                    return False
+                stack.callback(source.close)
+                listening.sources.append(source)
+            if listening.is_ended:
+                raise Refused(Refusal.STOPPING)
+            await listening.serve(scope, receive, send)
+        return True
+
+    @contextmanager
+    def _counting(self, listening: _Listening, caller: Caller) -> Iterator[None]:
+        settings, hub = self._access.settings, self._access.context.hub
+        if len(self._open) >= settings.max_listeners:
+            raise Refused(Refusal.TOO_MANY_LISTENERS, limit=settings.max_listeners)
+        if self._of_caller[caller] >= settings.max_principal_listeners:
+            raise Refused(Refusal.TOO_MANY_OWN_LISTENERS, limit=settings.max_principal_listeners)
+        if hub.full:
+            raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
+        self._open.add(listening)
+        self._of_caller[caller] += 1
+        try:
+            with hub.counting_sessionless():
+                yield
+        finally:
+            self._open.discard(listening)
+            self._of_caller[caller] -= 1
+            if not self._of_caller[caller]:
+                del self._of_caller[caller]
+
+
+def _read(scope: Scope, headers: Headers, body: bytes, owner: str) -> ListenRequest | None:
+    """Read a request to listen; `None` if it is not exactly that: the SDK says what is wrong with it."""
+    if accepts(headers) != (True, True):
+        return None
+    raw = HttpRequest(scope).headers
+    try:
+        decoded = json.loads(body)
+        request = JSONRPCRequest.model_validate(decoded)
+        if request.method != LISTEN or find_duplicated_routing_header(raw.items()) is not None:
+            return None
+        if not isinstance(classify_inbound_request(decoded, headers=dict(raw)), InboundModernRoute):
+            return None
+        SubscriptionsListenRequestParams.model_validate(request.params, by_name=False)
+    except (ValueError, RecursionError, ValidationError):
+        return None
+    params: dict[str, Any] = request.params or {}
+    caller = caller_of(owner, scope)
+    return ListenRequest(
+        id=request.id, filter=params["notifications"], meta=params["_meta"], owner=owner, caller=caller
+    )
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _framed(message: Mapping[str, Any]) -> bytes:
+    return b"event: message\ndata: %b\n\n" % json.dumps(message, separators=(",", ":")).encode()

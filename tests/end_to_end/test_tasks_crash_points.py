@@ -1,0 +1,126 @@
+"""The process dies between a POST and the handle of its task, at each step on the way.
+
+Two requests are on their way when it dies: one with a key, one without, each calling a tool that says nothing of
+itself. The tool never runs twice for one request; the key always gets an answer; and a handle that was given resolves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import CRASHBOX
+from tests.support.crash_points import POSTGRES_WRITER, STEPS, at
+from tests.support.crashbox import diary
+from tests.support.nursery import Nursery, Point, nursery
+from tests.support.postgres import store_url
+from tests.support.serving import serving
+from tests.support.stores import ON_POSTGRES, shared_address
+from tests.support.task_client import OUTCOME_UNKNOWN, Balancer, Broken, Message, TaskClient, call_params, said
+from tests.support.witness import assert_answered_once, assert_sound, settled
+
+pytestmark = pytest.mark.anyio
+
+KILLED = -9
+SQLITE = "perdure.store.sqlite.store"
+
+#: Where the process dies, whatever the store. Both requests come to each of them but for the last two, which only the
+#: one without a key needs: a key is a handle from the beginning.
+POINTS = {
+    "before the row": at("perdure.sessions.ledger", "Intake.accept", "enter"),
+    "before the second row": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
+    "between the row and the tool": at("perdure.sessions.exchange", "Exchange.start", "enter"),
+    "between the second row and the tool": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
+    "before the tool says anything": at("perdure.log.stream", "Stream.append", "enter"),
+    "before a handle is written": at("perdure.http.single_call_response", "MessageWriter.result", "enter"),
+    "before the other handle is written": at("perdure.http.single_call_response", "MessageWriter.result", "enter", 2),
+    "before it is noted that there is a handle": at("perdure.sessions.session", "Session.show_to_client", "enter"),
+    "when that is noted and the process does not know": at(
+        "perdure.sessions.single_calls", "SingleCalls.facts", "enter"
+    ),
+}
+SQLITE_POINTS = {
+    "in the transaction of the row": at(STEPS, "StreamSteps.open_stream", "leave"),
+    "before the first commit": at(STEPS, "StepWriter.apply", "leave"),
+    "when the first commit is made and the process does not know": at(SQLITE, "SqliteStore._announce", "enter"),
+    "when a later commit is made and the process does not know": at(SQLITE, "SqliteStore._announce", "enter", 3),
+}
+POSTGRES_POINTS = {
+    "when the first commit is on its way": at(POSTGRES_WRITER, "Writer._attempts", "leave"),
+    "when the first commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter"),
+    "when a later commit is made and the process does not know": at(POSTGRES_WRITER, "_refusals", "enter", 2),
+}
+ALL = {**POINTS, **(POSTGRES_POINTS if ON_POSTGRES else SQLITE_POINTS)}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One event loop for the module, because its stories share a nursery."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def cradle() -> AsyncIterator[Nursery]:
+    async with nursery() as it:
+        yield it
+
+
+@pytest.fixture(autouse=True)
+async def cleared(cradle: Nursery) -> AsyncIterator[None]:
+    yield
+    await cradle.clear()
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_a_process_that_dies_before_the_handle_is_out(cradle: Nursery, tmp_path: Path, name: str) -> None:
+    await die_before_the_handle(cradle, shared_address(tmp_path / "log.db"), tmp_path, ALL[name])
+
+
+@pytest.mark.skipif(ON_POSTGRES, reason="all points are met on PostgreSQL anyway")
+@pytest.mark.parametrize("name", list(POSTGRES_POINTS)[1:])
+async def test_a_process_that_dies_before_the_handle_is_out_on_postgres(
+    cradle: Nursery, tmp_path: Path, name: str
+) -> None:
+    await die_before_the_handle(cradle, store_url(), tmp_path, POSTGRES_POINTS[name])
+
+
+async def die_before_the_handle(cradle: Nursery, address: str, tmp_path: Path, point: Point) -> None:
+    log = tmp_path / "diary"
+    options = ("--store", address, "--task-after", "0s")
+    doomed = await cradle.start(CRASHBOX, *options, folder=tmp_path, point=point)
+    async with serving(CRASHBOX, *options) as other:
+        there = TaskClient(balancer=Balancer(ports=[doomed.port]))
+        # The tool list is read before the point counts.
+        assert said(await there.resolved(await there.call("pay", n=1))) == "counted to 1"
+        await doomed.arm()
+        calls = {
+            "keyed": call_params("pay", "mine", n=3, log=str(log), key="keyed", interval=0.005),
+            "plain": call_params("pay", n=3, log=str(log), key="plain", interval=0.005),
+        }
+        met = dict(zip(calls, await asyncio.gather(*(once(there, params) for params in calls.values())), strict=True))
+        assert await doomed.gone() == KILLED, "the point was not reached"
+
+        client = TaskClient(balancer=Balancer(ports=[doomed.port, other.port]))
+        outcome = await client.resolved(await client.insist("tools/call", calls["keyed"]))
+        assert said(outcome) in ("counted to 3", OUTCOME_UNKNOWN)
+        for answer in filter(None, met.values()):
+            assert said(await client.resolved(answer)) in ("counted to 3", OUTCOME_UNKNOWN)
+        # The same again, and for ever.
+        assert said(await client.resolved(await client.insist("tools/call", calls["keyed"]))) == said(outcome)
+        noted = [key for key, _ in diary(log)]
+        assert noted.count("plain") <= 1
+        assert noted.count("keyed") == (1 if said(outcome) == "counted to 3" else noted.count("keyed")) <= 1
+        await settled(address)
+    assert_answered_once(address)
+    assert_sound(address)
+
+
+async def once(client: TaskClient, params: Message) -> Message | None:
+    """One request, to a process that may die meanwhile."""
+    try:
+        return await client.ask("tools/call", params)
+    except (Broken, ConnectionError):
+        return None
