@@ -217,7 +217,7 @@ class Settings:
         1.0, "how long one store operation may take before the store counts as failing", high=60.0
     )
     lease: float = _failure(
-        15.0,
+        12.0,
         "how long another node may be silent before its calls are settled; a store on one machine uses a lock instead",
         low=1.0,
         high=3_600.0,

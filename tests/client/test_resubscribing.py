@@ -81,8 +81,18 @@ async def test_a_position_is_brought_back_and_the_server_tells_what_was_missed()
         await until(lambda: listener.heard == ["note://1", "note://2", "tools"])
     assert [params["_meta"].get(POSITION) for params in bureau.requests("subscriptions/listen")] == [
         None,
-        {"bureau": 1},
+        {"bureau": 1, "at": 1.5},
     ]
+
+
+async def test_a_position_that_is_refused_is_left_out_and_everything_is_told_as_changed() -> None:
+    bureau = Bureau(positions=True)
+    async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
+        bureau.change("resource", "note://1")
+        await until(lambda: listener.heard == ["note://1"])
+        bureau.refuses_positions = True
+        proxy.cut()
+        await until(lambda: listener.heard == ["note://1", "tools", "note://1", "note://2"])
 
 
 async def test_a_server_that_stops_in_good_order_is_listened_to_again() -> None:

@@ -81,6 +81,7 @@ class Bureau:
         """What `server/discover` says of keys."""
         self.empty_pages = 0
         """Pages of `tools/list` before the one with the tools."""
+        self.refuses_positions = False
         self._has_tasks, self._has_keys, self._has_positions = tasks, keys, positions
         self._changes: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
@@ -251,12 +252,14 @@ class Bureau:
         heard = len(self._changes)
 
         async def say(method: str, params: dict[str, Any]) -> None:
-            place = {POSITION: {"bureau": heard}} if self._has_positions else {}
+            place = {POSITION: {"bureau": heard, "at": heard + 0.5}} if self._has_positions else {}
             meta = {SUBSCRIPTION_ID_META_KEY: ctx.request_id, **place}
             note = Notification[dict[str, Any], str](method=method, params={**params, "_meta": meta})
             await ctx.session.send_notification(note, related_request_id=ctx.request_id)  # type: ignore[arg-type]
 
         brought = params["_meta"].get(POSITION)
+        if self.refuses_positions and brought is not None:
+            raise MCPError(INVALID_PARAMS, "not a position")
         if self._has_positions and brought is not None:
             heard = brought["bureau"]
         stopping = self._stopping

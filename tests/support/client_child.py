@@ -24,7 +24,7 @@ def say(**facts: object) -> None:
 async def answer(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
     say(asked=params.message)
     if params.message.startswith("hang"):
-        if len(sys.argv) > 5:
+        if "answers" in sys.argv[5:]:
             return types.ElicitResult(action="accept", content={"answer": "at last"})
         await asyncio.Event().wait()
     return types.ElicitResult(action="accept", content={"answer": "yes"})
@@ -35,7 +35,8 @@ async def report(progress: float, total: float | None, message: str | None) -> N
 
 
 async def main(url: str, state: str, tool: str, arguments: str) -> None:
-    async with perdure.connect(url, state=state, elicitation_callback=answer) as client:
+    mode = "2026-07-28" if "modern" in sys.argv[5:] else "auto"
+    async with perdure.connect(url, state=state, mode=mode, elicitation_callback=answer) as client:
         say(session=client.session_id, pending=[[call.tool, call.arguments] for call in client.pending()])
         if tool == "all":
             calls = json.loads(arguments)["calls"]

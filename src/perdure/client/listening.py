@@ -8,12 +8,14 @@ that is listened to is told as changed, once: that costs a fetch too many, and m
 A server that ends a subscription in good order (at a stop, or to balance its load) is listened to again as well.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
 from mcp_types import JSONRPCRequest
 
+from perdure._core.codes import INVALID_PARAMS
 from perdure._core.delivery import LISTEN
 from perdure._core.extension import POSITION
 from perdure._core.losses import GAP
@@ -62,6 +64,9 @@ class Listening:
         while True:
             self._has_heard = False
             answer = await self._requests.exchange(request, self._take, patience=patience).answer()
+            if self._position is not None and answer.is_error and answer.body["error"].get("code") == INVALID_PARAMS:
+                self._position = None  # it means nothing to this server: without it, everything is told as changed
+                continue
             if answer.is_error or not self._honored:
                 return answer
             returns.course = returns.course.opened().lost()
@@ -80,7 +85,7 @@ class Listening:
     async def _take(self, message: Message) -> None:
         if message.method is None or message.is_request or message.method == CANCELLED:
             return  # the end of the connection follows, and says the same
-        params = dict(message.params)
+        params = json.loads(message.text).get("params") or {}  # `message.params` is to look at only
         meta = params.get("_meta")
         meta = dict(meta) if isinstance(meta, Mapping) else {}
         brought, self._position = self._position, meta.get(POSITION, self._position)

@@ -19,7 +19,7 @@ import anyio
 import mcp_types as types
 from mcp_types import JSONRPCRequest, RequestId
 
-from perdure._core.extension import CANCEL, KEY
+from perdure._core.extension import CANCEL, KEPT, KEY
 from perdure._core.polling import LEAST_POLL
 from perdure._core.settling import may_run_again
 from perdure.client.incoming import encoded
@@ -130,7 +130,7 @@ class SingleCalls:
 
     @property
     def _kept_seconds(self) -> float:
-        said = (self.extension or {}).get("keptMs")
+        said = (self.extension or {}).get(KEPT)
         return said / 1000 if isinstance(said, int) and said >= 0 else KEPT_SECONDS
 
     async def _may_run_again(self, call: SingleCall) -> bool:

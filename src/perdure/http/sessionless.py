@@ -14,7 +14,7 @@ from perdure._core.limits import weigh
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, replayed_first
-from perdure.http.listening import LISTEN, ListeningHandler
+from perdure.http.listening import LISTEN, ListeningHandler, hearing_changes
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
@@ -140,7 +140,7 @@ class SessionlessHandler:
         if listens and self._listening is not None and scope["method"] == "POST":
             await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
         else:
-            await self._pass_on(scope, receive, send, headers)
+            await self._pass_on(scope, receive, hearing_changes(send, self._access.context.changed.tell), headers)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Have the SDK answer a request."""

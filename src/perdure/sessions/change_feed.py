@@ -100,8 +100,10 @@ class ChangeFeed:
         self._turn = asyncio.Lock()
         self._looks = OnDemand(self._look, name="perdure-changes-look", on_failure=self._not_looked)
 
-    def begin(self, session: SessionId) -> None:
+    async def begin(self, session: SessionId) -> None:
+        """Know where the streams are, and tidy them up: each start of a process leaves one. Raises `StoreError`."""
         self._session = session
+        await self._look_at_ends(await self._context.store.streams(session))
 
     @property
     def is_on(self) -> bool:
