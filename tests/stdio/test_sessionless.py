@@ -152,7 +152,7 @@ async def test_what_a_tool_asks_is_a_round_of_its_call(folder: Path) -> None:
         assert list(office.host.tokens.glob("call*")) == []
 
 
-async def test_a_call_that_the_host_cancels(folder: Path) -> None:
+async def test_a_call_that_the_host_cancels_before_it_leaves(folder: Path) -> None:
     async with an_office(folder) as office:
         bridge = await office.host.start()
         call = begin_call(bridge, "pay", token="t", n=3, gate=office.gate, pauses=[1])
@@ -160,6 +160,7 @@ async def test_a_call_that_the_host_cancels(folder: Path) -> None:
         await until(lambda: office.servers.rows("SELECT count(*) FROM session WHERE initialized") == [(1,)])
         await until(lambda: '"task": ""' not in _ledger(office.host))
         bridge.notify("notifications/cancelled", **params({"requestId": call}))
+        assert await bridge.end() == 0
         await until(lambda: office.servers.rows("SELECT state FROM call") == [("cancelled",)])
         assert not bridge.has_answer(call)
 

@@ -92,14 +92,14 @@ class Bridge:
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
         )
-        sessionless = SessionlessSide(self._link, output, ledger)
+        self._sessionless = SessionlessSide(self._link, output, ledger)
         self._host = HostSide(
             self._link,
             notes,
             initialize=self._initialize,
             finish=self._finish,
             output=output,
-            sessionless=sessionless,
+            sessionless=self._sessionless,
         )
         self._text = ""  #: the host's own `initialize`
         self._is_resumed = False
@@ -125,6 +125,7 @@ class Bridge:
             on_leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
             await self._host.queue.flush()
+            await self._sessionless.flush()
             scope.cancel()
 
     def stop(self) -> None:

@@ -40,6 +40,8 @@ from perdure.telemetry.events import log_event
 
 #: Requests of the host that run at once, as in a session.
 MAX_RUNNING = 256
+#: Seconds for what the host cancelled last before it closed the pipe.
+FLUSH_SECONDS = 0.5
 #: Begins the state of a call whose task has asked something; the host brings it back with the answers.
 STATE = "perdure-stdio."
 #: Tasks whose question the host has not answered. Beyond, the oldest is forgotten, and its retry begins again.
@@ -68,6 +70,8 @@ class SessionlessSide:
         self._asking: dict[str, HostCall] = {}
         """Calls whose task waits for the host's answer, by their state."""
         self._offers: Offers | None = None
+        self._farewells: set[anyio.Event] = set()
+        """Cancellations that are on their way."""
         self._is_beating = False
 
     @staticmethod
@@ -90,6 +94,12 @@ class SessionlessSide:
         """The host does not listen any more. Its calls stay in the ledger."""
         for call in self._running.values():
             call.scope.cancel()
+
+    async def flush(self) -> None:
+        """Wait until what the host has cancelled is cancelled, or `FLUSH_SECONDS` are over."""
+        with anyio.move_on_after(FLUSH_SECONDS):
+            while self._farewells:
+                await next(iter(self._farewells)).wait()
 
     async def _beat(self) -> None:
         while True:
@@ -253,15 +263,21 @@ class SessionlessSide:
         del self._running[call.host_id]
         if call.entry is not None:
             self._ledger.end(call.entry)
-        if call.task:
-            self._link.start(self._goodbye, CANCEL_TASK, {"taskId": call.task}, call)
-        elif call.entry is not None:
-            self._link.start(self._goodbye, CANCEL, {"key": call.entry.key}, call)
+        if call.task or call.entry is not None:
+            self._farewells.add(over := anyio.Event())
+            self._link.start(self._goodbye, call, over)
 
-    async def _goodbye(self, method: str, params: Mapping[str, Any], call: HostCall) -> None:
-        found = await self._exchanges.ask(method, params, call)
-        if found.is_error:
-            log_event(logging.INFO, "stdio.not_cancelled", f"a call could not be cancelled: {found.why}")
+    async def _goodbye(self, call: HostCall, over: anyio.Event) -> None:
+        """Cancel a call at the server: by its handle, or by its key where it has none."""
+        by_key = {"key": "" if call.entry is None else call.entry.key}
+        method, params = (CANCEL_TASK, {"taskId": call.task}) if call.task else (CANCEL, by_key)
+        try:
+            found = await self._exchanges.ask(method, params, call)
+            if found.is_error:
+                log_event(logging.INFO, "stdio.not_cancelled", f"a call could not be cancelled: {found.why}")
+        finally:
+            self._farewells.discard(over)
+            over.set()
 
     def _unknown(self, call: HostCall, reason: str) -> Message:
         return unknown("null", "tools/call", call.tool, reason)
