@@ -99,7 +99,6 @@ def test_each_setting_has_been_proven_above() -> None:
         "tasks",
         "broker",
         "metrics",
-        "tasks",
     }
 
 
