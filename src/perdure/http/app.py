@@ -36,7 +36,7 @@ from perdure.http.sessionless import SessionlessHandler
 from perdure.http.single_call_endpoint import CANCEL_METHOD, TASK_METHODS
 from perdure.log.chores import cancel_all, keep_going
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
-from perdure.sessions.registry import SessionInfo, numbers
+from perdure.sessions.registry import SessionInfo, has_kept_calls, numbers, running_calls
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import NodeRecord, Store, Survey, survey_of
@@ -170,12 +170,12 @@ class App:
         """Whether a call runs."""
         if self._process is None:
             return False
-        return bool(self._process.sessions.running_calls()) or any(handler.is_busy for handler in self._sessionless)
+        return bool(running_calls(self._process.sessions)) or any(handler.is_busy for handler in self._sessionless)
 
     @property
     def has_kept_calls(self) -> bool:
         """Whether a call runs that its client can ask for again."""
-        return self._process is not None and self._process.sessions.has_kept_calls()
+        return self._process is not None and has_kept_calls(self._process.sessions)
 
     @property
     def _sessionless(self) -> Sequence[SessionlessHandler]:

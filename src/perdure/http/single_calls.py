@@ -54,7 +54,7 @@ from perdure.sessions.client_messages import cancel_call
 from perdure.sessions.client_messages import receive as receive_message
 from perdure.sessions.ledger import Call, progress_token, unknown_outcome
 from perdure.sessions.messages import encode
-from perdure.sessions.session import Session
+from perdure.sessions.session import Session, SessionHistory
 from perdure.sessions.single_calls import Asked, SingleCalls
 from perdure.store.base import SessionRecord
 
@@ -309,8 +309,8 @@ class SingleCallHandler:
         with session.in_use(), call.stream.kept_whole():
             self._access.credentials.bring(session.id, asked.http.scope)
             connection = CallReader(writer, token=progress_token(asked.request) is not None)
-            arrival = hub.arrive()
-            reader = Reader(hub, call.stream, session, cursor=0, arrival=arrival, frame=connection.frame)
+            history, arrival = SessionHistory(session), hub.arrive()
+            reader = Reader(hub, call.stream, history, cursor=0, arrival=arrival, frame=connection.frame)
             hub.attach(reader)
             session.exchange.start(call, asked.http)
             self._shown.add(connection)

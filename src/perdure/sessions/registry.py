@@ -449,13 +449,6 @@ class SessionRegistry:
         task.add_done_callback(lambda _: self._resting.pop(session.id, None))
         await task
 
-    def running_calls(self) -> list[tuple[Session, Call]]:
-        return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]
-
-    def has_kept_calls(self) -> bool:
-        """Whether a call runs that its client can ask for again, as a task or by its key."""
-        return any(session.is_kept_call for session, _ in self.running_calls())
-
     async def aclose(self) -> None:
         """Drop every runtime. No session ends."""
         for session in self._by_id.values():
@@ -474,6 +467,16 @@ def _loaded(
     del loading[session_id]
     if not task.cancelled():
         task.exception()  # all that waited for it may have left; asyncio would complain
+
+
+def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
+    """The calls that run here, with their sessions."""
+    return [(session, call) for session in sessions for call in session.exchange.calls.all_running()]
+
+
+def has_kept_calls(sessions: SessionRegistry) -> bool:
+    """Whether a call runs here that its client can ask for again, as a task or by its key."""
+    return any(session.is_kept_call for session, _ in running_calls(sessions))
 
 
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
