@@ -72,6 +72,7 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
         ("allowed_hosts", ("a.example", "b.example:8000"), "a.example"),
         ("allowed_origins", ("https://a.example",), ("",)),
         ("cors_origins", ("*",), (1,)),
+        ("tasks", ("bake=required", "*=never"), ("bake=always",)),
         ("broker", False, 0),
         ("metrics", False, 0),
         ("tasks", ("bake=required", "*=never"), ("bake=sometimes",)),
@@ -95,9 +96,9 @@ def test_each_setting_has_been_proven_above() -> None:
         "allowed_hosts",
         "allowed_origins",
         "cors_origins",
+        "tasks",
         "broker",
         "metrics",
-        "tasks",
     }
 
 

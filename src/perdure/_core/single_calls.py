@@ -100,6 +100,13 @@ def key_names(secret: bytes, owner: str, key: str, state: str | None) -> tuple[S
     return SessionId(id_text(session)), StreamId(id_text(stream))
 
 
+def is_key(given: object) -> bool:
+    """Whether a client may give this as a key."""
+    if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
+        return False
+    return not any(character < " " or character == "\x7f" for character in given)
+
+
 def derived_key(digest: bytes, slot: int) -> str:
     """The key of a call whose client gave none. No client can give this one: keys have no control characters."""
     return f"\0{digest.hex()} {slot}"

@@ -105,6 +105,9 @@ class SessionlessHandler:
         self._single_calls = single_calls
         self._listening = listening
         self._running: set[_Exchange] = set()
+        self._elsewhere = 0
+        """Requests that `single_calls` has: they end by themselves, and a poll that is held keeps no process from its
+        stop."""
         self._ended = False
 
     @property
@@ -145,7 +148,7 @@ class SessionlessHandler:
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Have the SDK answer a request."""
         context, settings = self._access.context, self._access.settings
-        if len(self._running) >= settings.max_sessionless:
+        if len(self._running) + self._elsewhere >= settings.max_sessionless:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
         if context.hub.full:
             raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
@@ -159,9 +162,13 @@ class SessionlessHandler:
                     if not work.has_room(weight := weigh(body)):
                         raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
                     if self._single_calls is not None and self._single_calls.wants(headers):
-                        self._running.discard(running)  # it ends by itself
-                        if await self._single_calls(scope, receive, send, headers, body, size=weight):
-                            return
+                        self._running.discard(running)
+                        self._elsewhere += 1
+                        try:
+                            if await self._single_calls(scope, receive, send, headers, body, size=weight):
+                                return
+                        finally:
+                            self._elsewhere -= 1
                         if self._ended:
                             raise Refused(Refusal.STOPPING)
                         self._running.add(running)
