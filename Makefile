@@ -37,7 +37,7 @@ format: .venv/ready ## Format the code
 	@.venv/bin/ruff check --fix-only --quiet . scripts/setup
 	@.venv/bin/ruff format . scripts/setup
 
-conformance: .venv/ready ## Run the official conformance suite for each protocol revision
+conformance: .venv/ready ## Run the official conformance suite for each protocol revision, and for tasks
 	@.venv/bin/python -m tests.conformance.conformance
 
 bench: ## Measure Perdure beside its peers; results in bench/results

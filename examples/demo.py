@@ -26,6 +26,7 @@ import httpx2
 from examples.desktop import restart_the_bridge
 from examples.front import Front
 from examples.nodes import Nodes, NoServer, is_postgres, postgres
+from examples.task import run_a_task
 
 from perdure._core.sse import Decoder, ServerSentEvent
 from perdure.errors import Misuse
@@ -36,6 +37,8 @@ LOAVES = 8
 SEEN_BEFORE_THE_LOSS = 3
 #: Longer than one loaf takes, so that some events are missed.
 RETRY = "1500ms"
+#: Shorter than the tool takes, so that a client that declares tasks gets a handle.
+TASK_AFTER = "1s"
 #: Seconds. Events that arrive this soon after the client is back were waiting for it.
 AT_ONCE = 0.05
 
@@ -195,7 +198,13 @@ def play(bakery: Bakery, url: str, terminal: Terminal) -> list[str]:
     terminal.step("A client opens a session")
     terminal.line(f"Mcp-Session-Id: {client.open_session()}")
     lost = cut_the_connection(client, terminal) + kill_the_server(bakery, client, terminal)
-    return lost + restart_the_bridge(bakery.url, terminal)
+
+    def kill() -> None:
+        terminal.line(f"process {bakery.kill()} is dead", mark="✂")
+        bakery.start()
+        terminal.line(f"process {bakery.pid} is started on the same file, and runs the tool again, because it may")
+
+    return lost + run_a_task(url, kill, terminal) + restart_the_bridge(bakery.url, terminal)
 
 
 def cut_the_connection(client: Client, terminal: Terminal) -> list[str]:
@@ -241,7 +250,19 @@ def play_nodes(nodes: Nodes, url: str, terminal: Terminal) -> list[str]:
     terminal.step("A client opens a session; the balancer gives each request to the next node")
     session = client.open_session()
     terminal.line(f"Mcp-Session-Id: {session}; the last request went to {nodes.name(nodes.last)}")
-    return cut_the_connection(client, terminal) + kill_a_node(nodes, client, terminal)
+    lost = cut_the_connection(client, terminal) + kill_a_node(nodes, client, terminal)
+    nodes.start_again()
+    running = nodes.last
+
+    def kill() -> None:
+        nonlocal running
+        running = nodes.last  # the call is the last request that the balancer has seen
+        running.kill()
+        terminal.line(f"{nodes.name(running)} is dead; the other one takes its call over", mark="✂")
+
+    lost += run_a_task(url, kill, terminal)
+    terminal.line(f"the task ran on {nodes.name(running)}, and its result came from {nodes.name(nodes.last)}")
+    return lost
 
 
 def kill_a_node(nodes: Nodes, client: Client, terminal: Terminal) -> list[str]:
@@ -309,7 +330,7 @@ class Bakery:
         """Start it, and read its URL from the line that says that it is ready."""
         command = [sys.executable, "-m", "perdure", "serve", f"{BAKERY}:server", "--port", str(self.port)]
         # Otherwise it would warn that the previous process died, in the middle of the scene.
-        options = ["--store", self._store, "--retry", RETRY, "--log-level", "error"]
+        options = ["--store", self._store, "--retry", RETRY, "--task-after", TASK_AFTER, "--log-level", "error"]
         self._process = subprocess.Popen(command + options, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         assert self._process.stdout is not None
         ready = self._process.stdout.readline()

@@ -293,13 +293,15 @@ def revisions(_: str) -> str:
 
 def delivery(_: str) -> str:
     """What a client does with a response or a failure: a row for each, a column for each kind of thing that it sent."""
-    by_post, by_get = list(rules.Column)[:5], list(rules.Column)[5:]
+    by_post, by_get, keyed = list(rules.Column)[:5], list(rules.Column)[5:8], list(rules.Column)[8:]
     return "\n".join(
         (
             "**By POST.**\n",
             _meanings(rules.RESPONDED, by_post),
             "**By GET.** A call with a position, and the standalone stream.\n",
             _meanings(rules.RESPONDED, by_get),
+            "**By POST, without a session.** (2026-07-28; reads are calls that may be repeated, as above.)\n",
+            _meanings(rules.RESPONDED, keyed),
             "**No response, or one that broke off.**\n",
             _meanings(rules.FAILED, list(rules.Column)),
             "| | what the client does next |\n| --- | --- |",

@@ -72,8 +72,10 @@ def test_a_number_is_a_number(name: str, value: object) -> None:
         ("allowed_hosts", ("a.example", "b.example:8000"), "a.example"),
         ("allowed_origins", ("https://a.example",), ("",)),
         ("cors_origins", ("*",), (1,)),
+        ("tasks", ("bake=required", "*=never"), ("bake=always",)),
         ("broker", False, 0),
         ("metrics", False, 0),
+        ("tasks", ("bake=required", "*=never"), ("bake=sometimes",)),
     ],
 )
 def test_other_kinds_are_checked_too(name: str, good: Any, bad: Any) -> None:
@@ -94,6 +96,7 @@ def test_each_setting_has_been_proven_above() -> None:
         "allowed_hosts",
         "allowed_origins",
         "cors_origins",
+        "tasks",
         "broker",
         "metrics",
     }

@@ -5,8 +5,11 @@ import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
 import { bundle, common, here } from './bundle.mjs';
 
-/** What the package may weigh on the wire. The table that it shares with the Python clients is 300 of it. */
-const MOST = 6400;
+/**
+ * What the package may weigh on the wire. The table that it shares with the Python clients is 300 of it; requests without
+ * a session (2026-07-28) are 3,000: keys, tasks, rounds and subscriptions are another protocol than sessions.
+ */
+const MOST = 9500;
 
 process.chdir(here);
 await bundle('dist');

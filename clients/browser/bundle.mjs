@@ -22,9 +22,9 @@ export const common = {
  * or a name of the platform's.
  */
 const OURS = `
-  again awake begin broken closed end enter feed hand hasPosition heard isStream kept leave leaving line lines look lost mayRenew
-  offline onopen onposition over page park parked pause proven ready recovered release renewing report resumed retry running
-  saysWhen settle slots state taken troubled
+  again answered attempts awake begin broken closed end enter envelope feed goes hand hasPosition hasTasks heard isCut isStream
+  keeps kept leave leaving line lines look lost mayRenew offers offline onopen onposition over page park parked pause proven ready
+  recovered release renewing report resumed retry running saysWhen settle single slots state take taken troubled
 `;
 
 export async function bundle(outdir) {

@@ -27,7 +27,7 @@ from perdure.sessions.call_watch import CallWatch
 from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext
 from perdure.sessions.housekeeping import Housekeeping
-from perdure.sessions.registry import SessionRegistry, numbers
+from perdure.sessions.registry import SessionRegistry, has_kept_calls, numbers
 from perdure.sessions.tool_hints import ToolHints
 from perdure.settings import Settings
 from perdure.store.base import Liveness, Store
@@ -63,11 +63,11 @@ class ServerProcess:
         settings = self.context.settings
         await self._learn_tools()
         await _wait_while(is_busy, settings.drain_timeout)
-        if settings.task_drain > settings.drain_timeout and self.sessions.has_kept_calls():
+        if settings.task_drain > settings.drain_timeout and has_kept_calls(self.sessions):
             await self._learn_tools()
             self.end(but_kept=True)
             end_others()
-            await _wait_while(self.sessions.has_kept_calls, settings.task_drain - settings.drain_timeout)
+            await _wait_while(lambda: has_kept_calls(self.sessions), settings.task_drain - settings.drain_timeout)
 
     async def stop(self) -> None:
         """End what runs, as soon as it is known which calls may run again."""

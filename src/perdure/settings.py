@@ -187,6 +187,11 @@ class Settings:
     max_calls: int = _limit(100, "requests running at once in one session, in all processes together; 429 beyond")
     max_readers: int = _limit(20_000, "event streams open at once; 503 beyond")
     max_sessionless: int = _limit(1_000, "requests of 2026-07-28 running at once; 503 beyond")
+    max_tasks: int = _limit(
+        10_000,
+        "tasks, and calls with a key, kept at once in all processes, nearly; beyond, the one that ended first goes, and"
+        " 503 if all of them run",
+    )
     max_principal_tasks: int = _limit(
         1_000,
         "tasks, and calls with a key, kept at once for one principal, or for one address without a principal; beyond,"
@@ -217,7 +222,7 @@ class Settings:
         1.0, "how long one store operation may take before the store counts as failing", high=60.0
     )
     lease: float = _failure(
-        15.0,
+        12.0,
         "how long another node may be silent before its calls are settled; a store on one machine uses a lock instead",
         low=1.0,
         high=3_600.0,

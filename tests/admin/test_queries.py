@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure._core.ids import Fence, Kind, NodeId, SessionId, StreamId
+from perdure._core.ids import Fence, Kind, NodeId, RecordKind, SessionId, StreamId
 from perdure._core.states import CallState, SessionState
 from perdure._core.text import printable
 from perdure.admin import queries
@@ -77,7 +77,9 @@ RECORD = SessionRecord(
     active=NOW - 12,
 )
 OVERVIEW = list_object(
-    RECORD, streams=[a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("other"))], calls=2
+    RECORD,
+    streams=[a_stream(STANDALONE, kind=Kind.STANDALONE), a_stream(), a_stream(StreamId("other"))],
+    calls=[a_call({}), a_call({}, state=CallState.WAITING)],
 )
 PARTS: dict[str, Any] = {
     "record": RECORD,
@@ -102,16 +104,16 @@ def shown(nodes: frozenset[NodeId] = frozenset({NODE}), **parts: Any) -> list[st
 
 def test_a_wide_terminal_has_a_session_in_one_line() -> None:
     assert list_lines([OVERVIEW], now=NOW, columns=120) == [
-        f"{'SESSION':<43}  OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  HOME",
-        f"{ID}  alice  active  2025-11-25  2h   12s   2      3        nodeAAAA",
+        f"{'ID':<43}  KIND     OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  NODE",
+        f"{ID}  session  alice  active  2025-11-25  2h   12s   2      3        nodeAAAA",
     ]
 
 
 def test_a_narrow_terminal_has_the_whole_id_in_a_line_of_its_own() -> None:
     assert list_lines([OVERVIEW], now=NOW, columns=80) == [
-        "SESSION",
-        "  OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  HOME",
-        ID,
+        f"{'ID':<43}  KIND",
+        "  OWNER  STATE   VERSION     AGE  SEEN  CALLS  STREAMS  NODE",
+        f"{ID}  session",
         "  alice  active  2025-11-25  2h   12s   2      3        nodeAAAA",
     ]
 
@@ -123,7 +125,8 @@ def test_the_list_fits_the_terminal_whatever_the_owner_is_called(columns: int) -
 
 
 def test_eighty_columns_have_room_for_all_facts() -> None:
-    session = {**OVERVIEW, "owner": "o" * 40, "state": "dormant", "created": NOW - 999 * DAY}
+    call = {"state": "cancelled", "node": NODE}
+    session = {**OVERVIEW, "owner": "o" * 40, "call": call, "created": NOW - 999 * DAY}
     assert not any(line.endswith("…") for line in list_lines([session], now=NOW, columns=80))
 
 
@@ -131,16 +134,17 @@ def test_no_owner_and_no_home_are_dashes() -> None:
     session = list_object(
         dataclasses.replace(RECORD, owner="", version=""),
         streams=[dataclasses.replace(a_stream(STANDALONE), node=NodeId(""))] * 3,
-        calls=2,
+        calls=[a_call({})],
     )
     assert list_lines([session], now=NOW, columns=None)[1].split() == [
         ID,
+        "session",
         "-",
         "active",
         "-",
         "2h",
         "12s",
-        "2",
+        "1",
         "3",
         "-",
     ]
@@ -148,6 +152,7 @@ def test_no_owner_and_no_home_are_dashes() -> None:
 
 def test_the_object_of_a_session_in_the_list_has_keys_that_stay() -> None:
     assert OVERVIEW == {
+        "kind": "session",
         "id": ID,
         "owner": "alice",
         "state": "active",
@@ -157,7 +162,63 @@ def test_the_object_of_a_session_in_the_list_has_keys_that_stay() -> None:
         "calls": 2,
         "streams": 3,
         "home": NODE,
+        "call": None,
     }
+
+
+# Single calls
+
+TASK = dataclasses.replace(
+    RECORD,
+    kind=RecordKind.CALL,
+    version="2026-07-28",
+    incarnation=1,
+    sticky=(),
+    result=b'"rejoin"',
+    standalone=StreamId(""),
+)
+RUNNING = a_call({"params": {"name": "count"}})
+
+
+def test_a_call_that_its_client_can_ask_for_is_a_task_and_has_the_state_of_its_row() -> None:
+    listed = list_object(TASK, streams=[a_stream()], calls=[RUNNING])
+    assert (listed["kind"], listed["state"], listed["home"], listed["calls"]) == ("task", "active", None, 1)
+    assert listed["call"] == {"method": "tools/call", "name": "count", "state": "running", "attempt": 2, "node": NODE}
+    ended = a_call({}, state=CallState.SETTLED)
+    over = list_object(dataclasses.replace(TASK, initialized=False), streams=[a_stream(sealed=True)], calls=[ended])
+    assert (over["kind"], over["calls"], over["streams"], over["call"]["node"]) == ("call", 0, 0, None)
+    assert list_lines([listed, over], now=NOW, columns=None) == [
+        f"{'ID':<43}  KIND  OWNER  STATE    VERSION     AGE  SEEN  CALLS  STREAMS  NODE",
+        f"{ID}  task  alice  running  2026-07-28  2h   12s   1      1        nodeAAAA",
+        f"{ID}  call  alice  settled  2026-07-28  2h   12s   0      0        -",
+    ]
+
+
+def test_of_a_call_only_its_record_may_be_left() -> None:
+    listed = list_object(dataclasses.replace(TASK, state=SessionState.ENDED), streams=(), calls=())
+    assert (listed["kind"], listed["state"], listed["call"]) == ("task", "ended", None)
+    assert list_lines([listed], now=NOW, columns=None)[1].split()[:4] == [ID, "task", "alice", "ended"]
+
+
+def test_a_task_is_shown_with_its_call_and_without_what_only_sessions_have() -> None:
+    lines = shown(record=TASK, streams=[a_stream()], calls=[RUNNING], kept={}, readers={}, has_token=False)
+    assert lines[:9] == [
+        f"task          {ID}",
+        "owner         alice",
+        "state         running",
+        "version       2026-07-28",
+        "client        inspector 1.2",
+        "created       2027-01-15 05:58:20Z (2h ago)",
+        "last active   2027-01-15 07:59:48Z (12s ago)",
+        f"node          {NODE}",
+        "retained      0 events and 0 answers of 0 sealed streams",
+    ]
+    assert lines[9:13] == [
+        "",
+        "calls: 1",
+        "  REQUEST  STATE    ATTEMPT  NODE      STREAM    METHOD",
+        "  3        running  2        nodeAAAA  callxxxx  tools/call count",
+    ]
 
 
 # One session
@@ -290,6 +351,7 @@ def test_each_thing_that_is_seen_is_a_line() -> None:
         queries.appended(stream, event),
         queries.opened(a_stream(STANDALONE, kind=Kind.STANDALONE), ()),
         queries.ended(ID, "client deleted"),
+        queries.ended(ID, "answered", kind=queries.Shown.TASK),
     ]
     assert [tail_line(thing, columns=90) for thing in seen] == [
         "07:59:00.000  call        callxxxx          opened: tools/call count (request 3)",
@@ -298,6 +360,7 @@ def test_each_thing_that_is_seen_is_a_line() -> None:
         "08:00:00.250  call        callxxxx  12      answer 3: {}",
         "07:59:00.000  standalone  standalo          opened",
         f"session {ID} has ended: client deleted",
+        f"task {ID} has ended: answered",
     ]
 
 
@@ -321,7 +384,7 @@ def test_each_thing_that_is_seen_is_an_object() -> None:
         {"what": "gap", **of_stream, "first": 1, "last": 10},
         {"what": "event", "time": NOW, **of_stream, "seq": 12, "final": True, "message": json.loads(payload)},
         {"what": "event", "time": NOW, **of_stream, "seq": 13, "final": False, "message": "odd"},
-        {"what": "ended", "session": ID, "reason": "client deleted"},
+        {"what": "ended", "session": ID, "record": "session", "reason": "client deleted"},
     ]
 
 

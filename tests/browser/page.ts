@@ -47,6 +47,10 @@ function recovered(call: RecoveredCall): void {
   const key = keyOf(call.params);
   show('recovered', key);
   calls.set(key, call);
+  call.onquestion = ({ method, params }) => {
+    show('question', method, params?.['message'] as string);
+    return { action: 'accept', content: { answer: 'forty-three' } };
+  };
   call.onnotification = ({ method, params }) => {
     if (method === 'notifications/progress') show('progress', key, params?.['progress'] as number);
     else show('notification', key, method);
@@ -99,6 +103,7 @@ const lab = {
   /** The standalone stream has been open in this page. */
   listens: () => listens,
   server: () => client.getServerVersion()?.name ?? null,
+  version: () => client.getNegotiatedProtocolVersion() ?? null,
   capabilities: () => client.getServerCapabilities() ?? null,
   pending: () => transport.pending().map((call) => (recovered(call), keyOf(call.params))),
   positions: () => transport.positions,
@@ -137,6 +142,8 @@ const lab = {
   },
   /** A read: how many there are. */
   tools: async (): Promise<number> => (await client.listTools()).tools.length,
+  /** Without sessions, a client says what it wants to hear of. */
+  listen: async (filter: object): Promise<string> => JSON.stringify((await client.listen(filter)).honoredFilter),
   close: () => client.close(),
   end: () => transport.terminateSession(),
 };
@@ -147,7 +154,10 @@ const { Client } =
   query.get('sdk') === '1'
     ? await import('@modelcontextprotocol/sdk/client/index.js')
     : await import('@modelcontextprotocol/client');
-const client = new Client({ name: 'page', version: '1' }, { capabilities: { elicitation: {} } }) as Client2;
+// `single`: the revision without sessions, where the server speaks it.
+const versionNegotiation = query.has('single') ? { mode: 'auto' } : undefined;
+const about = { capabilities: { elicitation: {} }, versionNegotiation };
+const client = new Client({ name: 'page', version: '1' }, about as object) as Client2;
 client.onerror = (error) => show('trouble', String(error));
 client.fallbackNotificationHandler = async ({ method, params }) => {
   show('notice', method, ((params?.['uri'] as string | undefined) ?? null));

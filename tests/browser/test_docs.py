@@ -47,6 +47,7 @@ async def test_the_examples(browser: Browser) -> None:
         tab = await browser.visit(f"http://127.0.0.1:{port}/")
         says = "document.querySelector('output').textContent.includes({!r})"
         await tab.until(says.format("signed in as from the sign-in"))
+        await tab.until(says.format("speaks 2026-07-28"))
         await tab.eval("document.querySelector('button').click()")
         await tab.until(says.format("loaf 2"))
         await tab.reload()

@@ -43,7 +43,9 @@ from perdure.store.base import (
 )
 from tests.cli.test_process import exchange, hello, open_session, port_of
 from tests.cli.test_process import start as serve
+from tests.support.modern import TASKS, modern
 from tests.support.postgres import connection, new_schema, store_url
+from tests.support.raw import Peer
 from tests.support.starting import Program
 from tests.support.starting import start as start_module
 
@@ -205,6 +207,7 @@ async def test_sessions_are_listed_the_last_active_one_first(server: Server) -> 
     await server.commit(PutSession(record=late))
     first, second = await objects(server.folder, "sessions")
     assert first == {
+        "kind": "session",
         "id": late.id,
         "owner": "alice",
         "state": "dormant",
@@ -214,12 +217,13 @@ async def test_sessions_are_listed_the_last_active_one_first(server: Server) -> 
         "calls": 0,
         "streams": 0,
         "home": None,
+        "call": None,
     }
     assert (second["id"], second["calls"], second["streams"], second["home"]) == (ID, 1, 2, NODE)
     table = await lines(server.folder, "sessions")
-    assert [line.split()[0] for line in table] == ["SESSION", late.id, ID]
+    assert [line.split()[0] for line in table] == ["ID", late.id, ID]
     narrow = await lines(server.folder, "sessions", COLUMNS="80")
-    assert [line for line in narrow if not line.startswith(" ")] == ["SESSION", late.id, ID]
+    assert [line.split()[0] for line in narrow if not line.startswith(" ")] == ["ID", late.id, ID]
     assert max(map(len, narrow)) <= 80
 
 
@@ -280,11 +284,11 @@ async def test_everything_about_a_session_is_shown(server: Server) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("first", "'first' is too short for a session; give at least 8 characters of its id"),
-        ("first-se", "several sessions begin with 'first-se'; give more of the id"),
-        ("first-xx", "no session 'first-xx' in the store"),
-        ("zzzzzzzz", "no session 'zzzzzzzz' in the store"),
-        (f"{ID}x", f"no session '{ID}x' in the store"),
+        ("first", "'first' is too short; give at least 8 characters of the id"),
+        ("first-se", "several ids begin with 'first-se'; give more of the id"),
+        ("first-xx", "no session or task 'first-xx' in the store"),
+        ("zzzzzzzz", "no session or task 'zzzzzzzz' in the store"),
+        (f"{ID}x", f"no session or task '{ID}x' in the store"),
     ],
 )
 async def test_a_session_is_named_clearly_or_not_at_all(server: Server, name: str, sentence: str) -> None:
@@ -297,7 +301,7 @@ async def test_a_session_is_named_clearly_or_not_at_all(server: Server, name: st
 
 @pytest.mark.parametrize("command", [("sessions", "show"), ("sessions", "end"), ("tail",)])
 async def test_a_session_that_is_not_there_is_refused(server: Server, command: tuple[str, ...]) -> None:
-    assert await refusal(server.folder, *command, "zzzzzzzz") == "no session 'zzzzzzzz' in the store"
+    assert await refusal(server.folder, *command, "zzzzzzzz") == "no session or task 'zzzzzzzz' in the store"
 
 
 @pytest.mark.parametrize("begin", ["-h-a-session", "--store", "-xsession"])
@@ -374,7 +378,7 @@ async def test_the_sessions_of_a_token_s_principal_are_found_by_its_name(hello: 
         open_session(port, "authorization: Bearer fedcba9876543210\r\n")
         assert [found["id"] for found in await objects(hello, "sessions", "--owner", "alice")] == [session]
         head, line = await lines(hello, "sessions", "--owner", "alice")
-        assert (head.split()[:2], line.split()[:2]) == (["SESSION", "OWNER"], [session, "alice"])
+        assert (head.split()[:3], line.split()[:3]) == (["ID", "KIND", "OWNER"], [session, "session", "alice"])
         assert "owner         alice" in await lines(hello, "sessions", "show", session)
     finally:
         process.kill()
@@ -662,3 +666,108 @@ async def test_a_closed_pipe_ends_it_quietly(server: Server, more: bool) -> None
 async def test_a_session_that_has_ended_is_not_followed_for_long(server: Server) -> None:
     await server.commit(EndSession(session=ID, time=0, reason="replay window passed"))
     assert await lines(server.folder, "tail", ID) == [f"session {ID} has ended: replay window passed"]
+
+
+# Tasks and other single calls
+
+
+WAITING = """
+import anyio
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ToolAnnotations
+
+server = MCPServer("waiting")
+
+
+@server.tool(annotations=ToolAnnotations(idempotent_hint=True))
+async def wait(ctx: Context) -> str:
+    await ctx.report_progress(1, 2, "waiting")
+    await anyio.sleep(600)
+    return "never"
+"""
+TAKES_TASKS: dict[str, Any] = {"extensions": {TASKS: {}}}
+
+
+def a_call(tool: str, **meta: str) -> tuple[bytes, dict[str, str]]:
+    params = {"name": tool, "arguments": {}, "_meta": {f"dev.perdure/{name}": value for name, value in meta.items()}}
+    return modern("tools/call", params, capabilities=TAKES_TASKS)
+
+
+async def ask(peer: Peer, method: str, task: str) -> dict[str, Any]:
+    body, headers = modern(method, {"taskId": task}, capabilities=TAKES_TASKS)
+    answer = (await peer.ask("POST", body, headers={**headers, "mcp-name": task})).json
+    result: dict[str, Any] = answer.get("result") or answer["error"]
+    return result
+
+
+@contextlib.asynccontextmanager
+async def waiting_server(folder: Path, kind: str) -> AsyncIterator[Peer]:
+    (folder / "waiting.py").write_text(WAITING)
+    address = ADDRESSES[folder] = store_url() if kind == "postgres" else "sqlite:perdure.db"
+    process = serve(
+        folder, "--store", address, "--task-after", "0s", "--log-level", "error", target="waiting.py:server"
+    )
+    try:
+        yield Peer(port=port_of(process))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_tasks_stand_beside_sessions_and_an_operator_cancels_one(tmp_path: Path, kind: str) -> None:
+    async with waiting_server(tmp_path, kind) as peer:
+        session = open_session(peer.port)
+        body, headers = a_call("wait")
+        task = (await peer.ask("POST", body, headers=headers)).json["result"]["taskId"]
+        listed = {found["id"]: found for found in await objects(tmp_path, "sessions")}
+        assert {name: found["kind"] for name, found in listed.items()} == {session: "session", task: "task"}
+        call = listed[task]["call"]
+        assert (call["name"], call["state"], call["node"]) == ("wait", "running", listed[session]["home"])
+        assert [found["id"] for found in await objects(tmp_path, "sessions", "--kind", "task")] == [task]
+        assert [found["id"] for found in await objects(tmp_path, "sessions", "--state", "running")] == [task]
+        assert await lines(tmp_path, "sessions", "--kind", "call") == ["no calls"]
+        prefix = ("--", task[:8]) if task.startswith("-") else (task[:8],)
+        assert (await lines(tmp_path, "sessions", "show", *prefix))[0] == f"task          {task}"
+
+        following = await start(tmp_path, "tail", "--from-start", *prefix)
+        polling = asyncio.create_task(ask(peer, "tasks/get", task))
+        assert await lines(tmp_path, "sessions", "end", *prefix) == [f"task {task} has ended: cancelled"]
+        await polling
+        assert (await ask(peer, "tasks/get", task))["status"] == "cancelled"
+        status, said, errors = await ended(following)
+        assert (status, errors, said.splitlines()[-1]) == (0, "", f"task {task} has ended: cancelled")
+        assert "tools/call" in said
+        assert "1/2 waiting" in said
+
+        assert await lines(tmp_path, "sessions", "end", *prefix) == [f"task {task} has ended: operator ended"]
+        assert (await ask(peer, "tasks/get", task))["code"] == -32602
+        assert await refusal(tmp_path, "sessions", "end", *prefix) == f"no session or task '{task[:8]}' in the store"
+
+
+async def test_a_client_that_waits_for_its_call_is_answered_when_an_operator_ends_it(tmp_path: Path) -> None:
+    async with waiting_server(tmp_path, "sqlite") as peer:
+        for key, kind in (({}, "call"), ({"dev.perdure/key": "k"}, "task")):
+            params = {"name": "wait", "arguments": {}, "_meta": {"progressToken": 1, **key}}
+            body, headers = modern("tools/call", params, capabilities={"elicitation": {}})
+            async with await peer.begin("POST", body, headers=headers) as exchange:
+                await exchange.until_messages(1)
+                [listed] = await objects(tmp_path, "sessions", "--kind", kind)
+                said = await lines(tmp_path, "sessions", "end", listed["id"])
+                assert said == [f"{kind} {listed['id']} has ended: cancelled"]
+                answer = await exchange.answer()
+                assert (answer.status, answer.messages[-1]["error"]["message"]) == (200, "Request cancelled")
+
+
+async def test_a_task_of_a_server_that_was_killed_is_cancelled_by_the_next_one(tmp_path: Path) -> None:
+    async with waiting_server(tmp_path, "sqlite") as peer:
+        body, headers = a_call("wait")
+        task = (await peer.ask("POST", body, headers=headers)).json["result"]["taskId"]
+    [left] = await objects(tmp_path, "sessions")
+    assert (left["id"], left["call"]["state"]) == (task, "running")
+    said = f"task {task} ends when a server starts: none runs that could cancel it"
+    assert await lines(tmp_path, "sessions", "end", task) == [said]
+    async with waiting_server(tmp_path, "sqlite") as peer:
+        while (found := await ask(peer, "tasks/get", task))["status"] == "working":
+            pass  # each poll is held until there is something to tell
+    assert found["status"] == "cancelled"

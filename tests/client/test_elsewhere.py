@@ -127,8 +127,8 @@ class ModernOnly:
         await self._app(scope, receive, send)
 
 
-async def test_a_server_of_2026_07_28_alone_is_spoken_to_as_the_sdk_does(shop: Workshop, tmp_path: Path) -> None:
-    """B18: no session, nothing to resume; the client says so and works."""
+async def test_a_server_of_2026_07_28_alone_is_spoken_to_without_a_session(shop: Workshop, tmp_path: Path) -> None:
+    """B18: no session; the client finds that out by itself."""
     progress = Progress()
     async with (
         behind_proxy(ModernOnly(shop.server.streamable_http_app())) as proxy,

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -14,16 +17,28 @@ import httpx2
 import mcp
 import mcp_types as types
 import pytest
-from mcp.client.session import ClientSession
-from mcp.client.streamable_http import streamable_http_client
+from mcp.client import advertise
+from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_METHOD_HEADER, MCP_NAME_HEADER, encode_header_value
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params, progress_token_from_params
-from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, methods
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    PROTOCOL_VERSION_META_KEY,
+    JSONRPCError,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+    methods,
+)
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 import perdure
 from perdure._core.codes import OUTCOME_UNKNOWN
+from perdure._core.extension import TASKS
+from perdure.client.requests import ENVELOPE
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +51,7 @@ def test_the_client_takes_a_transport_and_the_callbacks_that_connect_hands_on() 
     fields = {field.name for field in dataclasses.fields(mcp.Client)}
     wanted = {
         *("server", "mode", "read_timeout_seconds", "sampling_callback", "elicitation_callback"),
-        *("list_roots_callback", "logging_callback", "message_handler", "client_info"),
+        *("list_roots_callback", "logging_callback", "message_handler", "client_info", "extensions"),
     }
     assert wanted <= fields, moved("mcp.Client(…)", "client/connect.py")
 
@@ -55,10 +70,52 @@ def test_what_a_renewed_session_agreed_on_can_be_adopted() -> None:
     )
 
 
-def test_the_sdks_own_transport_takes_our_http_client() -> None:
-    assert "http_client" in inspect.signature(streamable_http_client).parameters, moved(
-        "streamable_http_client(http_client=)", "client/connect.py"
+def test_questions_of_a_task_go_through_the_sessions_own_table_of_callbacks() -> None:
+    wanted = ["self", "ctx", "request"]
+    assert list(inspect.signature(ClientSession.dispatch_input_request).parameters) == wanted, moved(
+        "ClientSession.dispatch_input_request", "client/connect.py"
     )
+    fields = {field.name for field in dataclasses.fields(ClientRequestContext)}
+    assert fields == {"session", "request_id", "meta"}, moved("ClientRequestContext", "client/connect.py")
+
+
+async def test_auto_negotiation_discovers_first_and_begins_a_session_where_that_fails() -> None:
+    """`client/sessionless.py` answers the second with the error of the first. Headers travel in the metadata."""
+    outbound, from_client = anyio.create_memory_object_stream[SessionMessage](9)
+    to_client, inbound = anyio.create_memory_object_stream[SessionMessage | Exception](9)
+
+    @asynccontextmanager
+    async def streams() -> AsyncIterator[tuple[Any, Any]]:
+        yield inbound, outbound
+
+    async def enter() -> None:
+        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="no session"), flatten_subgroups=True):
+            async with mcp.Client(streams(), mode="auto", extensions=[advertise(TASKS)]):
+                raise AssertionError("no server")
+
+    async with to_client, from_client, anyio.create_task_group() as group:
+        group.start_soon(enter)
+        for method, why in (("server/discover", "no"), ("initialize", "no session")):
+            item = await from_client.receive()
+            asked = item.message
+            assert isinstance(asked, JSONRPCRequest)
+            assert asked.method == method, moved("mode='auto'", "client/sessionless.py")
+            if method == "server/discover":
+                assert isinstance(item.metadata, ClientMessageMetadata)
+                assert (item.metadata.headers or {}).get(MCP_METHOD_HEADER) == method, moved(
+                    "headers", "sessionless.py"
+                )
+                declared = (asked.params or {})["_meta"][CLIENT_CAPABILITIES_META_KEY]["extensions"]
+                assert declared == {TASKS: {}}, moved("advertise", "client/connect.py")
+            error = types.ErrorData(code=-32601, message=why)
+            await to_client.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=asked.id, error=error)))
+
+
+def test_the_words_of_the_revision_that_the_client_writes_itself() -> None:
+    assert PROTOCOL_VERSION_META_KEY.startswith(ENVELOPE), moved("the envelope", "client/requests.py")
+    assert SUBSCRIPTION_ID_META_KEY == "io.modelcontextprotocol/subscriptionId"
+    assert (MCP_METHOD_HEADER.lower(), MCP_NAME_HEADER.lower()) == ("mcp-method", "mcp-name")
+    assert encode_header_value("täsk").startswith("=?base64?"), moved("encode_header_value", "client/requests.py")
 
 
 async def test_the_handshake_is_one_request_and_one_notification_over_plain_streams() -> None:

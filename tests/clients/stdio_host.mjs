@@ -1,5 +1,5 @@
 // A host with the official TypeScript SDK's stdio transport, unchanged: it starts its server twice, and says what it saw.
-// Usage: node stdio_host.mjs 1|2 COMMAND ARGUMENT…
+// Usage: node stdio_host.mjs 1|2|'2 auto' COMMAND ARGUMENT…
 const [, , generation, command, ...args] = process.argv;
 const { Client } =
   generation === "1"
@@ -11,7 +11,10 @@ const { StdioClientTransport } =
     : await import("@modelcontextprotocol/client/stdio");
 
 for (let start = 0; start < 2; start++) {
-  const client = new Client({ name: "stock", version: "1" }, { capabilities: {} });
+  const client = new Client({ name: "stock", version: "1" }, {
+    capabilities: {},
+    ...(generation === "2 auto" && { versionNegotiation: { mode: "auto" } }),
+  });
   await client.connect(new StdioClientTransport({ command, args, env: process.env, stderr: "ignore" }));
   const { tools } = await client.listTools();
   const progress = [];

@@ -1,6 +1,7 @@
-"""The client that the conformance suite drives: `python -m tests.conformance.client_program [--stock] URL`.
+"""The client that the conformance suite drives: `python -m tests.conformance.client_program [--stock] [--modern] URL`.
 
-The suite names the scenario in the environment. `--stock` runs the official client in place of ours, for comparison.
+The suite names the scenario in the environment. `--stock` runs the official client in place of ours, for comparison;
+`--modern` speaks 2026-07-28 in place of the revisions with sessions.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -113,9 +115,11 @@ def credentials(url: str, context: dict[str, Any]) -> httpx2.Auth:
     )
 
 
-def stock(url: str, *, auth: httpx2.Auth | None = None, **callbacks: Any) -> AbstractAsyncContextManager[mcp.Client]:
+def stock(
+    url: str, *, auth: httpx2.Auth | None = None, mode: str, **callbacks: Any
+) -> AbstractAsyncContextManager[mcp.Client]:
     http = httpx2.AsyncClient(auth=auth, timeout=httpx2.Timeout(30, read=300))
-    return mcp.Client(streamable_http_client(url, http_client=http), mode="legacy", **callbacks)
+    return mcp.Client(streamable_http_client(url, http_client=http), mode=mode, **callbacks)
 
 
 async def fill_in(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
@@ -137,6 +141,13 @@ async def call_everything(connect: Connect, url: str, **options: Any) -> None:
             await client.call_tool(tool.name, arguments)
 
 
+async def call_what_is_asked_for(connect: Connect, url: str, calls: list[dict[str, Any]]) -> None:
+    async with connect(url) as client:
+        await client.list_tools()
+        for call in calls:
+            await client.call_tool(call["name"], call["arguments"])
+
+
 async def main(connect: Connect, url: str) -> None:
     scenario = os.environ["MCP_CONFORMANCE_SCENARIO"]
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
@@ -144,6 +155,8 @@ async def main(connect: Connect, url: str) -> None:
         await call_everything(connect, url, auth=credentials(url, context))
     elif scenario.startswith("auth/"):
         await call_everything(connect, url, auth=oauth(url, context))
+    elif "toolCalls" in context:
+        await call_what_is_asked_for(connect, url, context["toolCalls"])
     elif scenario == "initialize":
         async with connect(url) as client:
             await client.list_tools()
@@ -152,5 +165,7 @@ async def main(connect: Connect, url: str) -> None:
 
 
 if __name__ == "__main__":
-    connection: Connect = stock if sys.argv[1] == "--stock" else perdure.connect
+    is_stock, is_modern = "--stock" in sys.argv, "--modern" in sys.argv
+    modern = "auto" if is_stock else "2026-07-28"
+    connection: Connect = partial(stock if is_stock else perdure.connect, mode=modern if is_modern else "legacy")
     asyncio.run(main(connection, sys.argv[-1]))

@@ -17,6 +17,7 @@ from perdure._core.delivery import (
     FAILED,
     REPEATABLE,
     RESPONDED,
+    SESSIONLESS,
     Attempt,
     Body,
     Failure,
@@ -30,6 +31,7 @@ from perdure._core.delivery import (
     of_response,
     seen,
 )
+from perdure._core.settling import READS
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "delivery.json").read_text())
 METHODS = json.loads((Path(__file__).parents[1] / "vectors" / "methods.json").read_text())
@@ -41,7 +43,9 @@ ENDINGS = {Meaning.ANSWER, Meaning.UNKNOWN, Meaning.UNREACHABLE, Meaning.REFUSED
 
 
 def attempt_of(vector: dict[str, Any]) -> Attempt:
-    flags = {name: vector.get(name, False) for name in ("is_repeatable", "has_position", "may_renew")}
+    flags = {
+        name: vector.get(name, False) for name in ("is_repeatable", "has_position", "may_renew", "may_have_arrived")
+    }
     return Attempt(purpose=Purpose(vector["purpose"]), **flags)
 
 
@@ -64,6 +68,7 @@ def attempts() -> Iterator[Attempt]:
     for purpose in Purpose:
         for repeatable, position, renew in itertools.product([False, True], repeat=3):
             yield Attempt(purpose=purpose, is_repeatable=repeatable, has_position=position, may_renew=renew)
+    yield Attempt(purpose=Purpose.KEYED, may_have_arrived=True)
 
 
 responses = st.fixed_dictionaries(
@@ -103,6 +108,13 @@ def test_the_vectors_have_every_cell_of_the_table() -> None:
     assert FAILED.keys() == set(Failure)
 
 
+def test_what_may_be_repeated_without_a_session_is_what_the_revision_has_of_reads_and_the_requests_of_tasks() -> None:
+    assert sorted(SESSIONLESS - READS) == [
+        *("dev.perdure/cancel", "server/discover", "subscriptions/listen"),
+        *("tasks/cancel", "tasks/get", "tasks/update"),
+    ]
+
+
 def test_methods_that_may_be_repeated_are_those_of_the_shared_list() -> None:
     assert sorted(REPEATABLE) == METHODS["repeatable"]
     assert not REPEATABLE & set(METHODS["once"])
@@ -117,7 +129,9 @@ def test_every_status_has_a_meaning_for_everything_that_is_sent() -> None:
 
 @pytest.mark.parametrize("failure", Failure)
 def test_every_failure_has_a_meaning_for_everything_that_is_sent(failure: Failure) -> None:
-    assert all(isinstance(of_failure(attempt, failure), Meaning) for attempt in attempts())
+    has_session = failure is Failure.SESSION_REPLACED
+    sent = [attempt for attempt in attempts() if not (has_session and attempt.purpose is Purpose.KEYED)]
+    assert all(isinstance(of_failure(attempt, failure), Meaning) for attempt in sent)
 
 
 @given(every_attempt, responses)
@@ -144,7 +158,9 @@ def test_a_call_that_may_have_run_is_never_sent_again_after_a_failure() -> None:
 
 @given(every_attempt, responses)
 def test_only_a_call_that_must_not_run_twice_has_an_unknown_outcome(attempt: Attempt, response: dict[str, Any]) -> None:
-    if attempt.purpose is not Purpose.CALL or attempt.is_repeatable:
+    if attempt.purpose is Purpose.KEYED:
+        assert of_response(attempt, **response) is not Meaning.UNKNOWN
+    elif attempt.purpose is not Purpose.CALL or attempt.is_repeatable:
         assert of_response(attempt, **response) is not Meaning.UNKNOWN
         assert all(of_failure(attempt, failure) is not Meaning.UNKNOWN for failure in Failure)
 
@@ -156,6 +172,15 @@ def test_a_running_call_is_never_told_that_it_cannot_work(response: dict[str, An
     possible = {Meaning.FOLLOW, Meaning.AGAIN, Meaning.RENEW, Meaning.UNKNOWN}
     assert of_response(call, **response) in possible
     assert {of_failure(call, failure) for failure in Failure} <= possible
+
+
+@given(responses)
+def test_a_keyed_call_that_may_have_arrived_is_never_told_that_it_cannot_work(response: dict[str, Any]) -> None:
+    """Promise 3: its key finds the answer. It is asked for again, or its outcome is unknown."""
+    call = Attempt(purpose=Purpose.KEYED, may_have_arrived=True)
+    assert of_response(call, **response) in {Meaning.FOLLOW, Meaning.ANSWER, Meaning.AGAIN, Meaning.RESTART}
+    failures = set(Failure) - {Failure.SESSION_REPLACED}
+    assert {of_failure(call, one) for one in failures} == {Meaning.AGAIN, Meaning.RESTART, Meaning.UNKNOWN}
 
 
 @given(every_attempt)

@@ -79,6 +79,7 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
     assert (process.returncode, errors) == (0, "")
     assert "\033" not in said
     calls, desktop = said.split("A desktop host starts")
+    calls, task = calls.split("A stock client")
     cut, killed = calls.split("It calls again")
     for scene, loss in ((cut, "✂ socket closed after 3 events"), (killed, "is dead after 3 events")):
         assert re.findall(r"loaf (\d) of 8", scene) == list("12345678")
@@ -86,9 +87,25 @@ def test_the_scene_loses_nothing_and_says_so_without_colours_in_a_pipe() -> None
     assert "was missed  loaf 4 of 8" in cut
     assert killed.count("8 loaves, still warm.") == 1
     assert said.count("✓ no: 8 of 8 progress events, each once and in order, and the result\n") == 2
+    check_task(task)
+    [killed_one], [started] = re.findall(r"process (\d+) is dead", task), re.findall(r"process (\d+) is started", task)
+    assert killed_one != started
     assert re.findall(r"loaf (\d) of 5", desktop) == list("12")
     assert desktop.index("✂ process") < desktop.index("the bridge says: Session resumed successfully")
     assert desktop.endswith("✓ the same session, and the call has run to its end\n")
+
+
+def check_task(scene: str) -> None:
+    """A client without a session got a handle; the process died; the client got its result."""
+    marks = [
+        "2026-07-28",
+        "the answer is a handle",
+        "is dead",
+        "completed",
+        "call_tool returns: 5 loaves, still warm.",
+        "✓",
+    ]
+    assert sorted(marks, key=scene.index) == marks
 
 
 def test_a_call_goes_on_at_the_other_node_of_two_when_its_own_is_killed() -> None:
@@ -98,7 +115,12 @@ def test_a_call_goes_on_at_the_other_node_of_two_when_its_own_is_killed() -> Non
     with playing("--once", "--port", "0", "--store", "postgres") as process:
         said, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (0, "")
-    cut, killed = said.split("It calls again")
+    calls, task = said.split("A stock client")
+    check_task(task)
+    [ran] = re.findall(r"the task ran on (node \d \(process \d+\))", task)
+    [told] = re.findall(r"its result came from (node \d \(process \d+\))", task)
+    assert ran != told
+    cut, killed = calls.split("It calls again")
     for scene, loss in ((cut, "✂ socket closed after 3 events"), (killed, "is dead after 3 events")):
         assert re.findall(r"loaf (\d) of 8", scene) == list("12345678")
         assert scene.index("loaf 3 of 8") < scene.index(loss) < scene.index("loaf 4 of 8")
@@ -135,7 +157,7 @@ def test_a_busy_port_is_one_clear_line() -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_what_it_invites_to_works_and_control_c_ends_it_all(tmp_path: Path) -> None:
-    with playing("--port", "0") as process:
+    with playing("--page", "--port", "0") as process:  # the scenes are played above
         said = read_to(process, "asyncio.run(main())")
         url = url_in(said)
         for text in (demo.CURL, demo.INSPECTOR, demo.PYTHON):

@@ -27,8 +27,7 @@ pytestmark = pytest.mark.anyio
 KILLED = -9
 SQLITE = "perdure.store.sqlite.store"
 
-#: Where the process dies, whatever the store. Both requests come to each of them but for the last two, which only the
-#: one without a key needs: a key is a handle from the beginning.
+#: Where the process dies, whatever the store.
 POINTS = {
     "before the row": at("perdure.sessions.ledger", "Intake.accept", "enter"),
     "before the second row": at("perdure.sessions.ledger", "Intake.accept", "enter", 2),
@@ -36,7 +35,6 @@ POINTS = {
     "between the second row and the tool": at("perdure.sessions.exchange", "Exchange.start", "enter", 2),
     "before the tool says anything": at("perdure.log.stream", "Stream.append", "enter"),
     "before a handle is written": at("perdure.http.single_call_response", "MessageWriter.result", "enter"),
-    "before the other handle is written": at("perdure.http.single_call_response", "MessageWriter.result", "enter", 2),
     "before it is noted that there is a handle": at("perdure.sessions.session", "Session.show_to_client", "enter"),
     "when that is noted and the process does not know": at(
         "perdure.sessions.single_calls", "SingleCalls.facts", "enter"
@@ -44,7 +42,6 @@ POINTS = {
 }
 SQLITE_POINTS = {
     "in the transaction of the row": at(STEPS, "StreamSteps.open_stream", "leave"),
-    "before the first commit": at(STEPS, "StepWriter.apply", "leave"),
     "when the first commit is made and the process does not know": at(SQLITE, "SqliteStore._announce", "enter"),
     "when a later commit is made and the process does not know": at(SQLITE, "SqliteStore._announce", "enter", 3),
 }
@@ -80,7 +77,7 @@ async def test_a_process_that_dies_before_the_handle_is_out(cradle: Nursery, tmp
 
 
 @pytest.mark.skipif(ON_POSTGRES, reason="all points are met on PostgreSQL anyway")
-@pytest.mark.parametrize("name", list(POSTGRES_POINTS)[1:])
+@pytest.mark.parametrize("name", ["when the first commit is made and the process does not know"])
 async def test_a_process_that_dies_before_the_handle_is_out_on_postgres(
     cradle: Nursery, tmp_path: Path, name: str
 ) -> None:

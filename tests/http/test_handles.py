@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.resolve import Elicit, Resolve
+from pydantic import BaseModel
 
 from tests.support.modern import TASKS, modern
-from tests.support.site import Site, serve
+from tests.support.site import Site, serve, until
 from tests.support.wire import answer_of, text_of
 
 pytestmark = pytest.mark.anyio
@@ -20,8 +22,8 @@ TASK_AFTER = 0.02
 BUSY = 0.05
 
 
-async def ask(site: Site, method: str, params: dict[str, Any]) -> dict[str, Any]:
-    body, headers = modern(method, params, capabilities={"extensions": {TASKS: {}}})
+async def ask(site: Site, method: str, params: dict[str, Any], able: dict[str, Any] | None = None) -> dict[str, Any]:
+    body, headers = modern(method, params, capabilities=able or {"extensions": {TASKS: {}}})
     accepts = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
     return answer_of(await site.request("POST", headers=[*accepts.items(), *headers.items()], body=body))
 
@@ -43,3 +45,48 @@ async def test_a_call_that_ends_in_the_moment_of_its_handle_is_not_lost() -> Non
             answer = await ask(site, "tasks/get", {"taskId": answer["result"]["taskId"]})
             answer = answer["result"]
         assert text_of(answer) == "done"
+
+
+class Order(BaseModel):
+    loaf: str
+
+
+handle_is_out = asyncio.Event()
+
+
+async def which_loaf() -> Elicit[Order]:
+    await handle_is_out.wait()
+    return Elicit("Which loaf?", Order)
+
+
+async def test_a_tool_that_asks_by_a_round_behind_its_handle_is_answered_within_the_task() -> None:
+    """The round cannot go out any more, because the handle has: it is a question of the task."""
+    server = MCPServer("slow")
+
+    @server.tool()
+    async def order(chosen: Annotated[Order, Resolve(which_loaf)]) -> str:
+        return f"a {chosen.loaf} loaf"
+
+    async with serve(server, task_after=0.0, task_hold=0.0) as site:
+        able: dict[str, Any] = {"extensions": {TASKS: {}}, "elicitation": {"form": {}}}
+        answer = await ask(site, "tools/call", {"name": "order", "arguments": {}}, able)
+        task = {"taskId": answer["result"]["taskId"]}
+        handle_is_out.set()
+
+        async def status() -> Any:
+            return (await ask(site, "tasks/get", task))["result"]["status"]
+
+        async def asks() -> bool:
+            return bool(await status() == "input_required")
+
+        await until(asks)
+        [question] = (await ask(site, "tasks/get", task))["result"]["inputRequests"]
+        told = {question: {"action": "accept", "content": {"loaf": "dark"}}}
+        await ask(site, "tasks/update", {**task, "inputResponses": told})
+
+        async def has_ended() -> bool:
+            return bool(await status() == "completed")
+
+        await until(has_ended)
+        ended = (await ask(site, "tasks/get", task))["result"]
+        assert (text_of(ended), ended["result"]["resultType"]) == ("a dark loaf", "complete")

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 from fastmcp import Context as FastContext
 from fastmcp import FastMCP
+from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.mcpserver import MCPServer
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types import SubscriptionsListenRequestParams, SubscriptionsListenResult, ToolListChangedNotification
+from mcp_types import (
+    ResourceUpdatedNotification,
+    ResourceUpdatedNotificationParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+    ToolListChangedNotification,
+)
 
 from perdure._core import changes as rules
 from perdure._core.codes import STORE_UNAVAILABLE
@@ -123,6 +130,20 @@ async def test_a_client_that_does_not_read_costs_no_more_than_its_filter() -> No
         assert ear.told.count(uris[0]) < 30
 
 
+async def test_a_client_that_takes_nothing_is_let_go_of() -> None:
+    uris = [f"board://{n}/{'x' * 1900}" for n in range(200)]
+    async with serve(new_server(), small_buffers=True, stream_timeout=0.2) as site, listening(site.port, *uris) as ear:
+        assert ear.exchange is not None
+        ear.exchange.stop_reading()
+
+        def is_gone() -> bool:
+            for uri in uris:
+                changes_of(site).heard(rules.UPDATED, {"uri": uri})
+            return len(changes_of(site)) == 0
+
+        await until(is_gone)
+
+
 async def test_the_resource_below_one_that_was_named_is_told(board: Site) -> None:
     async with listening(board.port, "board://a") as ear:
         changes = changes_of(board)
@@ -135,8 +156,8 @@ async def test_the_resource_below_one_that_was_named_is_told(board: Site) -> Non
         assert ear.told == ["board://a/part", "board://a"]
 
 
-async def test_what_a_tool_says_in_a_session_reaches_the_listeners_of_a_server_without_subscriptions() -> None:
-    """FastMCP serves no `subscriptions/listen`; its tools send notifications to their sessions."""
+async def test_what_a_tool_says_reaches_the_listeners_of_a_server_without_subscriptions() -> None:
+    """FastMCP serves no `subscriptions/listen`; its tools send notifications to their callers."""
     server: FastMCP[None] = FastMCP("fast")
 
     @server.tool
@@ -144,11 +165,21 @@ async def test_what_a_tool_says_in_a_session_reaches_the_listeners_of_a_server_w
         await ctx.send_notification(ToolListChangedNotification())
         return "done"
 
-    async with serve(server) as site, listening(site.port, "tools", "prompts") as ear:
+    @server.tool
+    async def update(uri: str, ctx: FastContext) -> str:
+        params = ResourceUpdatedNotificationParams(uri=uri)
+        await ctx.send_notification(ResourceUpdatedNotification(params=params))
+        return "a word on notifications/prompts/list_changed"
+
+    async with serve(server) as site, listening(site.port, "tools", "prompts", "board://a") as ear:
         peer = await site.join()
         assert await peer.result("change") == "done"
         await ear.until_told("tools")
-        assert ear.told == ["tools"]
+        for uri in ("board://b", "board://a"):  # and in a call without a session
+            called = await site.modern("tools/call", {"name": "update", "arguments": {"uri": uri}})
+            assert called.status_code == 200
+        await ear.until_told("board://a")
+        assert ear.told == ["tools", "board://a"]
 
 
 # --- What is refused
@@ -359,6 +390,52 @@ async def test_a_resource_that_no_listener_wants_any_more_is_forgotten_after_a_w
 
 async def is_wanted(site: Site, record: SessionRecord, batches: int) -> bool:
     return len(await site.store.asks(record.id)) == batches
+
+
+async def test_a_process_that_is_started_again_and_again_leaves_few_streams_behind(tmp_path: Path) -> None:
+    """Although no listener is there any more."""
+    path = tmp_path / "log.db"
+    async with serve(new_server(), store=SharedStore(path)) as site, listening(site.port, "tools"):
+        pass
+    for _ in range(rules.KEPT_STREAMS + 3):
+        async with serve(new_server(), store=SharedStore(path)) as site:
+            record = await record_of_changes(site)
+            count = len(await site.store.streams(record.id))
+    assert count == rules.KEPT_STREAMS + 1
+
+
+async def test_a_client_that_is_back_before_its_loss_was_noticed_hears_what_it_missed(tmp_path: Path) -> None:
+    """Its old connection still counts as open at the node that served it."""
+    async with two(tmp_path) as (a, b), listening(a.port, "tools", "prompts"):
+        await publish(a.port, "tools")
+        back = Listener("tools", "prompts")
+        await back.listen(b.port)
+        await back.until_told("tools")
+        assert back.told == ["tools"]
+        await back.cut()
+
+
+async def test_a_caller_is_remembered_by_its_principal() -> None:
+    async with serve(new_server(), auth=Names()) as site:
+        alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+        async with listening(site.port, "tools", "prompts", headers=alice) as ear:
+            await ear.cut()
+            await until(lambda: len(changes_of(site)) == 0)
+            await publish(site.port, "tools", headers=bob)
+            async with listening(site.port, "tools", "prompts", headers=bob) as other:
+                await publish(site.port, "prompts", headers=bob)
+                await other.until_told("prompts")
+                assert other.told == ["prompts"]
+            ear.position = None
+            await ear.listen(site.port)
+            await ear.until_told("tools", "prompts")
+
+
+class Names(TokenVerifier):
+    """Takes every token as the name of its client."""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        return AccessToken(token=token, client_id=token, scopes=[])
 
 
 async def test_without_memory_a_client_without_a_position_hears_from_now_on(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from perdure.remote.endpoint import Endpoint
 from perdure.stdio import bridge as bridges
 from perdure.stdio import pipes
 from perdure.stdio.bridge import Bridge
+from perdure.stdio.call_ledger import CallLedger
 from perdure.stdio.identity import Identity
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import Output, lines
@@ -209,7 +210,7 @@ async def test_a_handshake_has_one_limit_for_the_broker_and_the_server(
         assert slot.keep("a" * 64)
         endpoint = Endpoint(client, url, on_401="wants a token")
         broker = ResumeBroker(endpoint, slot)
-        bridge = Bridge(endpoint, Output(said), broker, Notes(lambda: None), patience=Patience())
+        bridge = Bridge(endpoint, Output(said), broker, Notes(lambda: None), CallLedger(), patience=Patience())
 
         async def host() -> AsyncIterator[bytes]:
             yield json.dumps(request).encode()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp_types import ElicitRequestParams, ElicitResult
 
 from tests.clients.node_clients import HERE
 from tests.stdio.desks import RESUMED
@@ -43,24 +44,32 @@ def environ(folder: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": python_path(), "PERDURE_TOKEN_DIR": str(folder / "tokens")}
 
 
+async def _answer(context: object, params: ElicitRequestParams) -> ElicitResult:
+    return ElicitResult(action="accept", content={"answer": "forty-two"})
+
+
 async def _note(seen: list[float], progress: float, total: float | None, message: str | None) -> None:
     seen.append(progress)
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_python_sdk(site: Site, folder: Path, mode: Any) -> None:
-    """`auto` asks for 2026-07-28 first, and falls back to the handshake."""
+    """`auto` asks for 2026-07-28, and has no session then."""
     program, *arguments = command(site)
     parameters = StdioServerParameters(command=program, args=arguments, env=environ(folder))
     for _ in range(2):
         progress: list[float] = []
         on_progress = partial(_note, progress)
         with (folder / "log").open("w") as log:
-            async with Client(stdio_client(parameters, errlog=log), mode=mode) as client:
+            pipes = stdio_client(parameters, errlog=log)
+            async with Client(pipes, mode=mode, elicitation_callback=_answer) as client:
                 result = await client.call_tool("count", {"n": 3}, progress_callback=on_progress)
+                asked = await client.call_tool("ask", {"question": "who?"})
         assert (result.content[0].text, progress) == ("counted to 3", [1, 2, 3])  # type: ignore[union-attr]
-    assert RESUMED in (folder / "log").read_text()
-    assert len(site.app.session_ids()) == 1
+        assert asked.content[0].text == "forty-two"  # type: ignore[union-attr]
+    has_session = mode == "legacy"
+    assert (RESUMED in (folder / "log").read_text()) is has_session
+    assert len(site.app.session_ids()) == has_session
 
 
 async def run(*words: str | Path, folder: Path) -> str:
@@ -76,15 +85,16 @@ async def run(*words: str | Path, folder: Path) -> str:
     return output.decode()
 
 
-@pytest.mark.parametrize("generation", ["1", "2"])
+@pytest.mark.parametrize("generation", ["1", "2", "2 auto"])
 async def test_the_typescript_sdk(site: Site, folder: Path, generation: str) -> None:
+    """`auto` asks a bridge that it starts for that alone which revision to speak."""
     script = node_modules(HERE).with_name("stdio_host.mjs")
     said = await run(program("node"), script, generation, *command(site), folder=folder)
     lines = [json.loads(line) for line in said.splitlines()]
     assert [line["text"] for line in lines] == ["counted to 3"] * 2
     assert [line["progress"] for line in lines] == [[1, 2, 3]] * 2
     assert all(line["tools"] > 3 for line in lines)
-    assert len(site.app.session_ids()) == 1
+    assert len(site.app.session_ids()) == (generation != "2 auto")
 
 
 async def test_the_inspectors_command_line(site: Site, folder: Path) -> None:

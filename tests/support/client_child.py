@@ -1,7 +1,8 @@
 """A client in a process of its own, which a test kills: `python -m tests.support.client_child URL STATE TOOL ARGS`.
 
 Prints one JSON line for each thing that happens. With TOOL `-` it calls nothing and follows the calls that a process of
-before has left, until all have ended; with `look` it takes their notifications, and not their results.
+before has left, until all have ended; with `look` it takes their notifications, and not their results. With `all` it
+makes the calls of `ARGS["calls"]` at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def say(**facts: object) -> None:
 async def answer(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
     say(asked=params.message)
     if params.message.startswith("hang"):
-        if len(sys.argv) > 5:
+        if "answers" in sys.argv[5:]:
             return types.ElicitResult(action="accept", content={"answer": "at last"})
         await asyncio.Event().wait()
     return types.ElicitResult(action="accept", content={"answer": "yes"})
@@ -34,8 +35,15 @@ async def report(progress: float, total: float | None, message: str | None) -> N
 
 
 async def main(url: str, state: str, tool: str, arguments: str) -> None:
-    async with perdure.connect(url, state=state, elicitation_callback=answer) as client:
+    mode = "2026-07-28" if "modern" in sys.argv[5:] else "auto"
+    async with perdure.connect(url, state=state, mode=mode, elicitation_callback=answer) as client:
         say(session=client.session_id, pending=[[call.tool, call.arguments] for call in client.pending()])
+        if tool == "all":
+            calls = json.loads(arguments)["calls"]
+            async with asyncio.TaskGroup() as group:
+                for name, given in calls:
+                    group.create_task(client.call_tool(name, given))
+            return
         if tool not in ("-", "look"):
             result = await client.call_tool(tool, json.loads(arguments), progress_callback=report)
             say(result=text(result))

@@ -10,7 +10,14 @@ from mcp.shared.inbound import encode_header_value
 from tests.support.raw import message
 
 MODERN = "2026-07-28"
-NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+NAMES = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
 TASKS = "io.modelcontextprotocol/tasks"
 
 

@@ -245,6 +245,10 @@ class Peer:
     async def open(self, data: bytes) -> Exchange:
         """A connection of its own, on which these bytes are sent."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(self.address, 0))
+        if writer.get_extra_info("sockname") == writer.get_extra_info("peername"):
+            # The system may take the very port of a server that is gone for the near end, and connect it to itself.
+            writer.transport.abort()
+            raise ConnectionRefusedError
         exchange = Exchange(reader, writer)
         try:
             await exchange.send(data)

@@ -45,7 +45,7 @@ class Balancer:
             try:
                 return await Peer(port=self.next_port()).begin("POST", body, headers=headers)
             except ConnectionError:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)  # or it would go round in a tight loop until a process comes
 
 
 @dataclass(kw_only=True)

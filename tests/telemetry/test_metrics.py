@@ -28,6 +28,8 @@ from perdure.telemetry import prometheus as metrics
 from perdure.telemetry.counters import BUCKETS, Counters, Histogram
 from perdure.telemetry.prometheus import Snapshot
 from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.modern import TASKS, modern
+from tests.support.raw import Peer as RawPeer
 from tests.support.site import Site, serve, until
 from tests.support.wire import Peer
 from tests.support.workshop import Workshop
@@ -55,7 +57,13 @@ def a_snapshot(node: NodeId = OWN, **counts: int) -> Snapshot:
     counters.append_seconds.observe(0.003)
     counters.append_seconds.observe(99.0)
     return metrics.snapshot(
-        node, counters, sessions={"active": 2, "dormant": 1}, streams={"call": 4}, readers=3, degraded=True
+        node,
+        counters,
+        sessions={"active": 2, "dormant": 1},
+        single_calls=6,
+        streams={"call": 4},
+        readers=3,
+        degraded=True,
     )
 
 
@@ -68,7 +76,13 @@ def beaten(snapshot: Snapshot) -> NodeRecord:
 
 def test_every_number_of_a_node_is_on_the_page() -> None:
     page = numbers(
-        metrics.render(a_snapshot(events_appended=7, calls_settled=5), (), {OWN: 0.25}, stored={SessionState.ACTIVE: 9})
+        metrics.render(
+            a_snapshot(events_appended=7, calls_settled=5),
+            (),
+            {OWN: 0.25},
+            stored={SessionState.ACTIVE: 9},
+            stored_calls={SessionState.DORMANT: 8},
+        )
     )
     node = OWN[:8]
     assert of(page, "perdure_events_appended_total", node=node) == 7
@@ -81,6 +95,10 @@ def test_every_number_of_a_node_is_on_the_page() -> None:
     assert of(page, "perdure_node_lease_age_seconds", node=node) == 0.25
     assert of(page, "perdure_store_sessions", state="active") == 9
     assert of(page, "perdure_store_sessions", state="dormant") == 0
+    assert of(page, "perdure_single_calls", node=node) == 6
+    assert of(page, "perdure_store_single_calls", state="active") == 0
+    assert of(page, "perdure_store_single_calls", state="dormant") == 8
+    assert of(page, "perdure_store_single_calls", state="ended") is None
 
 
 def test_every_counter_is_exported_once() -> None:
@@ -216,6 +234,39 @@ async def test_a_scrape_shows_what_happened() -> None:
         assert page("perdure_store_degraded") == 0
         assert (page("perdure_append_seconds_count") or 0) > 0
         await standalone.drop()
+
+
+@pytest.mark.anyio
+async def test_single_calls_are_counted_apart_from_sessions() -> None:
+    shop = Workshop()
+    async with serve(shop.server, task_after=0) as site:
+        peer = RawPeer(port=site.port)
+
+        async def ask(method: str, params: dict[str, Any]) -> dict[str, Any]:
+            body, headers = modern(method, params, capabilities={"extensions": {TASKS: {}}})
+            result: dict[str, Any] = (await peer.ask("POST", body, headers=headers)).json["result"]
+            return result
+
+        key = {"dev.perdure/key": "k"}
+        call = {"name": "wait", "arguments": {"gate": "g"}, "_meta": key}
+        task = await ask("tools/call", call)
+        assert await ask("tools/call", call) == task
+        page = await page_of(site)
+        assert (page("perdure_single_calls"), page("perdure_sessions", state="active")) == (1, 0)
+        assert (page("perdure_tasks_handed_out_total"), page("perdure_calls_joined_total")) == (1, 1)
+        stored = numbers((await scraped(site)).text)
+        assert of(stored, "perdure_store_single_calls", state="active") == 1
+        assert of(stored, "perdure_store_sessions", state="active") == 0
+        shop.open("g")
+        while (await ask("tasks/get", {"taskId": task["taskId"]}))["status"] == "working":
+            pass  # each poll is held until there is something to tell
+
+        async def kept() -> bool:
+            page = numbers((await scraped(site)).text)
+            in_memory = sum(value for (name, _), value in page.items() if name == "perdure_single_calls")
+            return (of(page, "perdure_store_single_calls", state="dormant"), in_memory) == (1, 0)
+
+        await until(kept)
 
 
 @pytest.mark.anyio

@@ -26,6 +26,17 @@ export interface Call {
   line?: Line;
   /** Send it once more. */
   again?: (() => Promise<void>) | undefined;
+  /** It is on its way again, on this page. */
+  goes?: boolean;
+  /** What became of its task: the last progress, and the questions that have answers. */
+  progress?: number;
+  readonly answered?: Set<string>;
+}
+
+/** What a server asks while a call runs. */
+export interface Question {
+  readonly method: string;
+  readonly params?: Record<string, unknown>;
 }
 
 /** A call of a page before this one. */
@@ -35,6 +46,11 @@ export class RecoveredCall {
   readonly params: unknown;
   /** Is given the call's remaining notifications, each once and in order. Set it before you wait. */
   onnotification: ((notification: Notification) => void) | undefined;
+  /**
+   * Answers what the server asks while the call runs, where there is no session (2026-07-28): the client's own handlers
+   * are for its own calls there. Until it is set, questions wait.
+   */
+  onquestion: ((question: Question) => unknown) | undefined;
   /** The call's result as the server sent it; rejects with `CallFailed` or `OutcomeUnknown`. */
   readonly result: Promise<unknown>;
   /** Ask the server to stop it. The result then rejects with the server's word for that. */

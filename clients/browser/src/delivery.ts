@@ -25,7 +25,7 @@ export const enum Meaning {
   Refused = 'R',
 }
 
-/** What was sent: five by POST, then three by GET. The columns of the table. */
+/** What was sent: five by POST, three by GET, then two by POST without a session. The columns of the table. */
 export const enum Sent {
   Call,
   /** A call that may be repeated. */
@@ -38,6 +38,10 @@ export const enum Sent {
   ReadResumed,
   /** Of the standalone stream. */
   Listener,
+  /** A tool's call without a session that may be sent again: it has a key, or its tool may run twice. */
+  Keyed,
+  /** The same, and it may have arrived. */
+  KeyedAgain,
 }
 
 /** What came back, and what else is known of what was sent. */
@@ -55,33 +59,33 @@ export interface Seen {
   readonly hasPosition?: unknown;
 }
 
-// A letter of `Meaning` for each column, in the order of `Sent`. Rows of POST alone are short; those of GET alone begin
-// with blanks.
-const STREAM = 'FFAAFFFF';
-const ANSWERED = 'AAAAA';
-const TAKEN = 'URAAR';
-const NOT_NOW = 'GGGGG';
+// A letter of `Meaning` for each column, in the order of `Sent`. A blank is a cell that there is not: those of GET in rows
+// of POST alone, and the other way round.
+const STREAM = 'FFAAFFFFFF';
+const ANSWERED = 'AAAAA   AA';
+const TAKEN = 'URAAR   SS';
+const NOT_NOW = 'GGGGG   GG';
 const SESSION_GONE = 'NNNNRNNN';
-const SAID_NO = 'AARRA';
+const SAID_NO = 'AARRA   AA';
 /** 401 and 403: the user must act before there can be a handshake. */
-const SAID_WHO = 'AARRR';
-const NO = 'RRRRR';
-const SAID_FAILED = 'AAGGA';
-const AWAY = 'USGGG';
-const FAILED = 'URGGR';
+const SAID_WHO = 'AARRR   AG';
+const NO = 'RRRRR   RG';
+const SAID_FAILED = 'AAGGA   AA';
+const AWAY = 'USGGG   SS';
+const FAILED = 'URGGR   SS';
 const BAD_POSITION = '     USS';
 const NO_STREAM = '       R';
 const UNREADABLE = '     GGG';
 
 // What is no response. A browser tells neither of the first two from a lost connection, sees events that are too large in
 // `lines.ts`, and says that attempts are over with the last error; these rows are here to be compared with Python's.
-export const NOT_SENT = 'GGGGGGGG';
-export const UNTRUSTED = 'RRRRRGGG';
-export const NO_CREDENTIALS = 'RRRRRGGG';
-export const LOST = 'USGGGGGG';
-export const TOO_LARGE = 'URAARURR';
+export const NOT_SENT = 'GGGGGGGGGG';
+export const UNTRUSTED = 'RRRRRGGGRG';
+export const NO_CREDENTIALS = 'RRRRRGGGRG';
+export const LOST = 'USGGGGGGSS';
+export const TOO_LARGE = 'URAARURRUU';
 export const SESSION_REPLACED = 'GGGRGUSS';
-export const PATIENCE_ENDED = 'XXXXXUXX';
+export const PATIENCE_ENDED = 'XXXXXUXXXU';
 
 export const isStream = (status: number, media: string | null | undefined): boolean =>
   status === 200 && !!media?.toLowerCase().startsWith('text/event-stream');
@@ -92,8 +96,8 @@ function rowOf(sent: Sent, seen: Seen): string {
   const isError = answer?.error?.code != null;
   const isOwn = answer?.id === id;
   if (isStream) return STREAM;
-  if (status === 404 && mayRenew) return SESSION_GONE;
-  if (sent > Sent.Handshake) {
+  if (status === 404 && mayRenew && sent < Sent.Keyed) return SESSION_GONE;
+  if (sent > Sent.Handshake && sent < Sent.Keyed) {
     if (![400, 404, 405].includes(status)) return UNREADABLE;
     return sent === Sent.Listener && (status > 400 || !hasPosition) ? NO_STREAM : BAD_POSITION;
   }

@@ -3,13 +3,13 @@
 import { isStream } from './delivery.js';
 import { Refused, Unauthorized } from './errors.js';
 import type { Link } from './link.js';
-import type { Message } from './wire.js';
+import { isSingle, type Message } from './wire.js';
 
 export interface Sending {
   body?: Message;
   /** Headers of this request only; those without a value are left out. */
   headers?: Record<string, string | undefined> | undefined;
-  signal?: AbortSignal;
+  signal?: AbortSignal | undefined;
 }
 
 /** A response, and what it is as an error unless it is an event stream, which is still to be read. */
@@ -23,7 +23,7 @@ export async function request(link: Link, method: string, sending: Sending = {},
   const { body, signal = null, headers } = sending;
   const { options, page } = link;
   try {
-    const { session, version } = body?.method === 'initialize' ? {} : link.state;
+    const { session, version } = body && (body.method === 'initialize' || isSingle(body)) ? {} : link.state;
     const bearer = await bearerOf(link, renew);
     const all = new Headers(options.headers);
     const set = {
@@ -31,7 +31,7 @@ export async function request(link: Link, method: string, sending: Sending = {},
       accept: 'application/json, text/event-stream',
       'content-type': body && 'application/json',
       'mcp-session-id': session,
-      'mcp-protocol-version': version,
+      'mcp-protocol-version': version ?? headers?.['mcp-protocol-version'],
       authorization: bearer && `Bearer ${bearer}`,
     };
     for (const [name, value] of Object.entries(set)) if (value) all.set(name, value);

@@ -29,7 +29,7 @@ export async function deliver(link: Link, line: Line, events: ServerEvent[]): Pr
 }
 
 /** What cannot be read is told and passed over: it would be the same another time. */
-const messageIn = (link: Link, { event, data }: ServerEvent): Message | undefined =>
+export const messageIn = (link: Link, { event, data }: ServerEvent): Message | undefined =>
   event === 'message' && data ? tried(() => JSON.parse(data) as Message, link.report) : undefined;
 
 function moved(link: Link, line: Line, position: string): void {
@@ -77,7 +77,7 @@ export function shaken({ state }: Link, params: Record<string, unknown>, result:
 }
 
 /** Timers are slowed down in pages that are hidden; messages are not. */
-const nextTurn = (): Promise<void> =>
+export const nextTurn = (): Promise<void> =>
   new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();
     port1.onmessage = () => resolve(port1.close());

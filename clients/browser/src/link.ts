@@ -10,6 +10,12 @@ import type { Kept } from './state.js';
 import { tried } from './tried.js';
 import type { Message } from './wire.js';
 
+/** Extensions of a server: whether it has tasks, and for how many milliseconds it keeps the key of a call, if it does. */
+export interface Offers {
+  readonly hasTasks: boolean;
+  readonly keeps?: number | undefined;
+}
+
 export interface Link extends Kept {
   readonly url: string;
   readonly options: Options;
@@ -29,6 +35,12 @@ export interface Link extends Kept {
   renewing?: Promise<void> | undefined;
   /** The session goes on as it is, without a handshake that the server would see. */
   resumed?: boolean;
+  /** There are no sessions: the client and the server speak 2026-07-28. */
+  single?: boolean;
+  /** What the client says of itself with every request there. */
+  envelope?: Record<string, unknown>;
+  /** What the server has announced there. */
+  offers?: Promise<Offers> | undefined;
   /** The page has asked for the calls of the pages before. */
   taken?: boolean;
   /** Give it to the client. */

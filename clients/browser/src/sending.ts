@@ -2,7 +2,7 @@
 
 import { wait } from './backoff.js';
 import { type Call, forget, type RecoveredCall, unknown } from './calls.js';
-import { LOST, Meaning, NO_CREDENTIALS, ofFailure, ofResponse, Sent, SESSION_REPLACED } from './delivery.js';
+import { LOST, Meaning, NO_CREDENTIALS, ofFailure, ofResponse, Sent, SESSION_REPLACED, TOO_LARGE } from './delivery.js';
 import type { Refused } from './errors.js';
 import { request, type Sending, statusOf } from './http.js';
 import { route } from './incoming.js';
@@ -11,13 +11,19 @@ import { Line, listen } from './lines.js';
 import type { SendOptions } from './options.js';
 import { save } from './state.js';
 import { tried } from './tried.js';
-import { isKept, isRepeatable, type Message, outgoing, type Request, tokenOf } from './wire.js';
+import { type Id, isKept, isRepeatable, type Message, outgoing, type Request, tokenOf } from './wire.js';
 
 /** Attempts for what the server has not taken, or may take twice; together with the waits between them about a minute. */
 const ATTEMPTS = 7;
 
 /** An event stream that is still to be read, or a response that settles it, and the message that it is. */
 export type Posted = readonly [response: Response, answer?: Message | undefined];
+
+/** How a request without a session is read to its answer, on the connection of `line`. Gives nothing if that breaks. */
+export interface Answering {
+  readonly line: Line;
+  read(response: Response, id: Id): Promise<Message | undefined>;
+}
 
 /** POST until the table (`delivery.ts`) says what came of it, in this session or, unless told otherwise, in the next. */
 export async function post(
@@ -27,28 +33,38 @@ export async function post(
   headers?: Sending['headers'],
   mayRenew = true,
   attempts = ATTEMPTS,
+  answering?: Answering,
 ): Promise<Posted> {
+  const { line, read } = answering ?? {};
   let { id } = m;
   for (let attempt = 0; ; attempt++) {
     await link.page.awake();
-    if (link.closed) throw new Error('the transport is closed');
+    if (link.closed || line?.over) throw new Error(link.closed ? 'the transport is closed' : 'the client gave it up');
     const { session } = link.state;
+    if (line) {
+      line.abort = new AbortController();
+      line.heard = Date.now();
+    }
     let meaning: Meaning;
     let failure: Partial<Refused> | undefined;
     try {
-      const [response, error] = await request(link, 'POST', { headers, body: id ? { ...m, id } : m });
+      const [response, error] = await request(link, 'POST', { headers, body: id ? { ...m, id } : m, signal: line?.abort.signal });
       const { status } = response;
-      const answer = error && tried(() => JSON.parse(error.body) as Message);
+      let answer = error && tried(() => JSON.parse(error.body) as Message);
       const saysWhen = error?.after !== undefined;
       meaning = ofResponse(sent, { status, isStream: !error, answer, id, saysWhen, mayRenew: mayRenew && session });
       if (meaning === Meaning.Follow || meaning === Meaning.Answer) {
         trouble(link, m);
-        return [response, answer];
+        if (error || !read) return [response, answer];
+        if (attempts === Infinity) attempt = 0; // the server was there
+        answer = await read(response, id as Id);
+        if (answer) return [response, answer];
+        meaning = ofFailure(sent, LOST);
       }
-      failure = error;
+      failure = error ?? new Error('the connection was lost');
     } catch (caught) {
       failure = caught as Error;
-      meaning = ofFailure(sent, statusOf(caught) ? NO_CREDENTIALS : LOST);
+      meaning = ofFailure(sent, statusOf(caught) ? NO_CREDENTIALS : caught instanceof RangeError ? TOO_LARGE : LOST);
     }
     if (meaning === Meaning.Renew) {
       mayRenew = false;
@@ -59,7 +75,10 @@ export async function post(
     trouble(link, m, !last && failure);
     if (last) throw meaning === Meaning.Unknown ? unknown(m as Request, String(failure)) : failure;
     // The server may still have the first one.
-    if (meaning === Meaning.Restart) id += '.';
+    if (meaning === Meaning.Restart) {
+      id += '.';
+      if (sent === Sent.Keyed) sent = Sent.KeyedAgain;
+    }
     await link.page.pause(failure?.after || wait(attempt));
   }
 }

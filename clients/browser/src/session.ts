@@ -8,7 +8,7 @@
  * another stream.
  */
 
-import { giveUp, RecoveredCall, settle, unknown } from './calls.js';
+import { type Call, giveUp, RecoveredCall, settle, unknown } from './calls.js';
 import { Sent } from './delivery.js';
 import { SessionLost } from './errors.js';
 import { statusOf } from './http.js';
@@ -16,6 +16,7 @@ import { guard, type Link, setStatus } from './link.js';
 import { Line, listen } from './lines.js';
 import type { SendOptions } from './options.js';
 import { call, post, say } from './sending.js';
+import { drop, goOn } from './single.js';
 import { clear, type KeptCall, save } from './state.js';
 import { isKept, type Message, message, type Request, wireId } from './wire.js';
 
@@ -67,11 +68,12 @@ export async function initialized(link: Link, m: Message): Promise<void> {
 }
 
 /** Everything is in place: go on where the page before has left. */
-async function begin(link: Link): Promise<void> {
+export async function begin(link: Link): Promise<void> {
   const { state, options, recovered } = link;
-  for (const ask of Object.values(state.asks)) guard(link, link.hand, ask);
+  if (!link.single) for (const ask of Object.values(state.asks)) guard(link, link.hand, ask);
   if (options.onrecovered) for (const it of recovered) guard(link, options.onrecovered, it.recovered as RecoveredCall);
   const opened = options.onrecovered || link.taken ? readRecovered(link) : [];
+  if (link.single) return;
   // A GET without a position says that the client is back without its calls, and what they say would follow it there.
   if (!state.standalone) await Promise.all(opened);
   if (state === link.state) listenStandalone(link); // else there is another session, which has its own
@@ -86,9 +88,10 @@ function listenStandalone(link: Link): void {
 export function recover(link: Link): void {
   for (const [id, kept] of Object.entries(link.state.calls)) {
     const recovered = new RecoveredCall(kept, async (reason) => {
-      await say(link, message({ method: 'notifications/cancelled', params: { requestId: id, reason } }));
+      if (kept.headers) await drop(link, it);
+      else await say(link, message({ method: 'notifications/cancelled', params: { requestId: id, reason } }));
     });
-    const it = { id, kept, recovered };
+    const it: Call = { id, kept, recovered, answered: new Set() };
     link.running.set(id, it);
     link.recovered.add(it);
   }
@@ -101,6 +104,7 @@ export function readRecovered(link: Link): Promise<void>[] {
   for (const it of link.recovered) {
     const { position } = it.kept;
     if (it.recovered?.settled) link.recovered.delete(it);
+    else if (it.kept.headers) void goOn(link, it);
     else if (!position) settle(link, it, unknown(it.kept, 'the page went'));
     else if (!it.line) opened.push(listen(link, new Line(it, position)));
   }
@@ -110,8 +114,17 @@ export function readRecovered(link: Link): Promise<void>[] {
 
 /** The server does not know the session any more; one handshake makes another, for all who find out. */
 export async function lost(link: Link, session: string): Promise<void> {
+  if (link.single) return leave(link);
   if (session === link.state.session) link.renewing ??= renew(link, session).finally(() => delete link.renewing);
   await link.renewing;
+}
+
+/** There is a session's call of an earlier page, and the client has no use for another session. */
+function leave(link: Link): void {
+  delete link.state.session;
+  for (const it of [...link.running.values()])
+    if (it.recovered && !it.kept.headers) settle(link, it, unknown(it.kept, 'the session is gone', SessionLost));
+  save(link);
 }
 
 /** With what the client said the first time. */

@@ -21,6 +21,14 @@ export interface KeptCall {
   method: string;
   params?: Record<string, unknown> | undefined;
   position?: string | undefined;
+  /** Of a call without a session (2026-07-28): the headers that its arguments want. */
+  headers?: Readonly<Record<string, string>>;
+  /** By which the server knows it, however often it comes. */
+  key?: string | undefined;
+  /** When it was sent: servers forget keys. */
+  began?: number;
+  /** The handle of the task that it became. */
+  task?: string;
 }
 
 export interface State {

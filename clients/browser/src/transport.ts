@@ -8,11 +8,12 @@ import { claim } from './lock.js';
 import type { Options, SendOptions, Status } from './options.js';
 import { isOffline, watch } from './page.js';
 import { call, say } from './sending.js';
-import { handshake, initialized, lost, readRecovered, recover } from './session.js';
+import { begin, handshake, initialized, lost, readRecovered, recover } from './session.js';
+import { single } from './single.js';
 import { slots } from './slots.js';
 import { clear, fresh, type KeptCall, load, save } from './state.js';
 import { tried } from './tried.js';
-import { type Id, isRequest, isResponse, type Message, wireId } from './wire.js';
+import { CAPABILITIES, type Id, isRequest, isResponse, isSessionless, isSingle, type Message, VERSION, wireId } from './wire.js';
 
 /** Keep-alives come every 30 s unless the server is told otherwise. */
 const SILENCE = 45_000;
@@ -62,8 +63,8 @@ export class PerdureTransport {
 
   /** Undefined until the handshake is done: the SDK's client skips its own if it finds one here. */
   get sessionId(): string | undefined {
-    const { ready, state } = this.#link;
-    return ready ? state.session : undefined;
+    const { ready, single, state } = this.#link;
+    return ready && !single ? state.session : undefined;
   }
 
   /** Positions as they are stored: of the standalone stream, and of the calls that run. */
@@ -81,8 +82,16 @@ export class PerdureTransport {
   }
 
   setProtocolVersion(version: string): void {
-    this.#link.state.version = version;
-    save(this.#link);
+    const link = this.#link;
+    if (!isSessionless(version)) {
+      link.state.version = version;
+      return save(link);
+    }
+    // The client is connected, also where it knew the server and asked nothing.
+    link.envelope ??= { [VERSION]: version, [CAPABILITIES]: {} };
+    link.ready = link.single = true;
+    setStatus(link);
+    setTimeout(() => void begin(link));
   }
 
   async start(): Promise<void> {
@@ -125,6 +134,7 @@ export class PerdureTransport {
     const link = this.#link;
     const m = message as Message;
     const { method, params, id } = m;
+    if (isSingle(m)) return single(link, m, options);
     await link.renewing;
     if (isRequest(m)) return method === 'initialize' ? handshake(link, m, options) : call(link, m, options);
     if (method === 'notifications/initialized') return initialized(link, m);

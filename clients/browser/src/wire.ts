@@ -13,6 +13,21 @@ export interface Message {
 
 export type Request = Message & { id: Id; method: string };
 
+/** What each request of 2026-07-28 says in `_meta`: of itself, and who sends it. */
+const IO = 'io.modelcontextprotocol/';
+export const VERSION = `${IO}protocolVersion`;
+export const CAPABILITIES = `${IO}clientCapabilities`;
+
+/** A message of the revision without sessions: it says its version itself. */
+export const isSingle = (m: Message): boolean => typeof meta(m)?.[VERSION] === 'string';
+
+/** The revision without sessions, or one after it. */
+export const isSessionless = (version: string): boolean => version >= '2026-07-28';
+
+/** What every request says in `_meta`. */
+export const envelopeOf = (m: Message): Record<string, unknown> =>
+  Object.fromEntries(Object.entries(meta(m) ?? {}).filter(([name]) => name.startsWith(IO)));
+
 export const isRequest = (m: Message): m is Request => !!m.method && m.id !== undefined;
 
 /** An answer without an id is an error, if it is one: the server could not read the request's. */
@@ -20,7 +35,7 @@ export const isResponse = (m: Message): m is Message & { id: Id } => !m.method &
 
 export const message = (m: Omit<Message, 'jsonrpc'>): Message => ({ jsonrpc: '2.0', ...m });
 
-const meta = (m: Message): Record<string, unknown> | undefined =>
+export const meta = (m: Message): Record<string, unknown> | undefined =>
   m.params?.['_meta'] as Record<string, unknown> | undefined;
 
 export const tokenOf = (m: Message): Id | undefined => meta(m)?.['progressToken'] as Id | undefined;

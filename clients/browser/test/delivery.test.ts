@@ -39,9 +39,11 @@ interface Attempt {
   purpose: string;
   is_repeatable?: boolean;
   has_position?: boolean;
+  may_have_arrived?: boolean;
 }
 
-function sent({ purpose, is_repeatable, has_position }: Attempt): Sent {
+function sent({ purpose, is_repeatable, has_position, may_have_arrived }: Attempt): Sent {
+  if (purpose === 'keyed') return may_have_arrived ? Sent.KeyedAgain : Sent.Keyed;
   if (purpose !== 'call') return OTHERS[purpose] as Sent;
   if (has_position) return is_repeatable ? Sent.ReadResumed : Sent.CallResumed;
   return is_repeatable ? Sent.Read : Sent.Call;
@@ -81,7 +83,7 @@ test('an event stream may have parameters, and another one is none', () => {
 
 test('every status has a meaning for everything that is sent', () => {
   for (let status = 100; status < 600; status++)
-    for (let sent = Sent.Call; sent <= Sent.Listener; sent++)
+    for (let sent = Sent.Call; sent <= Sent.KeyedAgain; sent++)
       for (const answer of Object.values(BODIES))
         for (const flag of [false, true]) {
           const seen = { status, isStream: flag && status === 200, answer, id: ID, saysWhen: flag, mayRenew: flag, hasPosition: flag };

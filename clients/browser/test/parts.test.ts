@@ -3,9 +3,10 @@ import test from 'node:test';
 import methods from '../../../tests/vectors/methods.json';
 import { LONGEST_WAIT, wait } from '../src/backoff.ts';
 import { OutcomeUnknown, PerdureError, SessionLost } from '../src/errors.ts';
+import { headerValue, offersIn, withTasks } from '../src/exchange.ts';
 import { watch } from '../src/page.ts';
 import { fresh, type Kept, type KeyValue, load, MOST, save } from '../src/state.ts';
-import { isKept, isRepeatable, outgoing, type Request, wireId } from '../src/wire.ts';
+import { CAPABILITIES, envelopeOf, isKept, isRepeatable, isSingle, outgoing, type Request, VERSION, wireId } from '../src/wire.ts';
 
 test('the first attempt comes when the server asked for it', () => {
   assert.equal(wait(0, 5000), 5000);
@@ -122,4 +123,28 @@ test('an unknown outcome names what was asked', () => {
   const error = new SessionLost('tools/call', { name: 'pay', arguments: {} }, 'gone');
   assert.ok(error instanceof OutcomeUnknown && error instanceof PerdureError);
   assert.deepEqual(error.data, { outcome: 'unknown', reason: 'gone', method: 'tools/call', name: 'pay' });
+});
+
+test('names that no header can hold go as base64', () => {
+  for (const plain of ['bake', 'a b', 'notes://today?x=1', '~'])
+    assert.equal(headerValue(plain), plain);
+  const others = { 'käse': 'a8Okc2U=', '': '', ' x': 'IHg=', 'x ': 'eCA=', 'a\nb': 'YQpi', '=?base64?eA==?=': 'PT9iYXNlNjQ/ZUE9PT89' };
+  for (const [text, encoded] of Object.entries(others)) assert.equal(headerValue(text), `=?base64?${encoded}?=`);
+});
+
+test('a server says which extensions it has, and how long it keeps keys', () => {
+  const from = (extensions?: object) => offersIn({ capabilities: { extensions } });
+  assert.deepEqual(from({ 'dev.perdure/calls': { keptMs: 5 }, 'io.modelcontextprotocol/tasks': {} }), { hasTasks: true, keeps: 5 });
+  assert.deepEqual(from({ 'dev.perdure/calls': {} }), { hasTasks: false, keeps: 3_600_000 });
+  for (const nothing of [from(), from({}), offersIn(undefined), offersIn({})])
+    assert.deepEqual(nothing, { hasTasks: false, keeps: undefined });
+});
+
+test('the envelope of a request is found, and tasks are declared beside what the client declares', () => {
+  const envelope = { [VERSION]: '2026-07-28', [CAPABILITIES]: { roots: {}, extensions: { x: {} } } };
+  const call: Request = { jsonrpc: '2.0', id: 1, method: 'tools/call', params: { _meta: { ...envelope, progressToken: 1 } } };
+  assert.ok(isSingle(call) && !isSingle({ jsonrpc: '2.0', id: 1, method: 'ping' }));
+  assert.deepEqual(envelopeOf(call), envelope);
+  const extensions = { x: {}, 'io.modelcontextprotocol/tasks': {} };
+  assert.deepEqual(withTasks(envelope), { [VERSION]: '2026-07-28', [CAPABILITIES]: { roots: {}, extensions } });
 });

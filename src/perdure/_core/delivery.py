@@ -1,14 +1,18 @@
 """Delivery: a table that says what a response, or a failure, means for what a client has sent.
 
-A client sends five kinds of things. A *call* is a request that waits for an answer, sent by POST until the server has
+A client sends six kinds of things. A *call* is a request that waits for an answer, sent by POST until the server has
 taken it, then read by GET from its last position. A *listener* reads a session's standalone stream by GET. A
-*notification* and a *reply* (to a request from the server) have no answer. A *handshake* is `initialize`.
+*notification* and a *reply* (to a request from the server) have no answer. A *handshake* is `initialize`. A *keyed
+call* is a tool's call without a session (2026-07-28) that may be sent again: by its key the server knows it for the
+same call, or the tool says of itself that it may run twice.
 
 **May it be sent again?** What the server has not taken may: nothing was sent, or the server said so (429, or 503 with
 `Retry-After`), or the session was gone (404). What the server may have taken may not, because a tool would run twice
 (H8), unless the request is one that the specification makes a read, or whose second run changes nothing (`REPEATABLE`).
 Then it starts over under a new id, because the first one may still run there. What has no answer may arrive twice:
-servers drop a reply that no tool waits for. So may a handshake: at worst a session that no client uses remains.
+servers drop a reply that no tool waits for. So may a handshake: at worst a session that no client uses remains. A
+keyed call is sent again for as long as patience lasts. If no answer has come by then, its outcome is unknown, but only
+if it may have arrived.
 
 **What is an answer?** A result counts under the request's own id and with a success only, whatever type the body claims
 to be. An error counts there too, and without an id: the server could not read one. With 3xx or 4xx an error under any
@@ -30,14 +34,23 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perdure._core.extension import CANCEL
 from perdure._core.settling import READS
 from perdure._core.sticky import METHODS as STICKY
 
 EVENTS = "text/event-stream"
 
+DISCOVER = "server/discover"
+LISTEN = "subscriptions/listen"
+GET_TASK, UPDATE_TASK, CANCEL_TASK = "tasks/get", "tasks/update", "tasks/cancel"
+
 REPEATABLE = READS | STICKY
 """Methods of requests that may be sent again when they may have run: reads by the specification, and requests whose
 second run changes nothing. A list, because names of other servers' methods promise nothing."""
+
+SESSIONLESS = READS | {DISCOVER, LISTEN, GET_TASK, UPDATE_TASK, CANCEL_TASK, CANCEL}
+"""The same for requests without a session (2026-07-28). A task is read by `tasks/get`; its other requests are
+acknowledged however often they come."""
 
 _UNAUTHORIZED = frozenset({401, 403})
 _NO_READING = frozenset({400, 404, 405})
@@ -65,6 +78,7 @@ class Purpose(enum.Enum):
     NOTIFICATION = "notification"
     REPLY = "reply"
     HANDSHAKE = "handshake"
+    KEYED = "keyed"
 
 
 class Body(enum.Enum):
@@ -87,7 +101,7 @@ class Failure(enum.Enum):
     LOST = "the connection is lost, or ends without the answer", "the server may have taken it"
     TOO_LARGE = "a message is larger than the limit", "it would come again and again"
     SESSION_REPLACED = "another session was begun", "what was refused with 404 did not run; what ran is out of reach"
-    PATIENCE_ENDED = "patience has ended", "only a call with a position is known to run"
+    PATIENCE_ENDED = "patience has ended", "only a call with a position, or one that may have arrived, may have run"
 
 
 class Seen(enum.Enum):
@@ -121,10 +135,12 @@ class Attempt:
     may_renew: bool = False
     """404 means that the session is gone. Not so where there is no session, where this was sent again in a new one
     already (H6), or where a listener's stream has never been there: many servers answer 404 to every GET."""
+    may_have_arrived: bool = False
+    """An earlier attempt may have reached the server. Of keyed calls only."""
 
 
 class Column(enum.Enum):
-    """What was sent, as the table tells it apart: five by POST, then three by GET."""
+    """What was sent, as the table tells it apart: five by POST and three by GET with a session, two without."""
 
     CALL = "a call"
     READ = "a call that may be repeated"
@@ -134,11 +150,13 @@ class Column(enum.Enum):
     CALL_RESUMED = "a call with a position"
     READ_RESUMED = "the same, and it may be repeated"
     LISTENER = "a listener"
+    KEYED = "a keyed call"
+    KEYED_AGAIN = "the same, and it may have arrived"
 
 
 def _row(*cells: Meaning) -> Mapping[Column, Meaning]:
-    """The cells of a row in the order of the columns: those by POST, those by GET, or all."""
-    columns = list(Column)
+    """The cells of a row in the order of the columns with a session: those by POST, those by GET, or all."""
+    columns = list(Column)[:8]
     return dict(zip(columns[5:] if len(cells) == 3 else columns[: len(cells)], cells, strict=True))
 
 
@@ -146,7 +164,7 @@ _FOLLOW, _ANSWER, _AGAIN, _RESTART = Meaning.FOLLOW, Meaning.ANSWER, Meaning.AGA
 _RENEW, _UNKNOWN, _UNREACH, _REFUSED = Meaning.RENEW, Meaning.UNKNOWN, Meaning.UNREACHABLE, Meaning.REFUSED
 
 # fmt: off
-RESPONDED: Mapping[Seen, Mapping[Column, Meaning]] = {
+_WITH_SESSION: Mapping[Seen, Mapping[Column, Meaning]] = {
     #                       by POST                                                   by GET
     #                       call      read      notification reply  handshake   call      read      listener
     Seen.STREAM:       _row(_FOLLOW,  _FOLLOW,  _ANSWER,  _ANSWER,  _FOLLOW,    _FOLLOW,  _FOLLOW,  _FOLLOW),
@@ -165,7 +183,7 @@ RESPONDED: Mapping[Seen, Mapping[Column, Meaning]] = {
     Seen.UNREADABLE:   _row(_AGAIN,   _AGAIN,   _AGAIN),
 }
 
-FAILED: Mapping[Failure, Mapping[Column, Meaning]] = {
+_FAILED_WITH_SESSION: Mapping[Failure, Mapping[Column, Meaning]] = {
     #                              by POST                                                  by GET
     #                              call      read      notification reply  handshake  call      read      listener
     Failure.NOT_SENT:         _row(_AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,   _AGAIN,    _AGAIN,   _AGAIN,   _AGAIN),
@@ -176,7 +194,39 @@ FAILED: Mapping[Failure, Mapping[Column, Meaning]] = {
     Failure.SESSION_REPLACED: _row(_AGAIN,   _AGAIN,   _AGAIN,   _REFUSED, _AGAIN,    _UNKNOWN, _RESTART, _RESTART),
     Failure.PATIENCE_ENDED:   _row(_UNREACH, _UNREACH, _UNREACH, _UNREACH, _UNREACH,  _UNKNOWN, _UNREACH, _UNREACH),
 }
+
+KEYED: Mapping[Seen | Failure, tuple[Meaning, Meaning]] = {
+    #                        at first  where it may have arrived
+    Seen.STREAM:             (_FOLLOW,  _FOLLOW),
+    Seen.ANSWERED:           (_ANSWER,  _ANSWER),
+    Seen.TAKEN:              (_RESTART, _RESTART),
+    Seen.NOT_NOW:            (_AGAIN,   _AGAIN),
+    Seen.SAID_NO:            (_ANSWER,  _ANSWER),
+    Seen.SAID_WHO:           (_ANSWER,  _AGAIN),
+    Seen.NO:                 (_REFUSED, _AGAIN),
+    Seen.SAID_FAILED:        (_ANSWER,  _ANSWER),
+    Seen.AWAY:               (_RESTART, _RESTART),
+    Seen.FAILED:             (_RESTART, _RESTART),
+    Failure.NOT_SENT:        (_AGAIN,   _AGAIN),
+    Failure.UNTRUSTED:       (_REFUSED, _AGAIN),
+    Failure.NO_CREDENTIALS:  (_REFUSED, _AGAIN),
+    Failure.LOST:            (_RESTART, _RESTART),
+    Failure.TOO_LARGE:       (_UNKNOWN, _UNKNOWN),
+    Failure.PATIENCE_ENDED:  (_UNREACH, _UNKNOWN),
+}
 # fmt: on
+
+
+def _with_keyed(cells: Mapping[Column, Meaning], row: Seen | Failure) -> Mapping[Column, Meaning]:
+    return {**cells, **dict(zip((Column.KEYED, Column.KEYED_AGAIN), KEYED.get(row, ()), strict=False))}
+
+
+RESPONDED: Mapping[Seen, Mapping[Column, Meaning]] = {
+    row: _with_keyed(cells, row) for row, cells in _WITH_SESSION.items()
+}
+FAILED: Mapping[Failure, Mapping[Column, Meaning]] = {
+    row: _with_keyed(cells, row) for row, cells in _FAILED_WITH_SESSION.items()
+}
 
 
 def of_response(
@@ -213,6 +263,8 @@ def is_answer(body: Body) -> bool:
 
 
 def column_of(attempt: Attempt) -> Column:
+    if attempt.purpose is Purpose.KEYED:
+        return Column.KEYED_AGAIN if attempt.may_have_arrived else Column.KEYED
     if attempt.purpose is not Purpose.CALL:
         return Column[attempt.purpose.name]
     called = (Column.READ, Column.READ_RESUMED) if attempt.is_repeatable else (Column.CALL, Column.CALL_RESUMED)
@@ -223,7 +275,7 @@ def seen(attempt: Attempt, *, status: int, media: str, body: Body, says_when: bo
     """The row of the table for a response."""
     if status == 200 and media == EVENTS:
         return Seen.STREAM
-    if status == 404 and attempt.may_renew:
+    if status == 404 and attempt.may_renew and attempt.purpose is not Purpose.KEYED:
         return Seen.SESSION_GONE
     if is_read(attempt):
         if status not in _NO_READING:

@@ -11,6 +11,9 @@ PREFIX: Final = "dev.perdure"
 CALLS: Final = f"{PREFIX}/calls"
 """Perdure's extension: a call may bring a key, and is run once for it; a listener may bring a position."""
 
+KEPT: Final = "keptMs"
+"""Beside `CALLS` in `server/discover`: how long the server keeps a key, from the first request that brought it."""
+
 KEY: Final = f"{PREFIX}/key"
 """The key of a call, in `_meta`: requests with equal keys are one call."""
 

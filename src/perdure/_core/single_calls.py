@@ -19,9 +19,6 @@ from perdure._core.jsonrpc import JsonObject
 MAX_KEY = 255
 """Characters of a key: as many as Stripe takes, and a UUID has 36."""
 
-_CONTROL = frozenset(map(chr, (*range(32), 127)))
-"""Characters that no key has. (Those from 128 on may be bytes of UTF-8 in a header.)"""
-
 PROGRESS_TOKEN = "perdure"
 """The progress token of a call whose client gave none: a task tells its progress whether its client asked or not."""
 
@@ -109,7 +106,9 @@ def key_names(secret: bytes, owner: str, key: str, state: str | None) -> tuple[S
 
 def is_key(given: object) -> TypeGuard[str]:
     """Whether a client may give this as a key."""
-    return isinstance(given, str) and 0 < len(given) <= MAX_KEY and _CONTROL.isdisjoint(given)
+    if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
+        return False
+    return not any(character < " " or character == "\x7f" for character in given)
 
 
 def derived_key(digest: bytes, slot: int) -> str:

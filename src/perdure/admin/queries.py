@@ -1,14 +1,15 @@
-"""Reads and follows sessions in a store for an operator, as JSON objects whose keys stay, and ends one.
+"""Reads and follows sessions and single calls for an operator, as JSON objects whose keys stay, and ends one.
 
 The command that runs this is not a node: the servers may run in other processes, or not at all. Times are seconds since
 1970. A payload that is not JSON is shown as text, because the log may hold anything.
 """
 
+import asyncio
+import enum
 import heapq
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from perdure._core import mail
@@ -29,7 +30,24 @@ EVENTS_PAGE = 32
 MIN_PREFIX = 8
 """Characters of an id that name a session: as many as log records show of it."""
 
+CANCEL_SECONDS = 5.0
+"""How long `end` waits until a running call is cancelled: its node takes a few milliseconds, unless it is busy."""
+
+CANCEL_LOOK = 0.05
+"""Seconds between two looks whether it is."""
+
 UNENDED = frozenset({CallState.RUNNING, CallState.WAITING})
+
+
+class Shown(enum.Enum):
+    """What a record is for an operator."""
+
+    SESSION = "session"
+    TASK = "task"
+    """A single call that its client can ask for again: it has a handle, or gave a key."""
+    CALL = "call"
+    """A single call whose client only waits for the response."""
+
 
 _KINDS = {Kind.CALL: "call", Kind.STANDALONE: "standalone"}
 
@@ -37,36 +55,62 @@ _SUBJECTS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri
 """The member of `params` that names the tool, prompt or resource of a request."""
 
 
-async def list_sessions(store: Store, *, state: SessionState | None, owner: str | None) -> list[JsonObject]:
-    """The sessions in this state and of this owner, the last active one first."""
-    found = []
+async def list_sessions(
+    store: Store, *, state: SessionState | CallState | None, owner: str | None, kind: Shown | None = None
+) -> list[JsonObject]:
+    """The sessions and single calls in this state, of this owner and of this kind, the last active one first. The state
+    of a single call is that of its row."""
+    found: list[JsonObject] = []
     after: SessionId | None = None
     while page := await store.sessions(after=after, limit=PAGE):
         after = page[-1].id
-        for record in page:
-            if record.kind is RecordKind.CALL and not record.version:
-                continue  # it holds changes for listeners, or that a caller has listened: no client's
-            if state not in (None, record.state) or (owner is not None and not is_called(record.owner, owner)):
-                continue
-            streams = [stream for stream in await store.streams(record.id) if not stream.sealed]
-            # By stream, because a session may have thousands of calls that have ended, and a few that have not.
-            calls = [call for stream in streams if stream.kind is Kind.CALL for call in await store.calls_on(stream.id)]
-            found.append(list_object(record, streams=streams, calls=sum(call.state in UNENDED for call in calls)))
+        wanted = [record for record in page if _is_wanted(record, state, owner, kind)]
+        listed = await asyncio.gather(*(_listed(store, record) for record in wanted))
+        found += [one for one in listed if state is None or state.value == (one["call"] or one)["state"]]
     return sorted(found, key=lambda session: (-session["active"], session["id"]))
 
 
+def _is_wanted(
+    record: SessionRecord, state: SessionState | CallState | None, owner: str | None, kind: Shown | None
+) -> bool:
+    """Whether a record may be listed, as far as it tells by itself."""
+    if record.kind is RecordKind.CALL and not record.version:
+        return False  # it holds changes for listeners, or that a caller has listened: no client's
+    if record.kind is RecordKind.SESSION and state not in (None, record.state):
+        return False
+    return kind in (None, shown_kind(record)) and (owner is None or is_called(record.owner, owner))
+
+
+async def _listed(store: Store, record: SessionRecord) -> JsonObject:
+    streams = await store.streams(record.id)
+    # By stream, because a session may have thousands of calls that have ended, and a few that have not.
+    of = [
+        stream
+        for stream in streams
+        if stream.kind is Kind.CALL and (record.kind is RecordKind.CALL or not stream.sealed)
+    ]
+    calls = [call for stream in of for call in await store.calls_on(stream.id)]
+    return list_object(record, streams=streams, calls=calls)
+
+
+def shown_kind(record: SessionRecord) -> Shown:
+    if record.kind is RecordKind.SESSION:
+        return Shown.SESSION
+    return Shown.TASK if record.initialized else Shown.CALL
+
+
 async def find(store: Store, text: str) -> SessionRecord:
-    """The session whose id is this text, or begins with it."""
+    """The session or single call whose id is this text, or begins with it."""
     if len(text) < MIN_PREFIX:
-        raise Misuse(f"{text!r} is too short for a session; give at least {MIN_PREFIX} characters of its id")
+        raise Misuse(f"{text!r} is too short; give at least {MIN_PREFIX} characters of the id")
     if (record := await store.session(SessionId(text))) is not None:
         return record
     following = await store.sessions(after=SessionId(text), limit=2)
     found = [record for record in following if record.id.startswith(text)]
     if not found:
-        raise Misuse(f"no session {text!r} in the store")
+        raise Misuse(f"no session or task {text!r} in the store")
     if len(found) > 1:
-        raise Misuse(f"several sessions begin with {text!r}; give more of the id")
+        raise Misuse(f"several ids begin with {text!r}; give more of the id")
     return found[0]
 
 
@@ -87,23 +131,58 @@ async def show_session(store: Store, text: str) -> tuple[JsonObject, frozenset[N
     return session, frozenset(node.id for node in await store.nodes())
 
 
-async def end_session(store: Store, text: str, *, now: float) -> SessionRecord:
-    """End the session whose id is or begins with this text, and tell all nodes. Returns its record, which may say that
-    it had ended by itself meanwhile."""
+async def end_session(store: Store, text: str, *, now: float, living: Callable[[], Awaitable[Sequence[NodeId]]]) -> str:
+    """End the session or single call whose id is or begins with this text, and say how: it may have ended by itself.
+    `living` tells which nodes live."""
     record = await find(store, text)
+    name = f"{shown_kind(record).value} {record.id}"
+    is_call = record.kind is RecordKind.CALL
+    if is_call and (said := await _cancel_call(store, record, await living())) is not None:
+        return f"{name} {said}"
     step = SessionStep.OPERATOR_ENDED
     try:
         advance(SESSION, record.state, step)
     except IllegalStep:
         if record.state is SessionState.ENDED:
-            raise Misuse(f"session {record.id} has ended already: {record.ended or 'the reason is unknown'}") from None
-        sentence = f"session {record.id} is {record.state.value}; it can be ended once its handshake is done"
-        raise Misuse(sentence) from None
+            raise Misuse(f"{name} has ended already: {record.ended or 'the reason is unknown'}") from None
+        raise Misuse(f"{name} is {record.state.value}; it can be ended once its handshake is done") from None
     message = mail.encode(mail.Ended(session=record.id, reason=step.value))
     # Mail to a node that has left meanwhile is refused, and that node needs none.
     posts = [base.SendMail(node=node.id, message=message) for node in await store.nodes()]
     await store.commit([base.EndSession(session=record.id, time=now, reason=step.value), *posts])
-    return await store.session(record.id) or record
+    if is_call:  # of which nothing is kept
+        return f"{name} has ended: {step.value}"
+    return f"{name} has ended: {(await store.session(record.id) or record).ended}"
+
+
+async def _cancel_call(store: Store, record: SessionRecord, living: Sequence[NodeId]) -> str | None:
+    """Let a node cancel a single call that has not ended, so that its client gets an answer. Says what came of it;
+    `None` if the call has ended, or if no node is left that could take the message."""
+    if (row := await _open_row(store, record.id)) is None:
+        return None
+    stream = await base.stream_by_id(store, row.stream)
+    writer = None if stream is None else stream.node
+    # Any node sends the message on to the one that runs the call. What a dead node gets goes to the one that buries it.
+    joined = [node.id for node in await store.nodes()]
+    to = next(iter(sorted(joined, key=lambda node: (node not in living, node != writer))), None)
+    params = {"requestId": row.request_id, "reason": "an operator ended it"}
+    message = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
+    if to is None or any(await store.commit([base.SendMail(node=to, message=mail.encode(message))])):
+        return None
+    if not living:
+        return "ends when a server starts: none runs that could cancel it"
+    for _ in range(round(CANCEL_SECONDS / CANCEL_LOOK)):
+        if await _open_row(store, record.id) is None:
+            rows = await store.calls(record.id)  # there is none for a call whose client cannot ask for it
+            return f"has ended: {rows[0].state.value if rows else CallState.CANCELLED.value}"
+        await asyncio.sleep(CANCEL_LOOK)
+    raise Misuse(
+        f"{shown_kind(record).value} {record.id} still runs; node {to[:MIN_PREFIX]} has been told to cancel it"
+    )
+
+
+async def _open_row(store: Store, session: SessionId) -> base.CallRecord | None:
+    return next((row for row in await store.calls(session) if row.state in UNENDED), None)
 
 
 # The objects
@@ -124,7 +203,7 @@ def _members(payload: bytes) -> JsonObject:
 def _picked(record: object, *names: str) -> JsonObject:
     """The members of an object that are called as in the record; a state is its value."""
     found = {name: getattr(record, name) for name in names}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
+    return {name: value.value if isinstance(value, enum.Enum) else value for name, value in found.items()}
 
 
 def _home(record: SessionRecord, streams: Sequence[StreamRecord]) -> str | None:
@@ -132,10 +211,36 @@ def _home(record: SessionRecord, streams: Sequence[StreamRecord]) -> str | None:
     return next((stream.node for stream in streams if stream.id == record.standalone), "") or None
 
 
-def list_object(record: SessionRecord, *, streams: Sequence[StreamRecord], calls: int) -> JsonObject:
-    """A session in a list: `calls` that have not ended, `streams` that are not sealed."""
+def list_object(
+    record: SessionRecord, *, streams: Sequence[StreamRecord], calls: Sequence[base.CallRecord]
+) -> JsonObject:
+    """A session or single call in a list: `calls` that have not ended, `streams` that are not sealed."""
     facts = _picked(record, "id", "owner", "state", "version", "created", "active")
-    return {**facts, "calls": calls, "streams": len(streams), "home": _home(record, streams)}
+    return {
+        "kind": shown_kind(record).value,
+        **facts,
+        "calls": sum(call.state in UNENDED for call in calls),
+        "streams": sum(not stream.sealed for stream in streams),
+        "home": _home(record, streams),
+        "call": _single_call(record, streams, calls),
+    }
+
+
+def _single_call(
+    record: SessionRecord, streams: Sequence[StreamRecord], calls: Sequence[base.CallRecord]
+) -> JsonObject | None:
+    """How the call of a record for one call is; `None` for a session, and for a call of which only the record is
+    left."""
+    if record.kind is RecordKind.SESSION or not calls:
+        return None
+    call = calls[0]
+    node = next((stream.node for stream in streams if stream.id == call.stream), "") if call.state in UNENDED else ""
+    return {
+        **_picked(call, "method"),
+        "name": _subject(call),
+        **_picked(call, "state", "attempt"),
+        "node": node or None,
+    }
 
 
 def show_object(
@@ -148,9 +253,10 @@ def show_object(
     kept: Mapping[StreamId, base.KeptRecord],
     has_token: bool,
 ) -> JsonObject:
-    """All that the store holds of a session (S6)."""
+    """All that the store holds of a session or single call (S6)."""
     writers = {stream.id: stream.node for stream in streams}
     return {
+        "kind": shown_kind(record).value,
         **_picked(record, "id", "owner", "state"),
         "ended": record.ended or None,
         **_picked(record, "version", "incarnation", "initialized"),
@@ -158,6 +264,7 @@ def show_object(
         "server": _members(record.result),
         **_picked(record, "created", "active"),
         "home": _home(record, streams),
+        "call": _single_call(record, streams, calls),
         "resume_token": has_token,
         "sticky": [_members(request) for request in record.sticky],
         "calls": [
@@ -213,8 +320,8 @@ def trimmed(stream: StreamRecord, first: int, last: int) -> JsonObject:
     return {"what": "gap", **_of(stream), "first": first, "last": last}
 
 
-def ended(session: str, reason: str) -> JsonObject:
-    return {"what": "ended", "session": session, "reason": reason}
+def ended(session: str, reason: str, *, kind: Shown = Shown.SESSION) -> JsonObject:
+    return {"what": "ended", "session": session, "record": kind.value, "reason": reason}
 
 
 def _of(stream: StreamRecord) -> JsonObject:
@@ -233,11 +340,12 @@ class _Cursor:
 
 
 class Tail:
-    """Follows one session's events from outside: look, show what is new, wait until something was written, look again.
+    """Follows the events of one session or single call from outside: look, show what is new, wait until something was
+    written, look again.
 
     It only reads the store: it joins no node, attaches no reader, and holds no writer up. Events that are trimmed
-    before they were read are shown as a gap. When the session ends its log goes, so what was written in its last moment
-    may not be seen.
+    before they were read are shown as a gap. When a session ends its log goes, so what was written in its last moment
+    may not be seen. The log of a task stays, and its answer is the last thing that is seen.
     """
 
     def __init__(self, store: Store, session: SessionId, *, only: Callable[[StreamId], bool] = lambda _: True) -> None:
@@ -245,6 +353,7 @@ class Tail:
         self._session = session
         self._only = only
         self._cursors: dict[StreamId, _Cursor] = {}
+        self._kind = Shown.SESSION
 
     async def skip(self) -> None:
         """Show nothing of what is there already."""
@@ -256,8 +365,10 @@ class Tail:
         records = await self._streams()
         session = await self._store.session(self._session)
         if session is None or session.state is SessionState.ENDED:
-            yield ended(self._session, session.ended if session else "it is forgotten")
+            kind = self._kind if session is None else shown_kind(session)
+            yield ended(self._session, session.ended if session else "it is forgotten", kind=kind)
             return
+        self._kind = shown_kind(session)
         cursors = {}
         for record in records:
             cursors[record.id] = self._cursors.get(record.id) or _Cursor(record, shown=0, announced=False)
@@ -274,6 +385,9 @@ class Tail:
                 yield seen
             if cursor.page:
                 heapq.heappush(heap, (cursor.page[-1].time, number))
+        if self._kind is not Shown.SESSION and records and all(record.sealed for record in records):
+            rows = await self._store.calls(self._session)  # nothing follows the answer of a single call
+            yield ended(self._session, rows[0].state.value if rows else "it is forgotten", kind=self._kind)
 
     async def _streams(self) -> list[StreamRecord]:
         return [record for record in await self._store.streams(self._session) if self._only(record.id)]

@@ -13,13 +13,15 @@ from typing import Any
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.principals import readable
 from perdure._core.text import printable
-from perdure.admin.queries import UNENDED
+from perdure.admin.queries import UNENDED, Shown
 
 SEALED_SHOWN = 20
 """Sealed streams that `show` lists, the newest: a session may keep ten thousand, and JSON has them all."""
 
 OWNER = 16
 """Columns for an owner's name in the list: what 80 of them leave."""
+
+CALL_HEADS = ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD")
 
 NONE = "-"
 
@@ -75,33 +77,39 @@ def _short(name: str | None) -> str:
 
 
 def list_lines(sessions: Sequence[JsonObject], *, now: float, columns: int | None) -> list[str]:
-    """A line for each session; two where the terminal is too narrow for the whole id beside the rest."""
+    """A line for each session or single call; two where the terminal is too narrow for the whole id beside the rest."""
     if not sessions:
         return []
     facts = [
         (
             cut(printable(readable(session["owner"])), OWNER) or NONE,
-            session["state"],
+            _state(session),
             session["version"] or NONE,
             span(now - session["created"]),
             span(now - session["active"]),
             str(session["calls"]),
             str(session["streams"]),
-            _short(session["home"]),
+            _short(session["call"]["node"] if session["call"] else session["home"]),
         )
         for session in sessions
     ]
-    heads = ("OWNER", "STATE", "VERSION", "AGE", "SEEN", "CALLS", "STREAMS", "HOME")
-    ids = [printable(session["id"]) for session in sessions]
-    wide = table(("SESSION", *heads), [(name, *cells) for name, cells in zip(ids, facts, strict=True)])
+    heads = ("OWNER", "STATE", "VERSION", "AGE", "SEEN", "CALLS", "STREAMS", "NODE")
+    names = [(session["id"], session["kind"]) for session in sessions]
+    wide = table(("ID", "KIND", *heads), [(*name, *cells) for name, cells in zip(names, facts, strict=True)])
     if columns is None or max(map(width, wide)) <= columns:
         return wide
-    pairs = zip(["SESSION", *ids], table(heads, facts, indent="  "), strict=True)
+    pairs = zip(table(("ID", "KIND"), names), table(heads, facts, indent="  "), strict=True)
     return [cut(line, columns) for pair in pairs for line in pair]
 
 
+def _state(session: JsonObject) -> str:
+    """The state of a session; of a single call, that of its row."""
+    return str((session["call"] or session)["state"])
+
+
 def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, columns: int | None) -> list[str]:
-    """Everything about a session, in chapters. `nodes` have joined the store."""
+    """Everything about a session or single call, in chapters. `nodes` have joined the store."""
+    is_session = session["kind"] == Shown.SESSION.value
     calls = [
         (
             json.dumps(call["request_id"], ensure_ascii=False),
@@ -112,14 +120,18 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, colum
             _title(call),
         )
         for call in session["calls"]
-        if call["state"] in {state.value for state in UNENDED}
+        if not is_session or call["state"] in {state.value for state in UNENDED}
     ]
     asks = [
         (ask["id"], _short(ask["node"]), _short(ask["stream"]), _request(ask["request"])) for ask in session["asks"]
     ]
     lines = [
         *(f"{name:<12}  {printable(fact)}" for name, fact in _about(session, nodes, now)),
-        *_chapter("running calls", ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"), calls),
+        *_chapter(
+            "running calls" if is_session else "calls",
+            ("REQUEST", "STATE", "ATTEMPT", "NODE", "STREAM", "METHOD"),
+            calls,
+        ),
         *_chapter("open asks", ("ASK", "NODE", "STREAM", "METHOD"), asks),
         *_streams(session["streams"], now),
     ]
@@ -127,21 +139,26 @@ def show_lines(session: JsonObject, *, nodes: Collection[str], now: float, colum
 
 
 def _about(session: JsonObject, nodes: Collection[str], now: float) -> Iterator[tuple[str, str]]:
-    client, home = session["client"].get("clientInfo"), session["home"]
+    client, call = session["client"].get("clientInfo"), session["call"]
+    is_session = session["kind"] == Shown.SESSION.value
+    node = call["node"] if call else session["home"]
     named = [str(client[name]) for name in ("name", "version") if name in client] if isinstance(client, dict) else []
     kept = [stream for stream in session["streams"] if stream["events"] is not None]
     events, answers = (sum(stream[what] for stream in kept) for what in ("events", "answers"))
-    yield "session", session["id"]
+    yield session["kind"], session["id"]
     yield "owner", readable(session["owner"]) or NONE
-    yield "state", f"{session['state']}: {session['ended']}" if session["ended"] else session["state"]
+    yield "state", f"{session['state']}: {session['ended']}" if session["ended"] else _state(session)
     yield "version", session["version"] or NONE
-    yield "incarnation", str(session["incarnation"])
+    if is_session:
+        yield "incarnation", str(session["incarnation"])
     yield "client", " ".join(named) or NONE
-    yield "initialized", "yes" if session["initialized"] else "no"
+    if is_session:
+        yield "initialized", "yes" if session["initialized"] else "no"
     for name, time in (("created", session["created"]), ("last active", session["active"])):
         yield name, f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S}Z ({span(now - time)} ago)"
-    yield "home", f"{home} (gone)" if home and home not in nodes else home or NONE
-    yield "resume token", "yes" if session["resume_token"] else "no"
+    yield "home" if is_session else "node", f"{node} (gone)" if node and node not in nodes else node or NONE
+    if is_session:
+        yield "resume token", "yes" if session["resume_token"] else "no"
     yield from (("sticky", _request(request)) for request in session["sticky"])
     of = _counted(len(kept), "sealed stream")
     yield "retained", f"{_counted(events, 'event')} and {_counted(answers, 'answer')} of {of}"
@@ -185,7 +202,7 @@ def _streams(streams: Sequence[JsonObject], now: float) -> list[str]:
 def tail_line(seen: JsonObject, *, columns: int | None) -> str:
     match seen:
         case {"what": "ended"}:
-            return cut(printable(f"session {seen['session']} has ended: {seen['reason']}"), columns)
+            return cut(printable(f"{seen['record']} {seen['session']} has ended: {seen['reason']}"), columns)
         case {"what": "opened", "calls": calls}:
             asked = ", ".join(f"{_title(call)} (request {json.dumps(call['request_id'])})" for call in calls)
             says = f"opened: {asked}" if asked else "opened"

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import click
 
-from perdure._core.states import SessionState
-from perdure.admin.queries import Tail, end_session, find, list_sessions, show_session
+from perdure._core.states import CallState, SessionState
+from perdure.admin.queries import Shown, Tail, end_session, find, list_sessions, show_session, shown_kind
 from perdure.admin.text import list_lines, show_lines, tail_line
 from perdure.cli.options import DEFAULT_STORE
 from perdure.errors import Misuse
-from perdure.store import Store, existing_store
+from perdure.store import Store, existing_store, upkeep_of
 
 T = TypeVar("T")
 
@@ -36,6 +36,7 @@ _STORE: dict[str, Any] = {
 _HERE: dict[str, Any] = {"default": DEFAULT_STORE, "envvar": "PERDURE_STORE", "show_default": True, **_STORE}
 #: The store named after the command, else the one named after `sessions`, else that of the environment.
 _THERE: dict[str, Any] = {"callback": lambda ctx, _, given: given or ctx.parent.params["store"], **_STORE}
+_STATES: dict[str, SessionState | CallState] = {state.value: state for state in (*SessionState, *CallState)}
 _ID = re.compile(r"-[A-Za-z0-9_][A-Za-z0-9_-]{6,}|[A-Za-z0-9_-]{43}")
 
 
@@ -77,54 +78,64 @@ def _until_closed() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-@click.group(invoke_without_command=True, short_help="List, show and end the sessions in a store.")
+@click.group(invoke_without_command=True, short_help="List, show and end the sessions and tasks in a store.")
 @click.option("--store", **_HERE)
-@click.option("--json", "as_json", is_flag=True, help="one JSON object for each session")
-@click.option("--state", type=click.Choice([state.value for state in SessionState]), help="only sessions in this state")
-@click.option("--owner", metavar="NAME", help="only sessions of this principal: its subject, client id or identity")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object for each session, task or call")
+@click.option(
+    "--kind", type=click.Choice([kind.value for kind in Shown]), help="only sessions, only tasks or only calls"
+)
+@click.option("--state", type=click.Choice(list(_STATES)), help="only what is in this state")
+@click.option("--owner", metavar="NAME", help="only what is this principal's: its subject, client id or identity")
 @click.pass_context
 @_until_closed()
-def sessions(ctx: click.Context, store: str, as_json: bool, state: str | None, owner: str | None) -> None:
-    """List the sessions in a store, the last active one first.
+def sessions(
+    ctx: click.Context, store: str, as_json: bool, kind: str | None, state: str | None, owner: str | None
+) -> None:
+    """List the sessions, tasks and single calls in a store, the last active one first.
 
-    Without authentication a session's id is a secret: a caller that has it can use the session.
+    A task is a call of 2026-07-28 whose client has its handle or gave it a key; a call is one whose client only waits.
+
+    Without authentication an id is a secret: a caller that has it can use the session, or read the task.
     """
     if ctx.invoked_subcommand is not None:
         return
-    wanted = SessionState(state) if state else None
-    found = _with_store(lambda opened: list_sessions(opened, state=wanted, owner=owner), store)
+    wanted, only = _STATES[state] if state else None, Shown(kind) if kind else None
+    found = _with_store(lambda opened: list_sessions(opened, state=wanted, owner=owner, kind=only), store)
     if as_json:
         lines = [json.dumps(session) for session in found]
     else:
-        lines = list_lines(found, now=time.time(), columns=_columns()) or ["no sessions"]
+        lines = list_lines(found, now=time.time(), columns=_columns()) or [f"no {kind or Shown.SESSION.value}s"]
     for line in lines:
         click.echo(line)
 
 
-@sessions.command(cls=SessionCommand, short_help="Show everything about a session.")
+@sessions.command(cls=SessionCommand, short_help="Show everything about a session or a task.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_THERE)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object, with everything")
 @_until_closed()
 def show(id_: str, store: str, as_json: bool) -> None:
-    """Show everything about the session with this ID, or whose id begins with it (8 characters at least)."""
+    """Show everything about the session or task with this ID, or whose id begins with it (8 characters at least)."""
     session, nodes = _with_store(lambda opened: show_session(opened, id_), store)
     lines = [json.dumps(session)] if as_json else show_lines(session, nodes=nodes, now=time.time(), columns=_columns())
     click.echo("\n".join(lines))
 
 
-@sessions.command(cls=SessionCommand, short_help="End a session.")
+@sessions.command(cls=SessionCommand, short_help="End a session or a task.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_THERE)
 @_until_closed()
 def end(id_: str, store: str) -> None:
-    """End the session with this ID (8 characters of it at least). Its log is deleted, and its client must begin a new
-    session."""
-    ended = _with_store(lambda opened: end_session(opened, id_, now=time.time()), store, writes=True)
-    click.echo(f"session {ended.id} has ended: {ended.ended}")
+    """End the session or task with this ID (8 characters of it at least).
+
+    The log of a session is deleted, and its client must begin a new session. A task that runs is cancelled, which its
+    client is shown; one that has ended is deleted.
+    """
+    living = upkeep_of(store).living
+    click.echo(_with_store(lambda opened: end_session(opened, id_, now=time.time(), living=living), store, writes=True))
 
 
-@click.command(cls=SessionCommand, short_help="Follow the events of a session.")
+@click.command(cls=SessionCommand, short_help="Follow the events of a session or a task.")
 @click.argument("id_", metavar="ID")
 @click.option("--store", **_HERE)
 @click.option("--from-start", is_flag=True, help="begin with what is retained, not with what comes next")
@@ -132,15 +143,15 @@ def end(id_: str, store: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="whole messages, as JSON")
 @_until_closed()
 def tail(id_: str, store: str, from_start: bool, stream: str | None, as_json: bool) -> None:
-    """Follow the events of the session with this ID as the servers write them.
+    """Follow the events of the session or task with this ID as the servers write them.
 
-    Ends with the session, or with Ctrl-C. It only reads: servers do not notice it.
+    Ends with the session or the task, or with Ctrl-C. It only reads: servers do not notice it.
     """
 
     async def work(opened: Store) -> None:
         record = await find(opened, id_)
         if stream is not None and not any(s.id.startswith(stream) for s in await opened.streams(record.id)):
-            raise Misuse(f"session {record.id} has no stream {stream!r}")
+            raise Misuse(f"{shown_kind(record).value} {record.id} has no stream {stream!r}")
         following = Tail(opened, record.id, only=lambda name: name.startswith(stream or ""))
         if not from_start:
             await following.skip()

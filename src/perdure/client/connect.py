@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from typing import Any
@@ -17,18 +17,27 @@ from typing import Any
 import httpx2
 import mcp
 import mcp_types as types
-from mcp.client import Transport as SDKTransport
-from mcp.client.session import ElicitationFnT, ListRootsFnT, LoggingFnT, MessageHandlerFnT, SamplingFnT
-from mcp.client.streamable_http import streamable_http_client
+from mcp.client import ClientExtension, advertise
+from mcp.client.session import (
+    ClientRequestContext,
+    ElicitationFnT,
+    ListRootsFnT,
+    LoggingFnT,
+    MessageHandlerFnT,
+    SamplingFnT,
+)
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from perdure._core.codes import INTERNAL_ERROR, NO_SERVER, UNREACHABLE
+from perdure._core.extension import TASKS
 from perdure._core.reconnect import Patience
 from perdure._core.sse import MAX_EVENT_BYTES
 from perdure.client.incoming import CallbackLimit, OnGap, named, naming
 from perdure.client.memory import Memory, StateStore
 from perdure.client.pending import PendingCall
+from perdure.client.sessionless import SessionlessTransport
 from perdure.client.transport import Transport
 from perdure.errors import Misuse, OutcomeUnknown, Unreachable
 from perdure.remote.endpoint import Bearer, Endpoint, TokenProvider, http_client
@@ -49,35 +58,34 @@ class Client(mcp.Client):
 
     def __init__(
         self,
-        plain: SDKTransport | None,
-        lasting: Callable[..., Transport] | None,
+        transport: Callable[..., Transport | SessionlessTransport],
         *,
         rerun_safe_tools: bool,
         **options: Any,
     ) -> None:
-        """`plain` is a transport of the SDK, `lasting` makes ours; one of them is given."""
+        """`transport` makes what is below the SDK's client."""
         limit = self._callback_limit = CallbackLimit()
         self._rerun_safe_tools = rerun_safe_tools
-        self._transport: Transport | None = None
-        if lasting is not None:
-            # Another session may be another server's: what was negotiated is that of the new one.
-            self._transport = lasting(callback_limit=limit, on_renewed=lambda result: self.session.adopt(result))
-            plain = self._transport.streams()
-            for name in ("logging_callback", "message_handler"):
-                if options[name] is not None:
-                    options[name] = limit.counted(options[name])
-        assert plain is not None
-        super().__init__(plain, **options)
+        self._transport = transport(self, callback_limit=limit)
+        for name in ("logging_callback", "message_handler"):
+            if options[name] is not None:
+                options[name] = limit.counted(options[name])
+        super().__init__(self._transport.streams(), **options)
+
+    async def __aenter__(self) -> "Client":
+        await super().__aenter__()
+        if isinstance(self._transport, SessionlessTransport):
+            self._transport.begin()
+        return self
 
     @property
     def session_id(self) -> str | None:
         """The session as the server knows it; None where there are no sessions."""
-        handshake = None if self._transport is None else self._transport.handshake
-        return None if handshake is None else handshake.session or None
+        return self._transport.session_id
 
     def pending(self) -> list[PendingCall]:
         """The calls that an earlier process has left running and whose results were not taken yet."""
-        return [] if self._transport is None else self._transport.pending
+        return self._transport.pending
 
     async def call_tool(
         self,
@@ -90,11 +98,18 @@ class Client(mcp.Client):
         request_state: str | None = None,
         meta: types.RequestParamsMeta | None = None,
     ) -> types.CallToolResult:
-        """As the SDK's; a call whose outcome is unknown raises `OutcomeUnknown`."""
+        """As the SDK's; a call whose outcome is unknown raises `OutcomeUnknown`.
+
+        At 2026-07-28 `meta` may have a key of the caller's own (`dev.perdure/key`): calls with equal keys are one call,
+        also those of different processes.
+        """
         if progress_callback is not None:
             progress_callback = self._callback_limit.counted(progress_callback)
         more: dict[str, Any] = {"input_responses": input_responses, "request_state": request_state, "meta": meta}
         call = partial(super().call_tool, name, arguments, read_timeout_seconds, progress_callback, **more)
+        if isinstance(self._transport, SessionlessTransport):
+            with naming(name, arguments), self._transport.rounds(meta) as keyed:
+                return await call(meta=keyed)
         try:
             with naming(name, arguments):
                 return await call()
@@ -152,9 +167,10 @@ async def connect(
     auth: httpx2.Auth | TokenProvider | None = None,
     patience: Patience | None = None,
     on_gap: OnGap | None = None,
-    rerun_safe_tools: bool = False,
+    rerun_safe_tools: bool | None = None,
     terminate_on_close: bool | None = None,
     http_client: httpx2.AsyncClient | None = None,
+    mode: str = "auto",
     read_timeout_seconds: float | None = None,
     sampling_callback: SamplingFnT | None = None,
     elicitation_callback: ElicitationFnT | None = None,
@@ -162,20 +178,26 @@ async def connect(
     logging_callback: LoggingFnT | None = None,
     message_handler: MessageHandlerFnT | None = None,
     client_info: types.Implementation | None = None,
+    extensions: Sequence[ClientExtension] | None = None,
     **options: Any,
 ) -> AsyncIterator[Client]:
-    """A client of the SDK over a session that lasts.
+    """A client of the SDK over a session that lasts, or over requests that are sent until they are answered.
 
-    `state` is where the session is remembered: a path, or a store of your own. Without it the session lives as long as
-    the block. `headers` go along with every request; `auth` is an `httpx2.Auth` (the SDK's OAuth providers are), or a
-    function that gives a bearer token. `patience` says how long a server that is away is waited for. `on_gap` is called
-    for events that the server no longer has. `rerun_safe_tools` lets calls whose outcome is unknown be made again,
-    once, if the server marks the tool as read-only or idempotent. `terminate_on_close` ends the session with the
-    block: the default without `state`, and not with it. The rest is handed to `mcp.Client`.
+    `state` is where the session, and calls that run, are remembered: a path, or a store of your own. Without it they
+    live as long as the block. `headers` go along with every request; `auth` is an `httpx2.Auth` (the SDK's OAuth
+    providers are), or a function that gives a bearer token. `patience` says how long a server that is away is waited
+    for. `on_gap` is called for events that the server no longer has. `rerun_safe_tools` lets calls whose outcome is
+    unknown be made again, if the server marks the tool as read-only or idempotent: once in a session (the default is
+    not), a few times at 2026-07-28 (the default, because that revision has clients repeat requests).
+    `terminate_on_close` ends the session with the block: the default without `state`, and not with it.
+
+    `mode` says which revisions are spoken: "legacy" those with sessions, "2026-07-28" that one, which has none, and
+    "auto" what the state was left with, else sessions, else 2026-07-28. The rest is handed to `mcp.Client`.
     """
+    if mode not in ("auto", "legacy", *MODERN_PROTOCOL_VERSIONS):
+        raise Misuse(f"mode is {mode!r}, and must be 'auto', 'legacy' or one of {list(MODERN_PROTOCOL_VERSIONS)}")
     client: Callable[..., Client] = partial(
         Client,
-        rerun_safe_tools=rerun_safe_tools,
         read_timeout_seconds=read_timeout_seconds,
         sampling_callback=sampling_callback,
         elicitation_callback=elicitation_callback,
@@ -189,11 +211,37 @@ async def connect(
         http = await _http_client(stack, url, http_client, headers, auth)
         memory = stack.enter_context(closing(Memory(state, address(url))))
         endpoint = Endpoint(http, url, on_401="does not accept the credentials of `auth`, or wants some")
+        about = (endpoint, limits_of(patience), memory)
         ends = state is None if terminate_on_close is None else terminate_on_close
-        lasting = partial(Transport, endpoint, _limits(patience), memory, on_gap=on_gap, ends_session=ends)
-        plain = partial(streamable_http_client, url, http_client=http)
-        ours = partial(client, None, lasting, mode="legacy")
-        yield await _enter(stack, ours, lambda: client(plain(), None, mode="auto"))
+        lasting = partial(_with_session, about, on_gap=on_gap, ends_session=ends)
+        single = partial(_without_session, about, on_gap=on_gap, reruns=rerun_safe_tools is not False)
+        reruns, tasks = rerun_safe_tools is True, _with_tasks(extensions)
+        sessions = partial(client, lasting, mode="legacy", rerun_safe_tools=reruns, extensions=extensions)
+        requests = partial(client, single, mode="auto", rerun_safe_tools=False, extensions=tasks)
+        ways = [sessions, requests] if mode == "auto" else [sessions if mode == "legacy" else requests]
+        if memory.state.single_calls or (memory.state.discovered is not None and memory.state.handshake is None):
+            ways.reverse()
+        yield await _enter(stack, *ways)
+
+
+def _with_session(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> Transport:
+    # Another session may be another server's: what was negotiated is that of the new one.
+    return Transport(*about, on_renewed=lambda result: client.session.adopt(result), **options)
+
+
+def _without_session(about: tuple[Endpoint, Limits, Memory], client: Client, **options: Any) -> SessionlessTransport:
+    async def asked(key: str, question: types.InputRequest) -> types.InputResponse | types.ErrorData:
+        meta = question.params.meta if question.params else None
+        context = ClientRequestContext(session=client.session, request_id=key, meta=meta)
+        return await client.session.dispatch_input_request(context, question)
+
+    return SessionlessTransport(*about, asked=asked, **options)
+
+
+def _with_tasks(given: Sequence[ClientExtension] | None) -> list[ClientExtension]:
+    """The user's extensions and that for tasks, which the transport follows. A user's own for tasks is left alone."""
+    found = list(given or ())
+    return found if any(getattr(one, "identifier", None) == TASKS for one in found) else [*found, advertise(TASKS)]
 
 
 def address(url: str) -> str:
@@ -204,7 +252,7 @@ def address(url: str) -> str:
     return f"{found.copy_with(query=None)}?{hashlib.sha256(found.query).hexdigest()[:16]}"
 
 
-def _limits(given: Patience | None) -> Limits:
+def limits_of(given: Patience | None) -> Limits:
     patience = given or Patience()
     return Limits(
         patience=patience,
@@ -233,7 +281,7 @@ async def _http_client(
 
 
 async def _enter(stack: AsyncExitStack, *ways: Callable[[], Client]) -> Client:
-    """Sessions first: they are what lasts. A server that knows none is spoken to as the SDK does."""
+    """Enter the first way that the server knows."""
     refusals: list[MCPError] = []
     for make in ways:
         client = make()

@@ -23,7 +23,9 @@ from perdure.remote.state_writer import StateWriter, read
 from perdure.telemetry.events import log_event
 
 #: Of the form. A newer release may raise it; an older one then refuses the file.
-VERSION = 1
+VERSION = 2
+#: Of a state without calls of 2026-07-28, which releases before them can read.
+PLAIN_VERSION = 1
 
 
 class BadState(ValueError):
@@ -44,7 +46,7 @@ class Place:
 
 
 @dataclass(kw_only=True)
-class Running(Place):
+class ToolCall:
     """A tool's call that was sent, or is about to be, and has no answer yet."""
 
     id: str
@@ -58,6 +60,28 @@ class Running(Place):
     def arguments(self) -> dict[str, Any]:
         found = self.params.get("arguments")
         return dict(found) if isinstance(found, Mapping) else {}
+
+
+@dataclass(kw_only=True)
+class Running(Place, ToolCall):
+    """A call of a session."""
+
+
+@dataclass(kw_only=True)
+class SingleCall(ToolCall):
+    """A call without a session (2026-07-28). Its params and headers are kept as they were sent, to send them again."""
+
+    headers: dict[str, str]
+    key: str | None = None
+    """By it the server knows the call, if it comes again."""
+    task: str | None = None
+    """By it the server is asked for the outcome, from then on."""
+    began: float
+    """When it was first sent, by this machine's clock: servers forget keys, and then would run the call again."""
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The user's answers to the task's questions that the server has not acknowledged, by the questions' keys."""
+    answered: list[str] = field(default_factory=list)
+    """The keys of questions whose answers the server has."""
 
 
 @dataclass(kw_only=True)
@@ -81,6 +105,9 @@ class State(Place):
     asks: dict[str, Ask] = field(default_factory=dict)
     sticky: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Requests whose effect a new session must have as well, by what they are about."""
+    single_calls: dict[str, SingleCall] = field(default_factory=dict)
+    discovered: dict[str, Any] | None = None
+    """The result of `server/discover`, where there is no session."""
 
     def forget_session(self) -> None:
         self.replace_session(None)
@@ -102,7 +129,12 @@ class State(Place):
             self.sticky[about] = {"method": method, "params": kept}
 
     def encode(self) -> bytes:
-        return json.dumps({"perdure": VERSION, **asdict(self)}, separators=(",", ":")).encode()
+        found = asdict(self)
+        is_plain = not self.single_calls and self.discovered is None
+        if is_plain:
+            del found["single_calls"], found["discovered"]
+        version = PLAIN_VERSION if is_plain else VERSION
+        return json.dumps({"perdure": version, **found}, separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> State:
@@ -112,13 +144,13 @@ def decode(data: bytes) -> State:
         version = found.pop("perdure")
         if isinstance(version, int) and version > VERSION:
             raise StateUnusable(f"the state has form {version}; this release knows {VERSION}")
-        if version != VERSION:
+        if version not in (PLAIN_VERSION, VERSION):
             raise BadState("the state has no known form")
         state = read(State, found, "the state")
         assert isinstance(state, State)
         if not {"handshake", "calls", "asks"} <= found.keys():
             raise BadState("it has no handshake, calls or questions")
-        if any(key != call.id for key, call in state.calls.items()):
+        if any(key != call.id for key, call in [*state.calls.items(), *state.single_calls.items()]):
             raise BadState("a call stands under another id")
         return state
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -244,6 +276,11 @@ class Memory:
         """A call is over, and so is what it asked: forget it, if it was remembered."""
         if self.state.calls.pop(call, None) is not None:
             self.state.asks = {key: ask for key, ask in self.state.asks.items() if ask.call != call}
+            self.changed()
+
+    def end_single(self, call: str) -> None:
+        """A call without a session is over."""
+        if self.state.single_calls.pop(call, None) is not None:
             self.changed()
 
     def answered(self, ask: object) -> None:

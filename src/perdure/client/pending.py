@@ -10,10 +10,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCNotification, JSONRPCResponse, methods
 from pydantic import ValidationError
 
-from perdure.client.incoming import Incoming, answer_of, named, parse
-from perdure.client.memory import Memory, Running
-from perdure.remote.call import Call
-from perdure.remote.link import Link
+from perdure.client.incoming import answer_of, named, parse
+from perdure.client.memory import ToolCall
 from perdure.remote.message import Message, encode, error
 
 #: Notifications that wait for the program to look; beyond that the call's stream is not read further (promise 6).
@@ -28,24 +26,23 @@ class PendingCall:
 
     def __init__(
         self,
-        running: Running,
+        call: ToolCall,
         version: str,
-        link: Link,
-        memory: Memory,
-        incoming: Incoming,
-        send: Callable[[dict[str, Any]], Awaitable[None]],
+        *,
+        forget: Callable[[], None],
+        cancel: Callable[[], Awaitable[None]],
+        pass_on: Callable[[Message], Awaitable[None]],
     ) -> None:
-        self.tool = running.tool
-        self.arguments = running.arguments
-        self.id = running.id
+        """`forget` is called when the program has the result, `pass_on` for every message after its own look at it."""
+        self.tool = call.tool
+        self.arguments = call.arguments
+        self.id = call.id
         self.is_taken = False
         """The program has its result."""
-        self._running = running
         self._version = version
-        self._link = link
-        self._memory = memory
-        self._incoming = incoming
-        self._send = send
+        self._forget = forget
+        self._cancel = cancel
+        self._pass_on = pass_on
         self._is_abandoned = False
         self._answer: JSONRPCResponse | JSONRPCError | None = None
         self._answered = anyio.Event()
@@ -75,7 +72,7 @@ class PendingCall:
         if not self._is_abandoned:
             # Only now may the call be forgotten: until its result is taken, another process could ask for it.
             self.is_taken = True
-            self._memory.end(self.id)
+            self._forget()
         if isinstance(self._answer, JSONRPCError):
             raise named(MCPError.from_jsonrpc_error(self._answer), self.tool, self.arguments)
         return types.CallToolResult.model_validate(self._answer.result, by_name=False)
@@ -89,61 +86,34 @@ class PendingCall:
 
     async def cancel(self) -> None:
         """Tell the server that the result is no longer wanted."""
-        if self.id in self._memory.state.calls:
-            params = {"requestId": self.id, "reason": "caller cancelled"}
-            await self._send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+        if not self.is_taken:
+            await self._cancel()
 
-    # Used by the transport
+    # Used by the transports
 
-    async def go_on(self) -> None:
-        if self._running.position is None:
-            self.lose("the client's process ended before the server had answered")
-        else:
-            self._end(await self._call().answer())
-
-    def lose(self, reason: str) -> None:
-        self._end(self._call().unknown(reason))
+    def end(self, answer: Message) -> None:
+        self._answer = answer_of(answer)
+        self._put.close()
+        self._answered.set()
 
     def close(self) -> None:
         """The client leaves: a task that still waits gets an error, and another process may ask again."""
         if not self.is_answered:
             self._is_abandoned = True
-            self._end(error(encode(self.id), CONNECTION_CLOSED, "Connection closed"))
+            self.end(error(encode(self.id), CONNECTION_CLOSED, "Connection closed"))
         self._notes.close()
 
-    def _end(self, answer: Message) -> None:
-        self._answer = answer_of(answer)
-        self._put.close()
-        self._answered.set()
-
-    def _call(self) -> Call:
-        return Call(
-            self._link,
-            None,
-            request_id=self.id,
-            method="tools/call",
-            name=self.tool,
-            take=self._take,
-            move=self._move,
-            position=self._running.position,
-            retry=self._running.retry,
-        )
-
-    async def _take(self, message: Message) -> None:
+    async def take(self, message: Message) -> None:
+        """A message of the call."""
         with contextlib.suppress(KeyError, ValidationError):
             parsed = parse(message)
             if isinstance(parsed, JSONRPCNotification):
                 note = methods.parse_server_notification(parsed.method, self._version, parsed.params)
                 await self._put.send(note)  # type: ignore[arg-type]
-        await self._incoming.take(message, self.id, self.tool or None)
+        await self._pass_on(message)
 
-    def _move(self, position: str | None, retry: int | None) -> None:
-        """Mark a position when the notifications before it were looked at: what waits here dies with the process."""
-
-        def mark() -> None:
-            self._running.moved(position, retry)
-            self._memory.moved()
-
+    def when_seen(self, mark: Callable[[], None]) -> None:
+        """Call `mark` when the notifications before it were looked at: what waits here dies with the process."""
         with contextlib.suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
             # Where there is no room, the previous one stays: then the next process sees a little more again.
             self._put.send_nowait(mark)

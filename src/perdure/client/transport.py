@@ -35,7 +35,7 @@ from perdure._core.sticky import METHODS as STICKY
 from perdure.client.incoming import CallbackLimit, Incoming, OnGap, answer_of, encoded
 from perdure.client.memory import Memory, Running
 from perdure.client.pending import PendingCall
-from perdure.remote.call import Call, Sender
+from perdure.remote.call import Call, Sender, unknown
 from perdure.remote.endpoint import Endpoint, Handshake, Refused, Unavailable
 from perdure.remote.link import Link, Notice
 from perdure.remote.message import encode, error
@@ -89,6 +89,11 @@ class Transport:
         return self._memory.state.handshake
 
     @property
+    def session_id(self) -> str | None:
+        """The session as the server knows it; None where there is none."""
+        return None if self.handshake is None else self.handshake.session or None
+
+    @property
     def pending(self) -> list[PendingCall]:
         return [call for call in self._earlier if not call.is_taken]
 
@@ -139,14 +144,13 @@ class Transport:
         state, params = self._memory.state, dict(message.params or {})
         if (recorded := state.handshake) is not None:
             # They are listed before the program can look.
-            about = (recorded.version, self._link, self._memory, self._incoming, self._send)
-            self._earlier = [PendingCall(running, *about) for running in state.calls.values()]
+            self._earlier = [self._pending_call(running, recorded.version) for running in state.calls.values()]
             if (trouble := _why_not(recorded, params)) is None:
                 self._link.use(recorded)
                 await self._incoming.deliver(JSONRPCResponse(jsonrpc="2.0", id=message.id, result=recorded.result))
                 return
             for call in self._earlier:
-                call.lose(f"its session could not go on: {trouble}")
+                call.end(unknown(call.id, "tools/call", call.tool, f"its session could not go on: {trouble}"))
         state.forget_session()
         try:
             found, session = await self._link.begin(json.dumps(encoded(message)), self._link.new_id())
@@ -174,7 +178,7 @@ class Transport:
         if is_new:
             return
         for call in self.pending:
-            self._link.start(call.go_on)
+            self._link.start(self._go_on, call, state.calls[call.id])
         for key, ask in list(state.asks.items()):
             try:
                 question = types.jsonrpc_message_adapter.validate_python(ask.message, by_name=False)
@@ -182,6 +186,47 @@ class Transport:
                 del state.asks[key]
                 continue
             await self._incoming.deliver(question)
+
+    def _pending_call(self, running: Running, version: str) -> PendingCall:
+        async def cancel() -> None:
+            if running.id in self._memory.state.calls:
+                params = {"requestId": running.id, "reason": "caller cancelled"}
+                await self._send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params})
+
+        return PendingCall(
+            running,
+            version,
+            forget=partial(self._memory.end, running.id),
+            cancel=cancel,
+            pass_on=lambda message: self._incoming.take(message, running.id, running.tool or None),
+        )
+
+    async def _go_on(self, call: PendingCall, running: Running) -> None:
+        """Read a call of an earlier process to its end."""
+        if running.position is None:
+            reason = "the client's process ended before the server had answered"
+            call.end(unknown(call.id, "tools/call", call.tool, reason))
+            return
+
+        def move(position: str | None, retry: int | None) -> None:
+            def mark() -> None:
+                running.moved(position, retry)
+                self._memory.moved()
+
+            call.when_seen(mark)
+
+        followed = Call(
+            self._link,
+            None,
+            request_id=call.id,
+            method="tools/call",
+            name=call.tool,
+            take=call.take,
+            move=move,
+            position=running.position,
+            retry=running.retry,
+        )
+        call.end(await followed.answer())
 
     def _request(self, message: JSONRPCRequest) -> None:
         wire_id = self._link.new_id()

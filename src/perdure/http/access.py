@@ -18,7 +18,7 @@ from perdure.http.recovery import Recovery
 from perdure.http.refusals import Refusal, Refused, session_gone
 from perdure.log.reader import Reader
 from perdure.log.stream import Stream
-from perdure.sessions.session import Session
+from perdure.sessions.session import Session, SessionHistory
 from perdure.store.base import Event
 from perdure.telemetry import tracing as spans
 
@@ -115,7 +115,7 @@ class SessionAccess:
         reader = Reader(
             self.context.hub,
             stream,
-            session,
+            SessionHistory(session),
             cursor=cursor,
             arrival=self.context.hub.arrive() if arrival is None else arrival,
             ahead=ahead,

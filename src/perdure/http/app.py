@@ -20,6 +20,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from perdure._core.ids import RecordKind
 from perdure._core.revisions import REVISIONS, is_sessionless
 from perdure._core.states import LogState, SessionState
 from perdure.assembly import ServerProcess, running
@@ -35,7 +36,7 @@ from perdure.http.sessionless import SessionlessHandler
 from perdure.http.single_call_endpoint import CANCEL_METHOD, TASK_METHODS
 from perdure.log.chores import cancel_all, keep_going
 from perdure.runtime.server import authenticates, endpoint_of, host, is_bare
-from perdure.sessions.registry import SessionInfo, numbers
+from perdure.sessions.registry import SessionInfo, has_kept_calls, numbers, running_calls
 from perdure.settings import Settings
 from perdure.store import open_store
 from perdure.store.base import NodeRecord, Store, Survey, survey_of
@@ -169,12 +170,12 @@ class App:
         """Whether a call runs."""
         if self._process is None:
             return False
-        return bool(self._process.sessions.running_calls()) or any(handler.is_busy for handler in self._sessionless)
+        return bool(running_calls(self._process.sessions)) or any(handler.is_busy for handler in self._sessionless)
 
     @property
     def has_kept_calls(self) -> bool:
         """Whether a call runs that its client can ask for again."""
-        return self._process is not None and self._process.sessions.has_kept_calls()
+        return self._process is not None and has_kept_calls(self._process.sessions)
 
     @property
     def _sessionless(self) -> Sequence[SessionlessHandler]:
@@ -384,16 +385,23 @@ async def _scrape(method: str, process: ServerProcess | None) -> Answer:
         return Answer(status=503, body=b'{"status":"starting"}')
     others: tuple[NodeRecord, ...] = ()
     stored: Mapping[SessionState, int] | None = None
+    stored_calls: Mapping[SessionState, int] | None = None
     survey: Survey | None = None
     journal, store = process.context.journal, process.context.store
     if journal.state is LogState.HEALTHY:
         try:
             others = tuple(await store.nodes())
             stored = await store.count_states()
+            stored_calls = await store.count_states(RecordKind.CALL)
             survey = await survey_of(store)
         except StoreError:
             pass  # a scrape is not what finds out that the store fails, and must not fail with it
     text = metrics.render(
-        numbers(process.context, process.sessions), others, process.liveness.ages(), stored=stored, survey=survey
+        numbers(process.context, process.sessions),
+        others,
+        process.liveness.ages(),
+        stored=stored,
+        stored_calls=stored_calls,
+        survey=survey,
     )
     return Answer(status=200, body=text.encode(), content_type=metrics.CONTENT_TYPE)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from perdure._core import sse
 from perdure._core.changes import (
     MAX_UNION,
+    METHODS,
     SUBSCRIPTION,
     BadFilter,
     BadPosition,
@@ -55,6 +56,8 @@ _HEADERS = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
+_EVENT = b"event: message\r\ndata: "
+_METHODS = tuple(method.encode() for method in sorted(METHODS))
 _KEEPALIVE = sse.encode_comment("keep-alive")
 
 Otherwise = Callable[[Scope, Receive, Send, Headers], Awaitable[None]]
@@ -184,6 +187,7 @@ class _Listening:
         if isinstance(failure, TimeoutError):
             if breaks is not None:
                 breaks()  # a peer that takes nothing cannot be ended politely
+                await _left(receive)
         elif failure is not None and not isinstance(failure, OSError):
             raise failure
 
@@ -320,6 +324,22 @@ def _read(scope: Scope, headers: Headers, body: bytes, owner: str) -> ListenRequ
     return ListenRequest(
         id=request.id, filter=params["notifications"], meta=params["_meta"], owner=owner, caller=caller
     )
+
+
+def hearing_changes(send: Send, tell: Callable[[str, Mapping[str, Any] | None], None]) -> Send:
+    """Give a way to send a response of the SDK's that also tells of changes in it: a tool of a server without
+    subscriptions says them to its own caller. The SDK sends each event in one piece."""
+
+    async def send_and_tell(message: MutableMapping[str, Any]) -> None:
+        body: bytes = message.get("body", b"")
+        if body.startswith(_EVENT) and any(method in body for method in _METHODS):
+            with contextlib.suppress(ValueError, AttributeError, RecursionError):
+                said = json.loads(body.removeprefix(_EVENT))
+                if (method := said.get("method")) in METHODS:
+                    tell(method, said.get("params"))
+        await send(message)
+
+    return send_and_tell
 
 
 async def _left(receive: Receive) -> None:

@@ -85,10 +85,11 @@ class Refusal(enum.Enum):
         "This server handles {limit} requests without a session, as many as it may (max_sessionless)",
     )
     TOO_MANY_TASKS = (429, LIMIT_REACHED, "You have {limit} tasks running, as many as you may (max_principal_tasks)")
+    TOO_MANY_TASKS_IN_ALL = (503, LIMIT_REACHED, "This server has {limit} tasks running, as many as it may (max_tasks)")
     BAD_KEY = (
         400,
         INVALID_PARAMS,
-        "{where} must be a string of 1 to {limit} characters without control characters, not {seen}",
+        "{where} must be a string of 1 to {limit} characters, none of them a control character, not {seen}",
     )
     KEYS_DIFFER = (400, INVALID_PARAMS, "{where} and {other} name different keys")
     KEY_TAKEN = (400, KEY_TAKEN, "The key belongs to another call of yours, with another tool or other arguments")

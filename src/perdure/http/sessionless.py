@@ -14,7 +14,7 @@ from perdure._core.limits import weigh
 from perdure._core.states import EXCHANGE, ExchangeState, ExchangeStep, advance
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, replayed_first
-from perdure.http.listening import LISTEN, ListeningHandler
+from perdure.http.listening import LISTEN, ListeningHandler, hearing_changes
 from perdure.http.refusals import Answer, Refusal, Refused
 from perdure.http.single_call_endpoint import SingleCallEndpoint
 from perdure.sessions.ledger import unknown_outcome
@@ -105,6 +105,9 @@ class SessionlessHandler:
         self._single_calls = single_calls
         self._listening = listening
         self._running: set[_Exchange] = set()
+        self._elsewhere = 0
+        """Requests that `single_calls` has: they end by themselves, and a poll that is held keeps no process from its
+        stop."""
         self._ended = False
 
     @property
@@ -140,12 +143,12 @@ class SessionlessHandler:
         if listens and self._listening is not None and scope["method"] == "POST":
             await self._listening(scope, receive, send, headers, otherwise=self._pass_on)
         else:
-            await self._pass_on(scope, receive, send, headers)
+            await self._pass_on(scope, receive, hearing_changes(send, self._access.context.changed.tell), headers)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Have the SDK answer a request."""
         context, settings = self._access.context, self._access.settings
-        if len(self._running) >= settings.max_sessionless:
+        if len(self._running) + self._elsewhere >= settings.max_sessionless:
             raise Refused(Refusal.TOO_MANY_SESSIONLESS, limit=settings.max_sessionless)
         if context.hub.full:
             raise Refused(Refusal.TOO_MANY_READERS, limit=settings.max_readers)
@@ -159,9 +162,13 @@ class SessionlessHandler:
                     if not work.has_room(weight := weigh(body)):
                         raise Refused(Refusal.TOO_MUCH_WORK, limit=settings.max_work)
                     if self._single_calls is not None and self._single_calls.wants(headers):
-                        self._running.discard(running)  # it ends by itself
-                        if await self._single_calls(scope, receive, send, headers, body, size=weight):
-                            return
+                        self._running.discard(running)
+                        self._elsewhere += 1
+                        try:
+                            if await self._single_calls(scope, receive, send, headers, body, size=weight):
+                                return
+                        finally:
+                            self._elsewhere -= 1
                         if self._ended:
                             raise Refused(Refusal.STOPPING)
                         self._running.add(running)

@@ -57,5 +57,6 @@ class SingleCallEndpoint:
         self._calls.hand_out()
 
     def end_all(self) -> None:
-        """The process stops."""
+        """The process stops: answer what waits."""
         self._calls.end_all()
+        self._access.context.watch.end()  # a poll that is held tells how far its task is

@@ -7,8 +7,9 @@ answers. A call with a key is joined by every request that shows the key again, 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mcp.shared.inbound import (
     InboundLadderRejection,
@@ -53,7 +54,7 @@ from perdure.sessions.client_messages import cancel_call
 from perdure.sessions.client_messages import receive as receive_message
 from perdure.sessions.ledger import Call, progress_token, unknown_outcome
 from perdure.sessions.messages import encode
-from perdure.sessions.session import Session
+from perdure.sessions.session import Session, SessionHistory
 from perdure.sessions.single_calls import Asked, SingleCalls
 from perdure.store.base import SessionRecord
 
@@ -66,6 +67,10 @@ KEEP_ALIVE = 15.0
 
 AS_IN_SESSION = "2025-11-25"
 """The revision in which a call runs whose server asks in a session alone."""
+
+BEGIN_MOST = 3
+"""Times that a request with a key tries to begin its call: one that was there already may be gone when it is looked
+for, because its time passed in that moment, or because its own request was refused."""
 
 MAKE_ROOM_MOST = 32
 """Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
@@ -205,20 +210,22 @@ class SingleCallHandler:
             call = replace(call, names=self._names(asked, key))
         elif self._settings.rejoin and await self._rejoin(asked, call, after, writer, receive):
             return
-        begun = await self._begin(call)
-        if begun is not None:
-            await self._show(asked, *begun, after, writer, receive)
-            return
-        assert call.names is not None, "calls without a key are never there already"
-        with self._access.refusing(Refusal.STORE_UNREADABLE):
-            record = await self._calls.find(call.names[0], asked.owner)
-            row = None if record is None else await self._calls.row(record)
-        if record is None or row is None:
-            raise Refused(Refusal.STORE_UNREADABLE)  # it ended in this moment; the client asks again
-        if row.digest != call.digest:
-            raise Refused(Refusal.KEY_TAKEN)
-        self._context.counters.calls_joined += 1
-        await self._join(asked, record, after, writer, receive)
+        for _ in range(BEGIN_MOST):
+            begun = await self._begin(call)
+            if begun is not None:
+                await self._show(asked, *begun, after, writer, receive)
+                return
+            assert call.names is not None, "calls without a key are never there already"
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                record = await self._calls.find(call.names[0], asked.owner)
+                row = None if record is None else await self._calls.row(record)
+            if record is not None and row is not None:
+                if row.digest != call.digest:
+                    raise Refused(Refusal.KEY_TAKEN)
+                self._context.counters.calls_joined += 1
+                await self._join(asked, record, after, writer, receive)
+                return
+        raise Refused(Refusal.STORE_UNREADABLE)  # the client asks again
 
     async def _rejoin(
         self, asked: ModernRequest, call: Asked, after: float | None, writer: MessageWriter, receive: Receive
@@ -293,13 +300,18 @@ class SingleCallHandler:
             with contextlib.suppress(TooManySessions):
                 return await self._calls.begin(call)
             async with self._making_room:  # one after the other, or all would give up the same call
-                most = max(1, self._settings.max_principal_tasks // ROOM_SHARE)
+                of_caller = False
                 for _ in range(MAKE_ROOM_MOST):
-                    if not await self._calls.make_room(call.caller, most):
-                        break
-                    with contextlib.suppress(TooManySessions):
+                    try:
                         return await self._calls.begin(call)
-        raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
+                    except TooManySessions as full:
+                        of_caller = full.of_caller
+                    most = max(1, (self._settings.max_principal_tasks if of_caller else 1) // ROOM_SHARE)
+                    if not await self._calls.make_room(call.caller if of_caller else None, most):
+                        break
+        if of_caller:
+            raise Refused(Refusal.TOO_MANY_TASKS, limit=self._settings.max_principal_tasks)
+        raise Refused(Refusal.TOO_MANY_TASKS_IN_ALL, limit=self._settings.max_tasks)
 
     # A call that runs here
 
@@ -334,7 +346,7 @@ class SingleCallHandler:
                     case _:
                         await self._say_stopped(asked, writer, is_kept=has_key)
         finally:
-            self._access.sessions.let_go(session)
+            self._calls.leave(session)
 
     async def _read(
         self,
@@ -351,7 +363,9 @@ class SingleCallHandler:
         hub, stream = self._context.hub, call.stream
         connection = CallReader(writer, token=progress_token(asked.request) is not None)
         cursor = stream.readers.delivered
-        reader = Reader(hub, stream, session, cursor=cursor, arrival=hub.arrive(), frame=connection.frame)
+        reader = Reader(
+            hub, stream, SessionHistory(session), cursor=cursor, arrival=hub.arrive(), frame=connection.frame
+        )
         hub.attach(reader)
         if begins:
             session.exchange.start(call, asked.http)
@@ -433,12 +447,22 @@ class SingleCallHandler:
     # A call that another request began
 
     async def _join(
-        self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter, receive: Receive
+        self,
+        asked: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        writer: MessageWriter,
+        receive: Receive,
+        *,
+        gone: Refusal = Refusal.STORE_UNREADABLE,
     ) -> bool:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
-        whether it was given."""
+        whether it was given. `gone`: what is said if the call's time passes in this moment."""
         left = asyncio.create_task(_left(receive))
-        waiting = asyncio.create_task(self._outcome(asked, record, after, writer))
+        # What this request answers may be on its way to the node that asked: its client is not asked that again.
+        responses = asked.params.get("inputResponses")
+        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
+        waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered, gone))
         self._joined.add(waiting)
         self._context.work.take(asked.size)
         try:
@@ -449,8 +473,8 @@ class SingleCallHandler:
                 return await waiting
             return False
         finally:
-            self._context.work.give(asked.size)
             self._joined.discard(waiting)
+            self._context.work.give(asked.size)
             for task in (left, waiting):
                 task.cancel()
             await asyncio.gather(left, waiting, return_exceptions=True)
@@ -467,18 +491,24 @@ class SingleCallHandler:
             waiting.cancel()
 
     async def _outcome(
-        self, asked: ModernRequest, record: SessionRecord, after: float | None, writer: MessageWriter
+        self,
+        asked: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        writer: MessageWriter,
+        answered: Collection[str],
+        gone: Refusal,
     ) -> bool:
         loop = asyncio.get_running_loop()
         deadline = None if after is None else loop.time() + after
-
         while True:
             seconds = KEEP_ALIVE if deadline is None else max(0.0, min(KEEP_ALIVE, deadline - loop.time()))
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 await self.run_again(record, asked.http)
-                facts = await self._calls.wait(record, needs_its_client, seconds=seconds)
+                facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
             if facts is None:
-                raise Refused(Refusal.STORE_UNREADABLE)
+                raise Refused(gone)
+            facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
             if facts.is_over and facts.answer is not None:
                 await writer.response(facts.answer)
                 return True
@@ -556,7 +586,7 @@ class SingleCallHandler:
         if record is None or row is None or row.digest != call_digest(asked.request.method, begun):
             raise Refused(Refusal.BAD_STATE)
         await self.take_responses(record, asked)
-        await self._join(asked, record, None, writer, receive)
+        await self._join(asked, record, None, writer, receive, gone=Refusal.BAD_STATE)
 
     async def take_responses(self, record: SessionRecord, asked: ModernRequest) -> None:
         """Hand the client's answers to the node that waits for them."""
@@ -585,9 +615,9 @@ class SingleCallHandler:
         return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
 
 
-def needs_its_client(facts: TaskFacts) -> bool:
-    """Whether a call has ended, or waits for its client's answer."""
-    return facts.is_over or bool(facts.asks)
+def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:
+    """Whether a call has ended, or waits for an answer that its client has not given."""
+    return facts.is_over or any(name not in answered for name in facts.asks)
 
 
 async def _left(receive: Receive) -> None:

@@ -59,9 +59,18 @@ class TaskHandler:
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 if facts.state is CallState.WAITING:
                     await self._handler.run_again(record, asked.http)
-                facts = await self._calls.wait(record, self._may_tell, seconds=hold) or facts
+                facts = await self._wait(record, asked, hold) or facts
         return self._handler.view(facts)
+
+    async def _wait(self, record: SessionRecord, asked: ModernRequest, seconds: float) -> TaskFacts | None:
+        """Hold a poll; what it takes in memory counts as long."""
+        work = self._access.context.work
+        work.take(asked.size)
+        try:
+            return await self._calls.wait(record, self._may_tell, seconds=seconds)
+        finally:
+            work.give(asked.size)
 
     def _may_tell(self, facts: TaskFacts) -> bool:
         """Whether a poll is answered at once. A process that stops holds none: the next poll may go elsewhere."""
-        return needs_its_client(facts) or self._access.is_draining
+        return needs_its_client(facts) or self._access.is_draining or self._access.context.watch.is_over

@@ -164,19 +164,28 @@ class Call:
         return None
 
     def _end(self, meaning: Meaning, why: str, refusal: Refused | None = None) -> Message:
-        if meaning is Meaning.UNREACHABLE:
-            sentence = f"The server did not answer within the limits: {self._stream.trouble}"
-            return error(encode(self.id), UNREACHABLE, sentence)
+        refusal = refusal or Refused("refused", why)
         if meaning is Meaning.REFUSED:
-            refusal = refusal or Refused("refused", why)
             self._link.report(Notice.REFUSED, str(refusal), reason=refusal.reason)
-            return error(encode(self.id), NO_SERVER, str(refusal), {"reason": refusal.reason})
-        return self.unknown(why)
+        if meaning is Meaning.UNKNOWN:
+            return self.unknown(why)
+        return not_run(meaning, self.id, self._stream.trouble, refusal)
 
     def unknown(self, reason: str) -> Message:
-        about = {"method": self._method, "name": self._name}
-        data = {"outcome": "unknown", "reason": reason, **about, "told_by": "client"}
-        return error(encode(self.id), OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+        return unknown(self.id, self._method, self._name, reason)
+
+
+def unknown(request_id: str, method: str, name: str, reason: str) -> Message:
+    """The answer to a request that may have run, and whose outcome this client does not know."""
+    data = {"outcome": "unknown", "reason": reason, "method": method, "name": name, "told_by": "client"}
+    return error(encode(request_id), OUTCOME_UNKNOWN, "Interrupted, outcome unknown", data)
+
+
+def not_run(meaning: Meaning, request_id: str, trouble: str, refusal: Refused) -> Message:
+    """The answer to a request that no server took, or that cannot work."""
+    if meaning is Meaning.UNREACHABLE:
+        return error(encode(request_id), UNREACHABLE, f"The server did not answer within the limits: {trouble}")
+    return error(encode(request_id), NO_SERVER, str(refusal), {"reason": refusal.reason})
 
 
 class Sender:

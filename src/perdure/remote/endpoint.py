@@ -203,9 +203,11 @@ class Endpoint:
         """Another address of the same server, with the same client and credentials."""
         return Endpoint(self._client, url, on_401=self._on_401)
 
-    def post(self, body: bytes, handshake: Handshake | None) -> AbstractAsyncContextManager[Response]:
+    def post(
+        self, body: bytes, handshake: Handshake | None, headers: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Response]:
         """Send a message, as JSON in UTF-8. Raises `RequestFailed`, as the others do."""
-        return self._open("POST", _POST, handshake, body)
+        return self._open("POST", {**(headers or {}), **_POST}, handshake, body)
 
     def get(self, position: str | None, handshake: Handshake | None) -> AbstractAsyncContextManager[Response]:
         return self._open("GET", _GET if position is None else {**_GET, "last-event-id": position}, handshake)

@@ -99,7 +99,10 @@ class Stream(Attempts):
         position: str | None = None,
         retry: int | None = None,
         begins_now: bool = False,
+        has_positions: bool = True,
+        may_break: bool = False,
     ) -> None:
+        """Without `has_positions` the server's ids say nothing (2026-07-28); `may_break`: it can be asked for again."""
         super().__init__(patience, counts_from_request=limits.counts_from_request, begins_now=begins_now)
         if retry is not None:
             self.course = self.course.told(retry / 1000)
@@ -107,6 +110,8 @@ class Stream(Attempts):
         self._heartbeat = endpoint.heartbeat
         self._listener = listener
         self._max_bytes = limits.message_bytes
+        self._has_positions = has_positions
+        self._may_break = may_break
 
     async def read(self, response: Response, *, awaited: str | None) -> Message | None:
         """The answer to the request `awaited` on this connection, or None if it ended before."""
@@ -118,7 +123,7 @@ class Stream(Attempts):
             async with aclosing(response.chunks()) as chunks:
                 while True:
                     # A server that has fallen silent (`Heartbeat`) ends the connection as well.
-                    limit = None if self.position is None else self._heartbeat.limit
+                    limit = self._heartbeat.limit if self._may_break or self.position is not None else None
                     with anyio.move_on_after(limit) as silence:
                         chunk = await anext(chunks, None)
                     if silence.cancelled_caught:
@@ -181,7 +186,7 @@ class Stream(Attempts):
     def _move(self, position: str, retry: int | None) -> None:
         if retry is not None:
             self.course = self.course.told(retry / 1000)
-        if position and position != self.position:
+        if self._has_positions and position and position != self.position:
             usable = position if can_be_sent(position) else None
             if usable != self.position:
                 self.position = usable

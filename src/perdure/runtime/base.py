@@ -42,6 +42,10 @@ class Outlet(Protocol):
     def closes_early(self) -> bool:
         """Whether `close_reader` may be called for this session's calls."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether this is a single call whose answer its client may learn later, by a handle or by a key."""
+
     def notify(self, method: str, params: JsonObject | None, *, call: int | None) -> Flow | None:
         """Send a notification, which belongs to that call or to none. The params are the session's from then on."""
 

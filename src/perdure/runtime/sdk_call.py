@@ -12,7 +12,7 @@ import contextvars
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 _CLOSE_SECONDS = 1.0
 """How long handlers may take to stop, as for sessions."""
+
+MOST_ROUNDS = 10
+"""Rounds of one task in which its tool asks for input: as many as clients go by themselves."""
 
 _error = TypeAdapter(ErrorData)
 _logger = logging.getLogger("perdure")
@@ -165,7 +168,7 @@ class CallRuntime:
     async def _serve(self, request: Request, context: CallContext) -> None:
         number, outlet = context.request_id, self._outlet
         try:
-            result = await self._result(request, context)
+            result = await self._last_result(request, context)
             body, failed = to_json(result, inf_nan_mode="null"), False
         except asyncio.CancelledError:
             if not self._closed:
@@ -178,6 +181,24 @@ class CallRuntime:
         if not self._closed:
             flow = outlet.answer(number, body, failed=failed)
             del flow  # nothing follows an answer
+
+    async def _last_result(self, request: Request, context: CallContext) -> JsonObject:
+        """Run a handler, and once more for each round in which it wants its client's input. Such a result goes to the
+        client as it is, unless a handle may be out: then the client is asked as by the handler itself."""
+        result = await self._result(request, context)
+        for _ in range(MOST_ROUNDS):
+            is_round = result.get("resultType") == "input_required"
+            if not (is_round and self._client.takes_tasks and self._outlet.is_kept):
+                return result
+            wanted: JsonObject = result.get("inputRequests") or {}
+            answers = await asyncio.gather(
+                *(self.ask(ask["method"], ask.get("params"), {}, call=context.request_id) for ask in wanted.values())
+            )
+            params = {**(request.params or {}), "inputResponses": dict(zip(wanted, answers, strict=True))}
+            if "requestState" in result:
+                params["requestState"] = result["requestState"]
+            result = await self._result(replace(request, params=params), context)
+        raise MCPError(code=INTERNAL_ERROR, message=f"The tool asked for input in more than {MOST_ROUNDS} rounds")
 
     async def _result(self, request: Request, context: CallContext) -> JsonObject:
         runtimes, client, params = self._runtimes, self._client, request.params

@@ -9,6 +9,7 @@ import copy
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -19,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.routing import Route
 
-from perdure._core.extension import CALLS, TASKS
+from perdure._core.extension import CALLS, KEPT, TASKS
 from perdure._core.jsonrpc import JsonObject
 from perdure.errors import BadTarget
 from perdure.runtime.base import Runtimes, ServerChanges
@@ -125,7 +126,7 @@ async def _enter(server: Server[Any], settings: Settings, *, may_be_silent: bool
         sessionless = StreamableHTTPSessionManager(
             app=twin, stateless=True, json_response=settings.json_response, max_request_body_size=settings.max_body
         )
-        twin.middleware = [announce_extensions, *twin.middleware]
+        twin.middleware = [partial(announce_extensions, settings), *twin.middleware]
         runtimes = SdkRuntimes(server, twin, state, can_ask=not settings.json_response)
         changes = SdkChanges(server=twin, lifespan_state=state, may_be_silent=may_be_silent)
         yield Started(
@@ -137,11 +138,14 @@ async def _enter(server: Server[Any], settings: Settings, *, may_be_silent: bool
         )
 
 
-async def announce_extensions(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+async def announce_extensions(
+    settings: Settings, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+) -> HandlerResult:
     """Add to `server/discover` what Perdure serves beside the server. Tasks that the server has itself stay its own."""
     result = await call_next(ctx)
     if ctx.method != "server/discover" or not isinstance(result, dict):
         return result
     capabilities: JsonObject = result.get("capabilities") or {}
-    extensions = {TASKS: {}, CALLS: {}, **(capabilities.get("extensions") or {})}
+    kept = {KEPT: int(min(settings.task_ttl, settings.replay_window) * 1000)}
+    extensions = {TASKS: {}, CALLS: kept, **(capabilities.get("extensions") or {})}
     return {**result, "capabilities": {**capabilities, "extensions": extensions}}

@@ -13,6 +13,8 @@ class CallWatch:
         self._hint = hint
         self._others = others
         self._waiting: dict[StreamId, set[asyncio.Future[None]]] = {}
+        self.is_over = False
+        """The process ends: nothing is to be waited for any more."""
 
     def watch(self, stream: StreamId) -> "Watched":
         """Notice every change from now on. What is read behind this, and has not changed, may be waited for."""
@@ -30,6 +32,11 @@ class CallWatch:
     def wake_all(self) -> None:
         """Wake every request of this process that waits."""
         self.wake(list(self._waiting))
+
+    def end(self) -> None:
+        """Wake every request of this process, for the last time."""
+        self.is_over = True
+        self.wake_all()
 
     def tell(self, stream: StreamId) -> None:
         """A call that runs here has changed: wake the requests that wait for it, at all nodes."""

@@ -100,12 +100,10 @@ class ChangeFeed:
         self._turn = asyncio.Lock()
         self._looks = OnDemand(self._look, name="perdure-changes-look", on_failure=self._not_looked)
 
-    def begin(self, session: SessionId) -> None:
+    async def begin(self, session: SessionId) -> None:
+        """Know where the streams are, and tidy them up: each start of a process leaves one. Raises `StoreError`."""
         self._session = session
-
-    @property
-    def is_on(self) -> bool:
-        return bool(self._listeners)
+        await self._look_at_ends(await self._context.store.streams(session))
 
     def __len__(self) -> int:
         return len(self._listeners)
@@ -118,7 +116,7 @@ class ChangeFeed:
     async def join(self, make: Callable[[ChangesPosition], DueChanges]) -> ChangeListener:
         """Add a listener, which hears all from this moment on. Raises `StoreError`."""
         async with self._turn:
-            if not self.is_on:
+            if not self:
                 await self._begin()
             listener = ChangeListener(make(self.position()), self.position, self._leave)
             self._listeners.add(listener)
@@ -143,7 +141,7 @@ class ChangeFeed:
 
     def show_own(self, stream: StreamId, seq: int, changes: Sequence[Change]) -> None:
         """This node's stream has grown."""
-        if self.is_on:
+        if self:
             self._read[stream] = seq
             self._tell(changes)
 
@@ -223,7 +221,7 @@ class ChangeFeed:
 
     def on_hint(self, streams: Sequence[StreamId]) -> Sequence[StreamId]:
         """Streams may have changed; without any, all may have. Gives those that are no changes streams."""
-        if self.is_on:
+        if self:
             known = [stream for stream in streams if stream in self._read]
             self._named.update(known)
             self._all = self._all or not streams
@@ -253,22 +251,22 @@ class ChangeFeed:
     async def _look(self) -> None:
         everything, self._all = self._all, False
         named, self._named = self._named, set()
-        if not self.is_on or self._session is None:
+        if not self or self._session is None:
             return
         own = self._own()
         records: Sequence[StreamRecord] = ()
         if everything:
             records = await self._context.store.streams(self._session)
-            if not self.is_on:
+            if not self:
                 return
             self._meet(records, own)
             named = {record.id for record in records if record.last > self._read[record.id]}
         own_id = None if own is None else own.id
         after = {stream: self._read[stream] for stream in named if stream in self._read and stream != own_id}
-        while after and self.is_on:
+        while after and self:
             found = await self._read_others(after)
-            after = self._take(found) if self.is_on else {}
-        if self.is_on:
+            after = self._take(found) if self else {}
+        if self:
             await self._look_at_ends(records)
         self._failing_since = None
 
@@ -329,24 +327,9 @@ class ChangeFeed:
             self._ended[record.id] = events[-1].time, decode_event(events[-1].payload) is not None
         elif record.last > 0 and not events:
             self._ended[record.id] = -math.inf, False  # its last word has expired
-        else:
-            await self._tell_death(record)
-
-    async def _tell_death(self, record: StreamRecord) -> None:
-        """Write that the node of a stream has died; of several nodes that try, one does."""
-        context = self._context
-        context.journal.check_claim()
-        claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
-        if claimed is None:
-            return
-        event = Event(claimed.last + 1, context.clock(), encode_state("died"))
-        append = Append(stream=claimed.id, fence=claimed.fence, events=(event,))
-        with contextlib.suppress(PerdureError):  # another node does it when this one has died
-            await context.journal.write(append, Release(stream=claimed.id, fence=claimed.fence))
-        for node in context.nodes.others:
-            context.store.hint(node, [claimed.id])
-        self._all = True
-        self._looks.want()
+        elif await _tell_death(self._context, record):
+            self._all = True
+            self._looks.want()
 
     async def _drop_old(self) -> None:
         ended = [EndedStream(stream, time) for stream, (time, _) in self._ended.items()]
@@ -365,6 +348,21 @@ class ChangeFeed:
         for stream in dropped:
             del self._ended[stream]
             self._read.pop(stream, None)
+
+
+async def _tell_death(context: ServerContext, record: StreamRecord) -> bool:
+    """Write that the node of a stream has died; of several nodes that try, one does. Tells whether this one has."""
+    context.journal.check_claim()
+    claimed = await context.store.claim(record.id, node=context.node, held=record.fence)
+    if claimed is None:
+        return False
+    event = Event(claimed.last + 1, context.clock(), encode_state("died"))
+    append = Append(stream=claimed.id, fence=claimed.fence, events=(event,))
+    with contextlib.suppress(PerdureError):  # another node does it when this one has died
+        await context.journal.write(append, Release(stream=claimed.id, fence=claimed.fence))
+    for node in context.nodes.others:
+        context.store.hint(node, [claimed.id])
+    return True
 
 
 def _add(due: DueChanges, events: Sequence[Event]) -> None:

@@ -115,9 +115,9 @@ class Changes:
         store = self._context.store
         self._secret = await store.keep_secret(SECRET, self._context.random(SESSION_BYTES))
         session = _record_of(self._secret)
+        await self._feed.begin(session)
         await self._log.open(session)
         self._session = session
-        self._feed.begin(session)
         await self._cover(await self._wanted.everywhere(session))
         log_event(logging.DEBUG, "changes.begun", "changes of the server are written for the listeners of all nodes")
 
@@ -190,19 +190,21 @@ class Changes:
         except BaseException:
             self._wanted.release(wanted.uris)
             raise
-        listener.on_left = lambda: self._left(wanted, caller)
+        listener.on_left = lambda: self._wanted.release(wanted.uris)
         try:
             await self._catch_up(listener.due, position, caller, union)
         except BaseException:
             listener.close()
             raise
+        self._memory.begin(self._secret, caller)
+        listener.on_left = lambda: self._left(wanted, caller)
         for announcement in unanswered:
             self._doubt(announcement, listener)
         return listener
 
     def _left(self, wanted: ChangeFilter, caller: Caller) -> None:
         self._wanted.release(wanted.uris)
-        self._memory.keep(self._secret, caller)
+        self._memory.end(self._secret, caller)
 
     async def _catch_up(
         self, due: DueChanges, position: ChangesPosition | None, caller: Caller, since: Mapping[str, float]

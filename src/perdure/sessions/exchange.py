@@ -137,6 +137,10 @@ class Exchange:
         keeper, settings = self.session.keeper, self.session.context.settings
         return bool(keeper.record.version) and keeper.revision.closes_early and not settings.json_response
 
+    @property
+    def is_kept(self) -> bool:
+        return self.session.is_single_call and self.session.record.initialized
+
     def notify(self, method: str, params: dict[str, Any] | None, *, call: int | None) -> Flow | None:
         record = self.session.keeper.record
         if record.state is SessionState.ENDED:

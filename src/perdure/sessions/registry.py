@@ -275,8 +275,10 @@ class SessionRegistry:
         now = await store.session(record.id)
         if now is not None and now.state is not SessionState.ENDED:
             return False
-        self._context.counters.sessions_ended += 1
-        log_event(logging.INFO, "session.ended", f"a session ended: {reason}", session=record.id[:8])
+        is_session = record.kind is RecordKind.SESSION
+        self._context.counters.sessions_ended += is_session
+        ended = f"a {'session' if is_session else 'task'} ended: {reason}"
+        log_event(logging.INFO, "session.ended", ended, session=record.id[:8])
         return True
 
     async def _build(self, record: SessionRecord, standalone: StreamRecord | None, stamp: Stamp) -> Session | None:
@@ -447,13 +449,6 @@ class SessionRegistry:
         task.add_done_callback(lambda _: self._resting.pop(session.id, None))
         await task
 
-    def running_calls(self) -> list[tuple[Session, Call]]:
-        return [(session, call) for session in self._by_id.values() for call in session.exchange.calls.all_running()]
-
-    def has_kept_calls(self) -> bool:
-        """Whether a call runs that its client can ask for again, as a task or by its key."""
-        return any(session.is_kept_call for session, _ in self.running_calls())
-
     async def aclose(self) -> None:
         """Drop every runtime. No session ends."""
         for session in self._by_id.values():
@@ -474,6 +469,16 @@ def _loaded(
         task.exception()  # all that waited for it may have left; asyncio would complain
 
 
+def running_calls(sessions: SessionRegistry) -> list[tuple[Session, Call]]:
+    """The calls that run here, with their sessions."""
+    return [(session, call) for session in sessions for call in session.exchange.calls.all_running()]
+
+
+def has_kept_calls(sessions: SessionRegistry) -> bool:
+    """Whether a call runs here that its client can ask for again, as a task or by its key."""
+    return any(session.is_kept_call for session, _ in running_calls(sessions))
+
+
 def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
     """The figures of this node and of the sessions that it holds, at this moment."""
     held = [session for session in sessions if not session.is_single_call]
@@ -483,6 +488,7 @@ def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
         context.node,
         context.counters,
         sessions={state.value: states[state.value] for state in SessionState if state is not SessionState.ENDED},
+        single_calls=single,
         streams={"standalone": len(held), "call": single + sum(len(session.streams) for session in held)},
         readers=len(context.hub.readers),
         degraded=context.journal.state is LogState.DEGRADED,

@@ -387,19 +387,28 @@ class Session:
     def enforce_limits(self) -> None:
         self.put(*self.retained.enforce([self.standalone, *self.streams.values()]))
 
-    # The history of streams that are read again
+
+@dataclass(frozen=True, slots=True)
+class SessionHistory:
+    """What a session knows of the events that a reader reads again."""
+
+    _session: Session
+
+    @property
+    def tells_by_log(self) -> bool:
+        return self._session.tells_by_log
 
     async def lost_answers(self, stream: Stream) -> Sequence[bytes]:
         """Error responses for the calls of a stream whose answers are no longer retained."""
         # What is held is in memory alone; it is looked at first, because from there it goes into the store.
         finals = stream.tail.finals
-        stored = paged(lambda after: self.context.store.read(stream.id, after=after, limit=1_000))
+        stored = paged(lambda after: self._session.context.store.read(stream.id, after=after, limit=1_000))
         finals += [event async for event in stored if event.final]
         answered = {json.loads(event.payload).get("id") for event in finals}
         message = "The answer to this request is no longer retained"
         return [
             error_payload(call.request_id, POSITION_LOST, message, {"method": call.method})
-            for call in await self.context.store.calls_on(stream.id)
+            for call in await self._session.context.store.calls_on(stream.id)
             if call.request_id not in answered
         ]
 
@@ -412,9 +421,9 @@ class Session:
         }
         if not asked:
             return set()
-        nodes, still = self.context.nodes, set(self.exchange.asks.open)
-        for waiting in await self.context.store.asks(self.id):
-            if waiting.node in (self.context.node, *nodes.others) or not await nodes.is_dead(waiting.node):
+        nodes, still = self._session.context.nodes, set(self._session.exchange.asks.open)
+        for waiting in await self._session.context.store.asks(self._session.id):
+            if waiting.node in (self._session.context.node, *nodes.others) or not await nodes.is_dead(waiting.node):
                 still.add(waiting.id)
         return {seq for seq, ask in asked.items() if ask not in still}
 

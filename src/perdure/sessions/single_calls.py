@@ -16,13 +16,14 @@ from perdure._core.jsonrpc import JsonObject, Request
 from perdure._core.single_calls import JOINED, REJOINED, Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
-from perdure.errors import StaleFence, StoreError, StoreUnavailable
+from perdure.errors import StaleFence, StoreError, StoreUnavailable, TooManySessions
 from perdure.log.journal import Steps
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode, encode_ask
 from perdure.sessions.registry import Caller, SessionRegistry
 from perdure.sessions.session import Session
+from perdure.sessions.task_count import TaskCount
 from perdure.store.base import (
     CallRecord,
     ChangeSession,
@@ -72,15 +73,22 @@ class SingleCalls:
         self._beginning: dict[SessionId, asyncio.Future[None]] = {}
         """Calls with a key whose rows are being written."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._count = TaskCount(context.store, context.settings.max_tasks, context.clock)
 
     async def begin(self, asked: Asked) -> tuple[Session, Call] | None:
         """Accept a call. `None` if there is one with the same key already, at whatever node. Raises `TooManySessions`
-        beyond the limit of the caller, and `StoreUnavailable`."""
-        if asked.names is None:
-            return await self._begin(asked, new_session_id(self._context.random))
-        session_id = asked.names[0]
+        beyond the limit of the caller or of all, and `StoreUnavailable`."""
+        session_id = new_session_id(self._context.random) if asked.names is None else asked.names[0]
         if session_id in self._beginning or self._sessions.held(session_id) is not None:
             return None
+        if await self._count.is_full():
+            if asked.names is not None and await self._context.store.session(session_id) is not None:
+                return None
+            raise TooManySessions(of_caller=False)
+        if asked.names is None:
+            return await self._begin(asked, session_id)
+        if session_id in self._beginning or self._sessions.held(session_id) is not None:
+            return None  # in this moment
         begun = self._beginning[session_id] = asyncio.get_running_loop().create_future()
         try:
             return await self._begin(asked, session_id)
@@ -123,15 +131,23 @@ class SingleCalls:
         except BaseException:
             self._sessions.let_go(session)
             raise
+        self._count.begun()
         return session, call
 
-    async def make_room(self, caller: Caller, most: int) -> bool:
-        """Give up so many calls of a caller, those that ended longest ago. Tells whether there was one."""
-        store = self._context.store
+    def leave(self, session: Session) -> None:
+        """The request that began a call is through with it."""
+        if not session.record.initialized:
+            self._count.gone()  # nothing of it is kept
+        self._sessions.let_go(session)
+
+    async def make_room(self, caller: Caller | None, most: int) -> bool:
+        """Give up so many calls, those that ended longest ago, of a caller or of all. Tells whether there was one."""
+        whose = (None, "") if caller is None else (caller.owner, caller.address)
         for done in range(most):
-            record = await store.longest_dormant(caller.owner, caller.address, kind=RecordKind.CALL)
+            record = await self._context.store.longest_dormant(*whose, kind=RecordKind.CALL)
             if record is None or not await self._sessions.end_unused(record):
                 return done > 0
+            self._count.gone()
         return True
 
     def is_here(self, record: SessionRecord) -> bool:
@@ -147,10 +163,10 @@ class SingleCalls:
             return None
         if (beginning := self._beginning.get(session_id)) is not None:
             await asyncio.shield(beginning)
-        record = await self._own(session_id, owner)
+        record = await self._own_record(session_id, owner)
         if record is None:
             await self._context.nodes.refuse_while_held()
-            record = await self._own(session_id, owner)
+            record = await self._own_record(session_id, owner)
         return record
 
     async def look(self, text: object, owner: str) -> tuple[SessionRecord, TaskFacts] | None:
@@ -162,15 +178,14 @@ class SingleCalls:
         kept = None if session_id is None else await self._context.store.single_call(session_id, recent=_RECENT)
         if kept is not None and kept.call is not None and _is_call_of(owner, kept.record):
             return kept.record, _facts(kept, kept.call)
-        # It may be held at another node, or in another form here: looked for as whatever concerns a call. A foreign one
-        # is looked for as well, so that it takes as long as one that is not there.
+        # It may be held at another node, or in another form here: looked for as whatever concerns a call.
         record = await self.find(text, owner)
         found = None if record is None else await self.facts(record)
         return None if record is None or found is None else (record, found)
 
-    async def _own(self, session_id: SessionId, owner: str) -> SessionRecord | None:
-        """The record of a caller's own call. What is in memory and foreign does not count: the store is asked as for a
-        call that is not there, and fails as it does."""
+    async def _own_record(self, session_id: SessionId, owner: str) -> SessionRecord | None:
+        """The record of a call, if it is the owner's. One that is foreign causes the same questions to the store as one
+        that is not there, so that its failure does not tell them apart."""
         held = self._sessions.held(session_id)
         if held is not None and held.streams and _is_call_of(owner, held.record):
             return held.record
@@ -265,13 +280,13 @@ class SingleCalls:
         )
         if running := session.exchange.calls.all_running():
             return replace(facts, progress=running[0].progress_params)
+        # What has ended is not shown before the store has accepted it; what waits for its principal is in the store.
         for stream in session.streams.values():
             if stream.is_over and (finals := stream.tail.finals):
                 error = json.loads(answer := finals[-1].payload).get("error")
                 cancelled = error is not None and error["code"] == REQUEST_CANCELLED
                 state = CallState.CANCELLED if cancelled else CallState.ANSWERED
                 return replace(facts, updated=finals[-1].time, state=state, asks={}, answer=answer)
-            return None if stream.is_over else facts  # what has ended is not shown before the store has accepted it
         return None
 
     async def _stream(self, record: SessionRecord) -> StreamId | None:
@@ -282,7 +297,7 @@ class SingleCalls:
         return None if row is None else row.stream
 
     async def wait(
-        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float = LOOK_AGAIN
+        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float | None = None
     ) -> TaskFacts | None:
         """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone.
         `looks`: seconds after which it is looked at without a hint."""
@@ -296,7 +311,7 @@ class SingleCalls:
                 left = deadline - loop.time()
                 if facts is None or left <= 0 or until(facts):
                     return facts
-                await watched.changed(min(left, looks))
+                await watched.changed(min(left, LOOK_AGAIN if looks is None else looks))
 
 
 def _is_call_of(owner: str, record: SessionRecord) -> bool:

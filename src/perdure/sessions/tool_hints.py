@@ -3,7 +3,7 @@
 from perdure._core.ids import SessionId
 from perdure._core.jsonrpc import Request
 from perdure._core.settling import Rerun, may_run_again, rerun
-from perdure.sessions.registry import SessionRegistry
+from perdure.sessions.registry import SessionRegistry, running_calls
 
 _TOOL_PAGES = 100
 """Pages of `tools/list` that are read to find out which tools may run again."""
@@ -28,14 +28,14 @@ class ToolHints:
 
     async def learn_running(self) -> None:
         """Find out, while there is time, which of the tools that run here may run again elsewhere."""
-        for session, call in self._sessions.running_calls():
+        for session, call in running_calls(self._sessions):
             if call.request.method == "tools/call":
                 await self.ask(session.id, call.request, None)
 
     def end_calls(self, reason: str, *, outlived: bool, but_kept: bool = False) -> None:
         """Leave calls that may run again to the next process, and answer the others. `outlived`: there may be a next
         process, because the store outlives this one. `but_kept`: let those run that clients can ask for again."""
-        for session, call in self._sessions.running_calls():
+        for session, call in running_calls(self._sessions):
             if but_kept and session.is_kept_call:
                 continue
             may = rerun(call.request.method, attempt=call.attempt)

@@ -30,11 +30,13 @@ from perdure.remote.link import Link, Notice
 from perdure.remote.message import Message, error
 from perdure.remote.stream import Attempts, Limits, StrayAnswer
 from perdure.stdio import earlier_calls
+from perdure.stdio.call_ledger import CallLedger
 from perdure.stdio.host_side import HostSide
 from perdure.stdio.logs import ConnectionLog
 from perdure.stdio.notes import NotedCall, Notes
 from perdure.stdio.pipes import MAX_LINE_BYTES, HostGone, Line, Output
 from perdure.stdio.resume_broker import ResumeBroker
+from perdure.stdio.sessionless import SessionlessSide
 from perdure.telemetry.events import log_event
 
 REVOKED = "notifications/perdure/resume_revoked"
@@ -69,7 +71,14 @@ class Bridge:
     """One host's connection to one session, for as long as the host keeps the pipe open. It is the link's program."""
 
     def __init__(
-        self, endpoint: Endpoint, output: Output, broker: ResumeBroker, notes: Notes, *, patience: Patience
+        self,
+        endpoint: Endpoint,
+        output: Output,
+        broker: ResumeBroker,
+        notes: Notes,
+        ledger: CallLedger,
+        *,
+        patience: Patience,
     ) -> None:
         self._output = output
         self._broker = broker
@@ -83,7 +92,15 @@ class Bridge:
             prefix=secrets.token_urlsafe(9),
             listening_seconds=DEPARTURE,
         )
-        self._host = HostSide(self._link, notes, initialize=self._initialize, finish=self._finish, output=output)
+        self._sessionless = SessionlessSide(self._link, output, ledger)
+        self._host = HostSide(
+            self._link,
+            notes,
+            initialize=self._initialize,
+            finish=self._finish,
+            output=output,
+            sessionless=self._sessionless,
+        )
         self._text = ""  #: the host's own `initialize`
         self._is_resumed = False
         self._earlier: dict[str, NotedCall] = {}
@@ -108,6 +125,7 @@ class Bridge:
             on_leaving()
             # What the host said before it closed the pipe still leaves; answers are not waited for.
             await self._host.queue.flush()
+            await self._sessionless.flush()
             scope.cancel()
 
     def stop(self) -> None:

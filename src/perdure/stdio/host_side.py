@@ -27,6 +27,7 @@ from perdure.remote.message import Message, encode, error
 from perdure.stdio import earlier_calls
 from perdure.stdio.notes import NotedCall, Notes
 from perdure.stdio.pipes import MAX_LINE_BYTES, Line, Output, TooLong
+from perdure.stdio.sessionless import SessionlessSide
 from perdure.telemetry.events import log_event
 
 #: Requests of the host that run at once. Each holds a connection, and servers take 100 (`max_calls`) or so.
@@ -103,7 +104,7 @@ class HostSide:
     """Follows the host's calls, and translates ids and progress tokens between the host and the wire.
 
     `output` writes what the host gets. `initialize` returns the answer to its `initialize`, and `finish` takes its
-    `initialized`.
+    `initialized`. `sessionless` takes what the host says in the revision without sessions.
     """
 
     def __init__(
@@ -114,7 +115,9 @@ class HostSide:
         initialize: Callable[[str, str, dict[str, Any]], Awaitable[str]],
         finish: Callable[[str], Coroutine[Any, Any, None]],
         output: Output,
+        sessionless: SessionlessSide,
     ) -> None:
+        self._sessionless = sessionless
         self._link = link
         self.sender = Sender(link)
         self.queue = SendQueue(link)
@@ -139,6 +142,8 @@ class HostSide:
             return
         text = splice.one_line(line.decode())
         match message:
+            case Request() | Notification() if self._sessionless.takes(message):
+                await self._sessionless.take(message, text)
             case Batch():
                 # Every request in it is answered, because none of them is sent.
                 ids = [encode(one.id) for one in message.messages if isinstance(one, Request)] or ["null"]
@@ -162,6 +167,7 @@ class HostSide:
 
     def stop(self) -> None:
         """The host does not listen any more: follow nothing that has left."""
+        self._sessionless.stop()
         own = [request.call for request in self._requests.values() if request.call.departed.is_set()]
         for call in (*own, *self._earlier):
             call.scope.cancel()

@@ -30,6 +30,7 @@ from perdure.remote.link import Notice
 from perdure.remote.message import encode, error
 from perdure.stdio import logs
 from perdure.stdio.bridge import Bridge
+from perdure.stdio.call_ledger import CallLedger, open_ledger
 from perdure.stdio.identity import identify
 from perdure.stdio.notes import Notes
 from perdure.stdio.pipes import HostGone, Output, lines
@@ -93,14 +94,16 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     on_401 = "wants a token: see --token-env and --token-file" if token is None else "does not accept the given token"
     endpoint = Endpoint(client, options.url, on_401=on_401)
     async with client:
-        slot = await _slot(options, arguments, environ)
+        place = _place(options, arguments, environ)
+        slot = place if isinstance(place, Slot) else await open_slot(place[0], identify(), place[1])
+        ledger = CallLedger() if isinstance(place, Slot) else open_ledger(*place)
         notes = Notes(lambda: slot.notes)
-        bridge = Bridge(
-            endpoint, output, ResumeBroker(endpoint, slot), notes, patience=Patience(max_time=options.patience)
-        )
+        patience = Patience(max_time=options.patience)
+        bridge = Bridge(endpoint, output, ResumeBroker(endpoint, slot), notes, ledger, patience=patience)
 
         def on_leaving() -> None:
             notes.close()
+            ledger.close()
             slot.release()
 
         def on_signal(number: int) -> None:
@@ -119,7 +122,8 @@ async def _run(options: Options, arguments: list[str], environ: Mapping[str, str
     return BY_SIGNAL + received[0] if received else 0
 
 
-async def _slot(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot:
+def _place(options: Options, arguments: list[str], environ: Mapping[str, str]) -> Slot | tuple[Path | None, Target]:
+    """The directory for what the next bridge needs, and the target that it is for; an empty slot if resume is off."""
     if not options.resume:
         return Slot()
     if not HAS_FLOCK:  # Windows
@@ -137,8 +141,7 @@ async def _slot(options: Options, arguments: list[str], environ: Mapping[str, st
         return resume_off(f"the directory is gone: {error}")
     name = options.token_env or (str(options.token_file) if options.token_file else "")
     secret = environ.get(options.token_env, "") if options.token_env else ""
-    target = Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
-    return await open_slot(directory, identify(), target)
+    return directory, Target(url=options.url, credential=name, arguments=arguments, directory=started_in, secret=secret)
 
 
 async def _refuse(url: str, output: Output, refused: Refused) -> int:

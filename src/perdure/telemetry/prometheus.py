@@ -25,6 +25,9 @@ _VERSION = version("perdure")
 
 _ON_A_SERVER = " (Stores on a server.)"
 
+CALL_STATES = (SessionState.ACTIVE, SessionState.DORMANT)
+"""The states of single calls in the store: they have no handshake, and leave no record when they have ended."""
+
 _NODE_CHARS = 8
 """Of a node's id: enough to tell nodes apart."""
 
@@ -41,6 +44,8 @@ class Snapshot:
     counters: Mapping[str, int] = field(default_factory=dict)
     sessions: Mapping[str, int] = field(default_factory=dict)
     """By state, of those in this node's memory."""
+    single_calls: int | None = None
+    """In this node's memory."""
     streams: Mapping[str, int] = field(default_factory=dict)
     """By kind, of those in this node's memory."""
     readers: int | None = None
@@ -52,7 +57,8 @@ class Snapshot:
 
 
 def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = None, **held: Any) -> Snapshot:
-    """The numbers of this node at this moment. `held`: its `sessions`, `streams` and `readers`, and `degraded`.
+    """The numbers of this node at this moment. `held`: its `sessions`, `single_calls`, `streams` and `readers`, and
+    `degraded`.
     `measures`: what its store tells."""
     timed = {"append": counters.append_seconds, "replay": counters.replay_seconds}
     if measures is not None:
@@ -98,6 +104,8 @@ class Page:
     ages: Mapping[NodeId, float]
     stored: Mapping[SessionState, int]
     """Sessions in the store by state, all states; empty if the store could not be asked."""
+    stored_calls: Mapping[SessionState, int]
+    """Single calls in the store, in the same way."""
     survey: Survey | None = None
     """`None` for a store without a server, or if it could not be asked."""
 
@@ -200,6 +208,11 @@ METRICS = (
         lambda node: node.sessions,
         "state",
     ),
+    _gauge(
+        "single_calls",
+        "Single calls (2026-07-28) in the memory of a node: they run there, or a client there asks for them.",
+        lambda node: {"": node.single_calls},
+    ),
     _gauge("streams", "Streams in the memory of a node, by kind.", lambda node: node.streams, "kind"),
     _gauge("readers", "Event streams that clients are reading.", lambda node: {"": node.readers}),
     _gauge(
@@ -234,6 +247,14 @@ METRICS = (
         "gauge",
         "Sessions in the store, by state; those that have ended are kept for a while.",
         lambda page: (("", {"state": state.value}, count) for state, count in page.stored.items()),
+        ("state",),
+    ),
+    Metric(
+        "perdure_store_single_calls",
+        "gauge",
+        "Single calls in the store, by state: active ones have not ended; dormant ones have, and their answers are kept"
+        " for clients with a handle or a key.",
+        lambda page: (("", {"state": state.value}, count) for state, count in page.stored_calls.items()),
         ("state",),
     ),
     _histogram("store_commit", "From sending a commit to the store's server until it is answered." + _ON_A_SERVER),
@@ -290,10 +311,12 @@ def render(
     ages: Mapping[NodeId, float],
     *,
     stored: Mapping[SessionState, int] | None = None,
+    stored_calls: Mapping[SessionState, int] | None = None,
     survey: Survey | None = None,
 ) -> str:
     """The text: this node first, then the others by name."""
     rest = sorted((read_facts(record) for record in others if record.id != own.node), key=lambda node: node.node)
     in_store = {} if stored is None else {state: stored.get(state, 0) for state in SessionState}
-    page = Page(nodes=(own, *rest), ages=ages, stored=in_store, survey=survey)
+    calls = {} if stored_calls is None else {state: stored_calls.get(state, 0) for state in CALL_STATES}
+    page = Page(nodes=(own, *rest), ages=ages, stored=in_store, stored_calls=calls, survey=survey)
     return "\n".join(line for metric in METRICS for line in metric.lines(page)) + "\n"

@@ -1,0 +1,76 @@
+"""The envelope: what every request of 2026-07-28 says of itself, in `_meta` and in its HTTP headers."""
+
+import base64
+import contextlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perdure._core.extension import TASKS
+from perdure._core.jsonrpc import JsonObject
+
+PREFIX: Final = "io.modelcontextprotocol/"
+VERSION: Final = f"{PREFIX}protocolVersion"
+CLIENT: Final = f"{PREFIX}clientInfo"
+CAPABILITIES: Final = f"{PREFIX}clientCapabilities"
+SUBSCRIPTION: Final = f"{PREFIX}subscriptionId"
+"""The id of the `subscriptions/listen` that a notification belongs to."""
+
+_NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_PLAIN = re.compile(r"[!-~](?:[\t -~]*[!-~])?")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_ENCODED = re.compile(r"=\?base64\?.*\?=")
+
+
+def envelope_in(params: Mapping[str, Any] | None) -> JsonObject | None:
+    """The envelope in the params of a message, if it has one: the message is of a revision without sessions then."""
+    meta = (params or {}).get("_meta")
+    if not isinstance(meta, Mapping) or not isinstance(meta.get(VERSION), str):
+        return None
+    return {name: value for name, value in meta.items() if name.startswith(PREFIX)}
+
+
+def declares_tasks(meta: Mapping[str, Any]) -> bool:
+    capabilities = meta.get(CAPABILITIES)
+    extensions = capabilities.get("extensions") if isinstance(capabilities, Mapping) else None
+    return isinstance(extensions, Mapping) and TASKS in extensions
+
+
+def with_tasks(meta: Mapping[str, Any]) -> JsonObject:
+    """The same envelope of a client that takes tasks."""
+    found = meta.get(CAPABILITIES)
+    capabilities = dict(found) if isinstance(found, Mapping) else {}
+    extensions = capabilities.get("extensions")
+    declared = {**(extensions if isinstance(extensions, Mapping) else {}), TASKS: {}}
+    return {**meta, CAPABILITIES: {**capabilities, "extensions": declared}}
+
+
+def headers_of(method: str, params: Mapping[str, Any]) -> dict[str, str]:
+    """The headers by which gateways, and the server, know a request."""
+    envelope = envelope_in(params) or {}
+    headers = {"mcp-protocol-version": str(envelope.get(VERSION, "")), "mcp-method": method}
+    name = params.get("taskId" if method.startswith("tasks/") else _NAMES.get(method, ""))
+    return {**headers, "mcp-name": header_value(name)} if isinstance(name, str) else headers
+
+
+def param_headers(schema: object, arguments: object) -> dict[str, str]:
+    """The headers that repeat a call's arguments, where the tool's schema wants that (`x-mcp-header`)."""
+    found: dict[str, str] = {}
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    for name, inner in properties.items() if isinstance(properties, Mapping) else ():
+        value = arguments.get(name) if isinstance(arguments, Mapping) else None
+        token = inner.get("x-mcp-header") if isinstance(inner, Mapping) else None
+        if isinstance(token, str) and _TOKEN.fullmatch(token) and isinstance(value, bool | str | int | float):
+            with contextlib.suppress(ValueError):  # an integer of thousands of digits
+                found[f"mcp-param-{token}"] = header_value(
+                    str(value).lower() if isinstance(value, bool) else str(value)
+                )
+        found |= param_headers(inner, value)
+    return found
+
+
+def header_value(text: str) -> str:
+    """Visible ASCII as it is, all else in the revision's own form."""
+    if _PLAIN.fullmatch(text) and not _ENCODED.fullmatch(text):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode('utf-8', 'surrogatepass')).decode()}?="

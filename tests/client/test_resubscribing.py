@@ -1,0 +1,133 @@
+"""`client.listen` at 2026-07-28 comes back by itself after a cut, and tells what may have changed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import mcp_types as types
+import pytest
+from mcp.client.subscriptions import SubscriptionLost
+
+import perdure
+from perdure._core.extension import POSITION
+from tests.client.test_tasks import BRIEF, EAGER, behind_proxy
+from tests.support.bureau import Bureau
+from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.modern import MODERN
+from tests.support.site import under_uvicorn, until
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+class Listener:
+    """A program that listens to the tools and two resources, and remembers what it was told."""
+
+    def __init__(self, client: perdure.Client) -> None:
+        self.heard: list[str] = []
+        self.ended: BaseException | None = None
+        self.is_listening = asyncio.Event()
+        self._client = client
+
+    async def run(self) -> None:
+        uris = ["note://1", "note://2"]
+        try:
+            async with self._client.listen(tools_list_changed=True, resource_subscriptions=uris) as subscription:
+                self.is_listening.set()
+                async for event in subscription:
+                    self.heard.append(getattr(event, "uri", "tools"))
+        except SubscriptionLost as lost:
+            self.ended = lost
+
+
+@asynccontextmanager
+async def listening(proxy: CuttingProxy, patience: perdure.Patience) -> AsyncIterator[Listener]:
+    async with perdure.connect(proxy.url, mode=MODERN, patience=patience) as client:
+        listener = Listener(client)
+        task = asyncio.create_task(listener.run())
+        await listener.is_listening.wait()
+        yield listener
+        task.cancel()
+
+
+async def test_after_a_cut_everything_that_is_listened_to_is_told_once() -> None:
+    """The server has no memory of the subscription, so the program fetches all of it again."""
+    bureau = Bureau()
+    async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
+        bureau.change("resource", "note://1")
+        await until(lambda: listener.heard == ["note://1"])
+        proxy.cut()
+        bureau.change("tools")
+        await until(lambda: len(listener.heard) == 4)
+        assert listener.heard == ["note://1", "tools", "note://1", "note://2"]
+        bureau.change("resource", "note://2")
+        await until(lambda: listener.heard[4:] == ["note://2"])
+    assert len(set(bureau.ids("subscriptions/listen"))) == 2
+
+
+async def test_a_position_is_brought_back_and_the_server_tells_what_was_missed() -> None:
+    bureau = Bureau(positions=True)
+    async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
+        bureau.change("resource", "note://1")
+        await until(lambda: listener.heard == ["note://1"])
+        proxy.refuse()
+        proxy.cut()
+        bureau.change("resource", "note://2")
+        proxy.accept()
+        await until(lambda: listener.heard == ["note://1", "note://2"])
+        bureau.change("tools")
+        await until(lambda: listener.heard == ["note://1", "note://2", "tools"])
+    assert [params["_meta"].get(POSITION) for params in bureau.requests("subscriptions/listen")] == [
+        None,
+        {"bureau": 1, "at": 1.5},
+    ]
+
+
+async def test_a_position_that_is_refused_is_left_out_and_everything_is_told_as_changed() -> None:
+    bureau = Bureau(positions=True)
+    async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
+        bureau.change("resource", "note://1")
+        await until(lambda: listener.heard == ["note://1"])
+        bureau.refuses_positions = True
+        proxy.cut()
+        await until(lambda: listener.heard == ["note://1", "tools", "note://1", "note://2"])
+
+
+async def test_a_server_that_stops_in_good_order_is_listened_to_again() -> None:
+    bureau = Bureau(positions=True)
+    async with behind_proxy(bureau) as proxy, listening(proxy, EAGER) as listener:
+        bureau.stop_listeners()
+        await until(lambda: len(bureau.requests("subscriptions/listen")) == 2)
+        bureau.change("tools")
+        await until(lambda: listener.heard == ["tools"])
+        assert listener.ended is None
+
+
+async def test_a_server_that_does_not_come_back_ends_the_subscription_and_not_the_client() -> None:
+    bureau = Bureau()
+    async with behind_proxy(bureau) as proxy, listening(proxy, BRIEF) as listener:
+        proxy.refuse()
+        proxy.cut()
+        await until(lambda: listener.ended is not None)
+        proxy.accept()
+
+
+async def test_a_plain_sdk_servers_subscriptions_come_back_too() -> None:
+    """The message handler hears of it as well."""
+    shop, told = Workshop(), list[object]()
+
+    async def handle(message: types.ServerNotification | Exception) -> None:
+        told.append(message)
+
+    async with (
+        under_uvicorn(shop.server.streamable_http_app(), complaint=".*") as port,
+        cutting_proxy(port) as proxy,
+        perdure.connect(proxy.url, mode=MODERN, patience=EAGER, message_handler=handle) as client,
+        client.listen(tools_list_changed=True) as subscription,
+    ):
+        proxy.cut()
+        event = await anext(aiter(subscription))
+        assert type(event).__name__ == "ToolsListChanged"
+        await until(lambda: [type(message) for message in told] == [types.ToolListChangedNotification])

@@ -1,0 +1,93 @@
+"""What a server of 2026-07-28 can make the client keep and do, on both sides of each limit (promise 6)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure._core.polling import MAX_ANSWERED, MAX_QUESTIONS
+from perdure.client.memory import decode
+from perdure.client.single_calls import MOST_ROUNDS, TOOL_PAGES
+from tests.client.conftest import text
+from tests.client.test_killed_sessionless import left_behind
+from tests.client.test_tasks import EAGER, Person, behind_proxy
+from tests.support.bureau import Bureau
+from tests.support.modern import MODERN
+from tests.support.site import until
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_so_many_questions_of_a_task_are_put_at_once_and_the_rest_later() -> None:
+    questions = [str(number) for number in range(MAX_QUESTIONS + 1)]
+    bureau, person = Bureau(tasks=True), Person(**{question: question for question in questions})
+    async with (
+        behind_proxy(bureau) as proxy,
+        perdure.connect(proxy.url, mode=MODERN, elicitation_callback=person) as client,
+    ):
+        call = asyncio.create_task(client.call_tool("ask", {"questions": questions}))
+        await until(lambda: len(person.asked) == MAX_QUESTIONS)
+        polls = len(bureau.requests("tasks/get"))
+        await until(lambda: len(bureau.requests("tasks/get")) > polls + 1)
+        assert len(person.asked) == MAX_QUESTIONS
+        person.gate.set()
+        assert text(await call) == " ".join(questions)
+    assert sorted(person.asked) == sorted(questions)
+
+
+async def test_so_many_keys_of_answered_questions_are_remembered(tmp_path: Path) -> None:
+    bureau, state, person = Bureau(tasks=True), tmp_path / "s", Person(one="1", two="2")
+    async with behind_proxy(bureau) as proxy:
+        async with perdure.connect(proxy.url, mode=MODERN, state=state, elicitation_callback=person) as client:
+            call = asyncio.create_task(client.call_tool("survey", {"questions": ["one", "two"]}))
+            await until(lambda: bureau.requests("tasks/get"))
+        await asyncio.gather(call, return_exceptions=True)
+        earlier = [f"earlier {number}" for number in range(MAX_ANSWERED)]
+        left_behind(state, bureau.requests("tools/call")[0], task="task-0", answered=earlier)
+        person.gate.set()
+        async with perdure.connect(proxy.url, state=state, elicitation_callback=person) as client:
+            left = client.pending()[0]
+            await until(lambda: left.is_answered)
+            [kept] = decode(state.read_bytes()).single_calls.values()
+            assert kept.answered == [*earlier[2:], "q0", "q1"]
+            assert text(await left) == "1 2"
+
+
+@pytest.mark.parametrize("rounds", [MOST_ROUNDS, MOST_ROUNDS + 1])
+async def test_a_call_of_an_earlier_process_may_ask_in_as_many_rounds_as_any_other(tmp_path: Path, rounds: int) -> None:
+    questions = [str(number) for number in range(rounds)]
+    bureau, state = Bureau(keys=True), tmp_path / "s"
+    person = Person(**{question: question for question in questions})
+    person.gate.set()
+    async with behind_proxy(bureau) as proxy:
+        async with perdure.connect(proxy.url, mode=MODERN, state=state, elicitation_callback=person) as client:
+            await client.call_tool("quick")
+        params = {**bureau.requests("tools/call")[0], "name": "survey", "arguments": {"questions": questions}}
+        left_behind(state, params)
+        async with perdure.connect(proxy.url, state=state, elicitation_callback=person) as client:
+            if rounds > MOST_ROUNDS:
+                with pytest.raises(perdure.OutcomeUnknown, match="more than 10 rounds"):
+                    await client.pending()[0]
+                assert bureau.cancelled == ["survey"]
+            else:
+                assert text(await client.pending()[0]) == " ".join(questions)
+
+
+@pytest.mark.parametrize("pages", [TOOL_PAGES, TOOL_PAGES + 1])
+async def test_so_many_pages_are_read_to_find_out_whether_a_tool_may_run_again(pages: int) -> None:
+    bureau = Bureau()
+    bureau.empty_pages = pages - 1
+    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
+        call = asyncio.create_task(client.call_tool("safe", {"gate": "g"}))
+        await until(lambda: bureau.runs)
+        proxy.cut()
+        if pages > TOOL_PAGES:
+            with pytest.raises(perdure.OutcomeUnknown):
+                await call
+        else:
+            await until(lambda: len(bureau.runs) == 2)
+            bureau.gates["g"].set()
+            assert text(await call) == "worked at g"

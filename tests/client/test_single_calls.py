@@ -1,0 +1,312 @@
+"""`perdure.connect` at 2026-07-28, request by request: what is sent again, under which id and key, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import mcp_types as types
+import pytest
+from mcp.client.session import ClientRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+from mcp_types import JSONRPCRequest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+import perdure
+from perdure._core.codes import UNSUPPORTED_VERSION
+from perdure._core.extension import CANCEL, KEY
+from perdure.client.connect import limits_of
+from perdure.client.incoming import CallbackLimit
+from perdure.client.memory import Memory, decode
+from perdure.client.sessionless import SessionlessTransport
+from perdure.remote.endpoint import Endpoint, http_client
+from perdure.remote.exchange import MOST_RUNS
+from tests.client.conftest import Progress, numbers, text
+from tests.client.test_tasks import BRIEF, EAGER, Person, behind_proxy
+from tests.support.bureau import Bureau
+from tests.support.cutting_proxy import Loss, cutting_proxy
+from tests.support.modern import MODERN
+from tests.support.rounds import server as rounds
+from tests.support.site import under_uvicorn, until
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+async def called(bureau: Bureau, times: int) -> None:
+    await until(lambda: len(bureau.requests("tools/call")) == times)
+
+
+def keys_of(bureau: Bureau) -> list[str | None]:
+    return [params["_meta"].get(KEY) for params in bureau.requests("tools/call")]
+
+
+async def test_a_call_with_a_key_is_sent_again_until_it_is_answered_and_runs_once(tmp_path: Path) -> None:
+    """Each time under a new id. The key was on disk before the request left."""
+    bureau = Bureau(keys=True)
+    async with (
+        behind_proxy(bureau) as proxy,
+        perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s", patience=EAGER) as client,
+    ):
+        proxy.hold()
+        call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
+        await until(lambda: decode((tmp_path / "s").read_bytes()).single_calls)
+        [kept] = decode((tmp_path / "s").read_bytes()).single_calls.values()
+        assert bureau.requests("tools/call") == []
+        proxy.release()
+        for times in (1, 2, 3):
+            await called(bureau, times)
+            proxy.cut(loss=Loss.CLIENT if times == 2 else Loss.BOTH)
+        await until(lambda: len(bureau.requests("tools/call")) == 4)
+        bureau.gates["g"].set()
+        assert text(await call) == "worked at g"
+        assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+    assert bureau.runs == ["work"]
+    assert keys_of(bureau) == [kept.key] * 4
+    assert len(set(bureau.ids("tools/call"))) == 4
+
+
+async def test_a_refused_connection_costs_no_call_and_never_the_client() -> None:
+    """Calls that were not sent wait; when patience ends they are told that they did not run, and the client goes on."""
+    bureau = Bureau(keys=True)
+    async with under_uvicorn(bureau.app, complaint=".*") as port, AsyncExitStack() as gate:
+        proxy = await gate.enter_async_context(cutting_proxy(port))
+        async with perdure.connect(proxy.url, mode=MODERN, patience=BRIEF) as client:
+            await gate.aclose()  # from now on no socket listens at the address
+            with pytest.raises(perdure.Unreachable):
+                await client.call_tool("quick")
+            with pytest.raises(perdure.Unreachable):
+                await client.list_tools()
+            call = asyncio.create_task(client.call_tool("quick"))
+            await asyncio.sleep(0)
+            proxy.accept()
+            async with await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port):
+                assert text(await call) == "done"
+                proxy.refuse()  # accepted and reset: it may have arrived
+                proxy.cut()
+                with pytest.raises(perdure.OutcomeUnknown, match="did not come back"):
+                    await client.call_tool("quick")
+            await proxy.aclose()
+    assert bureau.runs == ["quick"]
+
+
+async def test_without_keys_only_a_tool_that_says_so_is_called_again() -> None:
+    bureau = Bureau()
+    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
+        safe = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
+        await until(lambda: bureau.runs == ["safe"])
+        proxy.cut()
+        await until(lambda: bureau.runs == ["safe"] * 2)
+        work = asyncio.create_task(client.call_tool("work", {"gate": "w"}))
+        await until(lambda: bureau.runs == ["safe", "safe", "work"])
+        proxy.cut()
+        with pytest.raises(perdure.OutcomeUnknown) as unknown:
+            await work
+        assert (unknown.value.tool, unknown.value.arguments) == ("work", {"gate": "w"})
+        await until(lambda: len(bureau.runs) == 4)
+        bureau.gates["s"].set()
+        assert text(await safe) == "worked at s"
+    assert bureau.runs == ["safe", "safe", "work", "safe"]
+    assert keys_of(bureau) == [None] * 4
+
+
+async def test_a_tool_that_may_run_twice_does_not_run_for_ever_and_not_at_all_if_the_caller_says_no() -> None:
+    bureau = Bureau()
+    async with behind_proxy(bureau) as proxy:
+        async with perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
+            call = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
+            for run in range(1, MOST_RUNS + 1):
+                await called(bureau, run)
+                proxy.cut()
+            with pytest.raises(perdure.OutcomeUnknown):
+                await call
+        async with perdure.connect(proxy.url, mode=MODERN, rerun_safe_tools=False) as client:
+            call = asyncio.create_task(client.call_tool("safe", {"gate": "s"}))
+            await until(lambda: len(bureau.runs) == MOST_RUNS + 1)
+            proxy.cut()
+            with pytest.raises(perdure.OutcomeUnknown):
+                await call
+    assert len(bureau.runs) == MOST_RUNS + 1
+
+
+async def test_reads_are_sent_again_whatever_happens_to_their_connections() -> None:
+    """`server/discover` as well, before there is a client at all."""
+    bureau = Bureau()
+    async with behind_proxy(bureau) as proxy:
+        proxy.cut_after(b"HTTP/1.1 200")
+        async with perdure.connect(proxy.url, mode=MODERN, patience=EAGER) as client:
+            mark = proxy.cut_after(b"HTTP/1.1 200")
+            assert {tool.name for tool in (await client.list_tools()).tools} >= {"work", "safe"}
+            await mark.passed()
+    for method in ("server/discover", "tools/list"):
+        assert len(set(bureau.ids(method))) == 2, method
+
+
+async def test_progress_reaches_its_callback_under_any_id() -> None:
+    shop, progress = Workshop(), Progress()
+    async with (
+        under_uvicorn(shop.server.streamable_http_app(), complaint=".*") as port,
+        perdure.connect(f"http://127.0.0.1:{port}/mcp", mode=MODERN) as client,
+    ):
+        assert text(await client.call_tool("count", {"n": 3}, None, progress)) == "counted to 3"
+    assert progress.seen == numbers(3)
+
+
+async def test_who_cancels_a_call_with_a_key_tells_the_server_so(tmp_path: Path) -> None:
+    """A broken connection does not cancel it, so there must be a word for it."""
+    bureau = Bureau(keys=True)
+    async with (
+        behind_proxy(bureau) as proxy,
+        perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s") as client,
+    ):
+        call = asyncio.create_task(client.call_tool("work", {"gate": "g"}))
+        await until(lambda: bureau.runs)
+        call.cancel()
+        await until(lambda: bureau.cancelled == ["work"])
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert [params["key"] for params in bureau.requests(CANCEL)] == keys_of(bureau)
+    assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+
+
+async def test_a_key_of_the_callers_own_makes_two_calls_one() -> None:
+    bureau = Bureau(keys=True)
+    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as client:
+        meta = cast("types.RequestParamsMeta", {KEY: "order-17"})
+        calls = [asyncio.create_task(client.call_tool("work", {"gate": "g"}, meta=meta)) for _ in range(2)]
+        await until(lambda: len(bureau.requests("tools/call")) == 2)
+        bureau.gates["g"].set()
+        assert [text(await call) for call in calls] == ["worked at g"] * 2
+    assert bureau.runs == ["work"]
+    assert keys_of(bureau) == ["order-17"] * 2
+
+
+async def test_all_rounds_of_a_call_have_its_key_and_a_lost_one_is_sent_again(tmp_path: Path) -> None:
+    """Between two rounds, while the person is asked, the call is on disk."""
+    bureau, person = Bureau(keys=True), Person(one="1", two="2")
+    async with (
+        behind_proxy(bureau) as proxy,
+        perdure.connect(
+            proxy.url, mode=MODERN, state=tmp_path / "s", elicitation_callback=person, patience=EAGER
+        ) as client,
+    ):
+        call = asyncio.create_task(client.call_tool("ask", {"questions": ["one", "two"]}))
+        await until(lambda: len(person.asked) == 2)
+        assert len(decode((tmp_path / "s").read_bytes()).single_calls) == 1
+        mark = proxy.cut_after(b"HTTP/1.1 200")
+        person.gate.set()
+        await mark.passed()
+        assert text(await call) == "1 2"
+        assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+    assert bureau.runs == ["ask"]
+    assert len(set(keys_of(bureau))) == 1
+    assert len(keys_of(bureau)) == 3
+    assert sorted(person.asked) == ["one", "two"]
+
+
+async def test_a_call_that_is_given_up_between_its_rounds_is_cancelled(tmp_path: Path) -> None:
+    bureau, person = Bureau(keys=True), Person(one="1")
+    async with (
+        behind_proxy(bureau) as proxy,
+        perdure.connect(proxy.url, mode=MODERN, state=tmp_path / "s", elicitation_callback=person) as client,
+    ):
+        call = asyncio.create_task(client.call_tool("ask", {"questions": ["one"]}))
+        await until(lambda: person.asked)
+        call.cancel()
+        await until(lambda: bureau.cancelled == ["ask"])
+    assert decode((tmp_path / "s").read_bytes()).single_calls == {}
+
+
+async def test_rounds_of_a_plain_sdk_server_work_as_with_the_sdks_client() -> None:
+    async def choose(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
+        return types.ElicitResult(action="accept", content={"loaf": "rye"})
+
+    async with (
+        under_uvicorn(rounds.streamable_http_app(), complaint=".*") as port,
+        perdure.connect(f"http://127.0.0.1:{port}/mcp", mode=MODERN, elicitation_callback=choose) as client,
+    ):
+        assert text(await client.call_tool("order")) == "a rye loaf"
+
+
+async def test_a_server_without_the_revision_is_told_in_its_own_words() -> None:
+    async def legacy_only(scope: Scope, receive: Receive, send: Send) -> None:
+        if (b"mcp-protocol-version", MODERN.encode()) in scope.get("headers", ()):
+            error = {"code": UNSUPPORTED_VERSION, "message": "too new", "data": {"supported": ["2025-11-25"]}}
+            response = JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
+            await response(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    app = Bureau().app
+    async with under_uvicorn(legacy_only, complaint=".*") as port:
+        with pytest.raises(MCPError, match="too new"):
+            async with perdure.connect(f"http://127.0.0.1:{port}/mcp", mode=MODERN):
+                raise AssertionError("another revision")
+    with pytest.raises(perdure.Unreachable):
+        async with perdure.connect(f"http://127.0.0.1:{port}/mcp", mode=MODERN):
+            raise AssertionError("no server")
+    with pytest.raises(perdure.Misuse, match="mode is '2024'"):
+        async with perdure.connect(f"http://127.0.0.1:{port}/mcp", mode="2024"):
+            raise AssertionError("no such revision")
+
+
+async def test_a_slow_discovery_is_waited_for_though_the_sdks_client_has_given_it_up() -> None:
+    """A person may have to log in. What the SDK's client does after its ten seconds is played here without them."""
+    bureau = Bureau(keys=True)
+    async with behind_proxy(bureau) as proxy, perdure.connect(proxy.url, mode=MODERN) as model:
+        told = bureau.requests("server/discover")[0]
+        info = model.session.discover_result
+        assert info is not None
+        async with (
+            http_client(proxy.url) as http,
+            transport_to(Endpoint(http, proxy.url, on_401="")) as (inbound, outbound),
+        ):
+            proxy.hold()
+            ask = JSONRPCRequest(jsonrpc="2.0", id=1, method="server/discover", params=told)
+            headers = {"mcp-protocol-version": MODERN, "mcp-method": "server/discover"}
+            await outbound.send(SessionMessage(ask, ClientMessageMetadata(headers=headers)))
+            handshake = JSONRPCRequest(jsonrpc="2.0", id=2, method="initialize", params={})
+            await outbound.send(SessionMessage(handshake))
+            proxy.release()
+            answers = [(await inbound.receive()).message for _ in range(2)]
+            await outbound.send(SessionMessage(ask.model_copy(update={"id": 3})))
+            answers.append((await inbound.receive()).message)
+    first, refused, again = answers
+    assert (first.id, again.id, first.result) == (1, 3, again.result)
+    assert (refused.id, refused.error.code) == (2, UNSUPPORTED_VERSION)
+    assert refused.error.data["supported"] == info.supported_versions
+    assert len(bureau.requests("server/discover")) == 2
+
+
+@asynccontextmanager
+async def transport_to(endpoint: Endpoint) -> AsyncIterator[tuple[Any, Any]]:
+    async def nobody(key: str, question: object) -> types.ErrorData:
+        raise AssertionError("no question")
+
+    about = {"callback_limit": CallbackLimit(), "on_gap": None, "asked": nobody, "reruns": True}
+    transport = SessionlessTransport(endpoint, limits_of(EAGER), Memory(None, endpoint.url), **about)  # type: ignore[arg-type]
+    async with transport.streams() as streams:
+        yield streams
+
+
+async def test_the_state_says_which_way_the_next_client_goes_and_older_releases_are_told(tmp_path: Path) -> None:
+    """A server of both eras is spoken to in sessions, unless the state was left without one."""
+    bureau, state = Bureau(keys=True), tmp_path / "s"
+    async with behind_proxy(bureau) as proxy:
+        async with perdure.connect(proxy.url, state=state) as client:
+            assert client.session_id is not None
+        assert json.loads(state.read_bytes())["perdure"] == 1
+        state.unlink()
+        async with perdure.connect(proxy.url, state=state, mode=MODERN) as client:
+            assert client.session_id is None
+        assert json.loads(state.read_bytes())["perdure"] == 2
+        async with perdure.connect(proxy.url, state=state) as client:
+            assert client.protocol_version == MODERN
+        async with perdure.connect(proxy.url, state=state, mode="legacy") as client:
+            assert client.session_id is not None

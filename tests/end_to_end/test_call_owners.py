@@ -1,0 +1,171 @@
+"""A call, its task, its key and its state belong to the principal that began it; to any other they do not exist.
+
+Two real processes on one SQLite file, with tokens; what is refused is compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.askbox import server as askbox
+from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
+from tests.support.crashbox import diary
+from tests.support.live import live
+from tests.support.raw import Answer
+from tests.support.serving import Served, serving
+from tests.support.site import until
+from tests.support.witness import looking
+
+pytestmark = pytest.mark.anyio
+
+ALICE, ALICE_LATER, BOB = "alice-0123456789", "alice-9876543210", "bob-0123456789ab"
+
+
+@dataclass(kw_only=True)
+class Town:
+    """Two nodes on which alice and bob have accounts."""
+
+    served: list[Served]
+    folder: Path
+
+    def peer(self, token: str, *, at: int = 0, tasks: bool = True) -> CallPeer:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        capabilities = {**ALL_ASKS, **(TAKES_TASKS if tasks else {})}
+        return CallPeer(port=self.served[at].port, headers=headers, capabilities=capabilities)
+
+    def states(self) -> list[tuple[object, ...]]:
+        with looking(f"sqlite:{self.folder / 'log.db'}") as rows:
+            return rows("SELECT state FROM call")
+
+
+@pytest.fixture
+async def town(tmp_path: Path) -> AsyncIterator[Town]:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"alice:{ALICE}\nalice:{ALICE_LATER}\nbob:{BOB}\n")
+    tokens.chmod(0o600)
+    options = ("--store", f"sqlite:{tmp_path / 'log.db'}", "--tokens", str(tokens), "--task-after", "100ms")
+    async with AsyncExitStack() as stack:
+        served = [
+            await stack.enter_async_context(serving(target, *options))
+            for target in ("tests.support.askbox:server", "tests.support.askbox:server")
+        ]
+        yield Town(served=served, folder=tmp_path)
+
+
+def shown(answer: Answer) -> tuple[int, bytes]:
+    return answer.status, answer.body
+
+
+async def test_what_is_not_the_callers_own_is_refused_in_the_same_bytes_as_what_is_not_there(town: Town) -> None:
+    """A task, a state and a key of alice's; bob's and an anonymous caller's ways to them, at both nodes."""
+    alice = town.peer(ALICE)
+    asking = {"question": "Well?"}
+    task = result_of(await alice.call("ask", asking))["taskId"]
+    state = result_of(await town.peer(ALICE, tasks=False).call("ask", asking))["requestState"]
+    unknown = secrets.token_urlsafe(32)
+    for at in (0, 1):
+        bob, nobody = town.peer(BOB, at=at), town.peer("", at=at)
+        for method, params in requests_for(task):
+            foreign, none = [shown(await bob.rpc(method, {**params, "taskId": name}, id=1)) for name in (task, unknown)]
+            assert foreign == none
+            assert (foreign[0], b'"code":-32602' in foreign[1]) == (400, True), foreign
+            assert (await nobody.rpc(method, params)).status == 401
+        rounds = town.peer(BOB, at=at, tasks=False)
+        answers = [
+            shown(await rounds.call("ask", asking, params={"requestState": name, "inputResponses": {}}, id=1))
+            for name in (state, f"perdure.{unknown}")
+        ]
+        assert answers[0] == answers[1]
+        assert (answers[0][0], b'"code":-32602' in answers[0][1]) == (400, True), answers
+        assert (await town.peer("", at=at, tasks=False).call("ask", asking)).status == 401
+    asked = await alice.until_asked(task)
+    await alice.update(task, {name: accept(answer="mine") for name in asked})
+    assert said((await alice.until_over(task))["result"]) == "mine"
+
+
+def requests_for(task: str) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("tasks/get", {"taskId": task}),
+        ("tasks/update", {"taskId": task, "inputResponses": {"ask-1": accept(answer="bob's")}}),
+        ("tasks/cancel", {"taskId": task}),
+    ]
+
+
+async def test_a_principal_goes_on_with_another_token_at_another_node(town: Town) -> None:
+    first, later = town.peer(ALICE), town.peer(ALICE_LATER, at=1)
+    task = result_of(await first.call("ask", {"question": "Well?"}, key="order-7"))["taskId"]
+    assert result_of(await later.call("ask", {"question": "Well?"}, key="order-7"))["taskId"] == task
+    asked = await later.until_asked(task)
+    await later.update(task, {name: accept(answer="mine") for name in asked})
+    assert said((await later.until_over(task))["result"]) == "mine"
+    by_rounds = result_of(await town.peer(ALICE, tasks=False).call("ask", {"question": "Well?"}))
+    responses = {name: accept(answer="round") for name in by_rounds["inputRequests"]}
+    there = town.peer(ALICE_LATER, at=1, tasks=False)
+    done = await there.round("ask", by_rounds, responses, arguments={"question": "Well?"})
+    assert said(result_of(done)) == "round"
+
+
+async def test_a_task_of_a_dead_node_waits_for_its_principal_and_goes_on_with_the_next_poll(town: Town) -> None:
+    log, arguments = town.folder / "log", {"question": "Well?", "log": str(town.folder / "log")}
+    task = result_of(await town.peer(ALICE).call("ask_again", arguments))["taskId"]
+    before = await town.peer(ALICE, at=1).until_asked(task)
+    await town.served[0].kill()
+    await until(lambda: town.states() == [("waiting",)])
+    bob, alice = town.peer(BOB, at=1), town.peer(ALICE_LATER, at=1)
+    assert (await bob.rpc("tasks/get", {"taskId": task})).status == 400
+    assert town.states() == [("waiting",)]
+    await alice.get(task)
+    assert town.states() == [("running",)]
+    asked = await alice.until_asked(task, other_than=before)
+    await alice.update(task, {name: accept(answer="again") for name in asked})
+    assert said((await alice.until_over(task))["result"]) == "again"
+    assert [answer for answer, _ in diary(log)] == ["again"]
+
+
+# States that are not right
+
+
+async def test_a_state_that_was_changed_or_has_other_arguments_or_has_expired_is_refused() -> None:
+    """All alike: a caller that makes states up learns nothing."""
+    asking = {"question": "Well?"}
+    async with live(server=askbox, replay_window=1.5, cleanup_interval=0.05) as served:
+        peer = CallPeer(port=served.port, capabilities=ALL_ASKS)
+        begun = result_of(await peer.call("ask", asking))
+        state: str = begun["requestState"]
+        last = "A" if state[-2] != "A" else "B"
+        refusals = []
+        for changed in (state[:-2] + last + state[-1], state[:-1], state + "A", "perdure.", "perdure.x"):
+            refusals.append(await peer.round("ask", {"requestState": changed}, {}, arguments=asking))
+        refusals.append(await peer.round("ask", begun, {}, arguments={"question": "Other?"}))
+        refusals.append(await peer.round("ask_again", begun, {}, arguments=asking))
+        responses = {name: accept(answer="mine") for name in begun["inputRequests"]}
+        assert said(result_of(await peer.round("ask", begun, responses, arguments=asking))) == "mine"
+        assert said(result_of(await peer.round("ask", begun, responses, arguments=asking))) == "mine"
+        refusals += [await expired(peer, begun, asking)]
+        assert {(answer.status, answer.error["code"], answer.error["message"]) for answer in refusals} == {
+            (400, -32602, "Invalid or expired requestState")
+        }
+
+
+async def expired(peer: CallPeer, begun: dict[str, Any], asking: dict[str, Any]) -> Answer:
+    while (answer := await peer.round("ask", begun, {}, arguments=asking)).status == 200:
+        pass
+    return answer
+
+
+@pytest.mark.parametrize("responses", [7, [], "x", {"ask-1": 7}, {"ask-1": None}])
+async def test_responses_that_are_no_objects_are_refused(responses: object) -> None:
+    async with live(server=askbox) as served:
+        peer = CallPeer(port=served.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
+        task = result_of(await peer.call("ask", {"question": "Well?"}))["taskId"]
+        answer = await peer.rpc("tasks/update", {"taskId": task, "inputResponses": responses})
+        assert (answer.status, answer.error["code"]) == (400, -32602)
+        assert "inputResponses must be an object" in answer.error["message"]
+        assert len(await peer.until_asked(task)) == 1

@@ -1,0 +1,103 @@
+"""Requests that wait for a single call are woken by what happens to it, and by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure._core.ids import NodeId, StreamId
+from perdure.sessions import single_calls
+from perdure.sessions.call_watch import CallWatch
+from tests.support.askbox import server
+from tests.support.call_peer import ALL_ASKS, TAKES_TASKS, CallPeer, accept, result_of, said
+from tests.support.crashbox import open_gate
+from tests.support.live import live
+
+pytestmark = pytest.mark.anyio
+
+BREAD, CAKE = StreamId("bread"), StreamId("cake")
+NEVER = 30.0
+"""Seconds after which a test that waits for nothing fails."""
+
+
+def alone() -> CallWatch:
+    return CallWatch(lambda node, streams: None, lambda: ())
+
+
+async def test_what_changes_wakes_all_that_wait_for_it_and_no_other() -> None:
+    watch = alone()
+    with watch.watch(BREAD) as one, watch.watch(BREAD) as other, watch.watch(CAKE) as third:
+        watch.wake([BREAD, StreamId("unknown")])
+        assert await one.changed(NEVER)
+        assert await other.changed(NEVER)
+        assert not await third.changed(0)
+
+
+async def test_a_change_between_a_look_and_the_wait_is_not_missed() -> None:
+    watch = alone()
+    with watch.watch(BREAD) as watched:
+        watch.wake([BREAD])
+        watch.wake([BREAD])
+        assert await watched.changed(NEVER)
+        assert not await watched.changed(0), "both were one change"
+        watch.wake([BREAD])
+        assert await watched.changed(NEVER)
+
+
+async def test_one_that_left_is_forgotten() -> None:
+    watch = alone()
+    with watch.watch(BREAD) as stays:
+        with watch.watch(BREAD):
+            pass
+        watch.wake([BREAD])
+        assert await stays.changed(NEVER)
+    with watch.watch(BREAD) as again:
+        assert not await again.changed(0)
+
+
+async def test_one_that_is_cancelled_while_it_waits_can_wait_again() -> None:
+    watch = alone()
+    with watch.watch(BREAD) as watched:
+        waiting = asyncio.create_task(watched.changed(NEVER))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        watch.wake([BREAD])
+        assert await watched.changed(NEVER)
+
+
+async def test_a_change_here_is_told_to_all_other_nodes() -> None:
+    told: list[tuple[NodeId, Sequence[StreamId]]] = []
+    nodes = NodeId("a"), NodeId("b")
+    watch = CallWatch(lambda node, streams: told.append((node, streams)), lambda: nodes)
+    with watch.watch(BREAD) as watched:
+        watch.tell(BREAD)
+        assert await watched.changed(NEVER)
+    assert told == [(node, (BREAD,)) for node in nodes]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_poll_that_is_held_is_answered_when_the_tool_asks_and_when_it_ends(
+    elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the node of the tool, and at another one: nothing looks again by itself here."""
+    monkeypatch.setattr(single_calls, "LOOK_AGAIN", 3_600.0)
+    store, gate = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "gate"
+    settings: dict[str, Any] = {"server": server, "store": store, "task_after": 0.05, "task_hold": 60.0}
+    async with live(**settings) as b, live(**settings) as a:  # one that starts later knows the others at once
+        begins = CallPeer(port=a.port, capabilities={**ALL_ASKS, **TAKES_TASKS})
+        polls = begins.through(b.port if elsewhere else a.port)
+        task = result_of(await begins.call("wait_and_ask", {"gate": str(gate)}))["taskId"]
+        held = asyncio.create_task(polls.get(task))
+        await asyncio.sleep(0.1)  # so that it is held; whether it is decides nothing
+        open_gate(f"{gate}.1")
+        asked = (await held)["inputRequests"]
+        await begins.update(task, {name: accept(answer="yes") for name in asked})
+        held = asyncio.create_task(polls.until_over(task))
+        await asyncio.sleep(0.1)
+        open_gate(f"{gate}.2")
+        assert said((await held)["result"]) == "yes"

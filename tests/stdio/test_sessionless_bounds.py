@@ -1,0 +1,135 @@
+"""Limits of the bridge without sessions, with the bridge in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from perdure._core.reconnect import Patience
+from perdure.remote.endpoint import Endpoint
+from perdure.stdio import exchanges, sessionless
+from perdure.stdio.bridge import Bridge
+from perdure.stdio.call_ledger import CallLedger
+from perdure.stdio.notes import Notes
+from perdure.stdio.pipes import Output
+from perdure.stdio.resume_broker import ResumeBroker
+from perdure.stdio.slot import Slot
+from tests.stdio.test_sessionless import params
+from tests.support.bridges import Message
+from tests.support.site import serve
+from tests.support.workshop import Workshop
+
+pytestmark = pytest.mark.anyio
+
+
+class Pipe:
+    """A host and a bridge in this process."""
+
+    def __init__(self) -> None:
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        heard, self.said = os.pipe()
+        self._heard = os.fdopen(heard, "rb")
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        while (line := await self._lines.get()) is not None:
+            yield line
+
+    def say(self, request_id: Any, method: str, given: Message) -> None:
+        said = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params(given, elicitation={})}
+        self._lines.put_nowait(json.dumps(said).encode())
+
+    def call(self, request_id: Any, tool: str, **arguments: Any) -> None:
+        self.say(request_id, "tools/call", {"name": tool, "arguments": arguments})
+
+    async def answer(self) -> Message:
+        """The next one."""
+        return dict(json.loads(await asyncio.to_thread(self._heard.readline)))
+
+    def close(self) -> None:
+        self._lines.put_nowait(None)
+
+    def free(self) -> None:
+        self._heard.close()
+        os.close(self.said)
+
+
+async def run(pipe: Pipe, url: str) -> None:
+    async with httpx2.AsyncClient() as client:
+        endpoint = Endpoint(client, url, on_401="wants a token")
+        broker = ResumeBroker(endpoint, Slot())
+        bridge = Bridge(endpoint, Output(pipe.said), broker, Notes(lambda: None), CallLedger(), patience=Patience())
+        await bridge.run(pipe.lines(), lambda: None)
+    pipe.free()
+
+
+async def test_as_many_requests_as_may_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessionless, "MAX_RUNNING", 2)
+    shop, pipe = Workshop(), Pipe()
+    async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(pipe, site.url))
+        for number in range(3):
+            pipe.call(number, "wait", gate=str(number))
+        refused = await pipe.answer()
+        assert (refused["id"], refused["error"]["code"]) == (2, -31022)
+        for number in range(2):
+            shop.open(str(number))
+            assert (await pipe.answer())["id"] == number
+        pipe.call(3, "wait", gate="0")
+        assert "result" in await pipe.answer()
+        pipe.close()
+
+
+async def test_the_oldest_question_is_forgotten_and_its_call_can_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its state means nothing to the bridge then; the server refuses it as one that it did not give."""
+    monkeypatch.setattr(sessionless, "MAX_ASKING", 1)
+    shop, pipe = Workshop(), Pipe()
+    async with serve(shop.server) as site, asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(pipe, site.url))
+        states = []
+        for number in range(2):
+            pipe.call(number, "ask", question=str(number))
+            states.append((await pipe.answer())["result"])
+        for number, is_known in ((0, False), (1, True)):
+            found = states[number]
+            answers = {key: {"action": "accept", "content": {"answer": "yes"}} for key in found["inputRequests"]}
+            again = {"name": "ask", "arguments": {"question": str(number)}, "requestState": found["requestState"]}
+            pipe.say(10 + number, "tools/call", {**again, "inputResponses": answers})
+            answer = await pipe.answer()
+            text = answer.get("result", {}).get("content", [{}])[0].get("text")
+            assert (text == "yes", "error" in answer) == (is_known, not is_known), answer
+        pipe.close()
+
+
+async def test_a_list_of_tools_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked through for a tool that may run again; as many pages as a server may have."""
+    monkeypatch.setattr(exchanges, "TOOL_PAGES", 3)
+    asked: list[str] = []
+
+    async def answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        request = json.loads(await reader.readexactly(length))
+        asked.append(request["method"])
+        if request["method"] != "tools/call":
+            result = {"resultType": "complete", "tools": [], "nextCursor": "more", "capabilities": {}}
+            body = json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+            writer.write(b"content-length: %d\r\n\r\n%b" % (len(body), body))
+            await writer.drain()
+        writer.close()
+
+    pipe = Pipe()
+    async with await asyncio.start_server(answering, "127.0.0.1", 0) as server, asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(pipe, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"))
+        pipe.call(1, "pay", n=1)
+        assert (await pipe.answer())["error"]["code"] == -31001
+        assert asked == ["server/discover", "tools/call", "tools/list", "tools/list", "tools/list"]
+        pipe.close()
