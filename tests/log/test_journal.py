@@ -134,6 +134,24 @@ async def test_what_was_accepted_while_the_store_failed_is_not_refused_for_a_lim
     await journal.aclose()
 
 
+async def test_what_may_not_be_held_is_refused_while_the_store_fails_and_holds_up_nothing_else() -> None:
+    """Both where the failure is met, and behind it."""
+    inner = MemoryStore()
+    store = FaultyStore(inner)
+    journal = Journal(store, Settings(on_store_failure="hold"), Counters())
+    store.writes = Fault.RAISES
+    for name in ("first", "second"):
+        with pytest.raises(StoreUnavailable):
+            await journal.write(PutSession(record=a_session(name)), may_be_held=False)
+        await journal.write(PutSession(record=a_session(f"held {name}")))
+    store.works()
+    await until(lambda: journal.state is LogState.HEALTHY)
+    await journal.write(PutSession(record=a_session("third")), may_be_held=False)
+    kept = await inner.sessions(after=None, limit=9)
+    assert {record.id for record in kept} == {"held first", "held second", "third"}
+    await journal.aclose()
+
+
 async def test_a_step_that_asks_for_the_impossible_is_refused_alone_and_holds_nobody_up(tmp_path: Path) -> None:
     """A time that is no number cannot be written, however often it is tried; the others have done nothing wrong."""
     async with SqliteStore(str(tmp_path / "log.db")) as store:

@@ -92,6 +92,19 @@ async def test_a_tool_that_says_it_is_never_a_task_answers_itself() -> None:
         assert shop.listed == [None, "second page"], "the list is read once"
 
 
+@pytest.mark.parametrize("wrong", [{"roots": 5}, {"elicitation": {"form": 5}}])
+async def test_a_client_that_describes_itself_wrongly_takes_the_list_from_no_other(wrong: dict[str, Any]) -> None:
+    """Callers that do not authenticate share one list, which is read for the first of them."""
+    shop = Shop()
+    shop.let_go.set()
+    async with serve(shop.server) as site:
+        await call(site, "silent", wrong)
+        status, answer = await call(site, "always", {})
+        assert (status, answer["error"]["code"]) == (400, MISSING_REQUIRED_CLIENT_CAPABILITY)
+        assert "always" not in shop.runs
+        assert shop.listed == [None, "second page"]
+
+
 async def test_what_the_operator_says_of_a_tool_goes_first() -> None:
     shop = Shop()
     shop.let_go.set()
