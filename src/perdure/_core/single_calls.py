@@ -10,7 +10,7 @@ import hmac
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from perdure._core.extension import TASKS
 from perdure._core.ids import SESSION_BYTES, STREAM_BYTES, SessionId, StreamId, id_text
@@ -30,7 +30,11 @@ REJOIN_SLOTS = 8
 that are meant to be two are not the rule; those beyond are served as if none could be joined."""
 
 REJOINED = b'"rejoin"'
-"""In the place of the handshake's result, in the record of a call that a request without a key may join."""
+"""In the place of the handshake's result, in the record of a call that a request without a key may join. Once its
+client has a handle nothing stands there, because the same request is another call then."""
+
+JOINED = b'"joined"'
+"""The same, once a request has joined the call: it is not cancelled any more, and may be joined again."""
 
 _ASKED = ("elicitation", "sampling", "roots")
 """Capabilities of clients that can be asked something."""
@@ -100,7 +104,7 @@ def key_names(secret: bytes, owner: str, key: str, state: str | None) -> tuple[S
     return SessionId(id_text(session)), StreamId(id_text(stream))
 
 
-def is_key(given: object) -> bool:
+def is_key(given: object) -> TypeGuard[str]:
     """Whether a client may give this as a key."""
     if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
         return False

@@ -97,6 +97,11 @@ class Refusal(enum.Enum):
     NO_TASK = (400, INVALID_PARAMS, "Task not found: it is not one of yours, or it has expired")
     BAD_STATE = (400, INVALID_PARAMS, "Invalid or expired requestState")
     BAD_RESPONSES = (400, INVALID_PARAMS, "inputResponses must be an object with an object for each key, not {seen}")
+    TOO_MANY_RESPONSES = (
+        400,
+        INVALID_PARAMS,
+        "inputResponses may hold {limit} answers, not {seen}; send more than once",
+    )
     NEEDS_TASKS = (400, MISSING_CAPABILITY, "This needs the client's capability {capability}")
     NAME_MISMATCH = (400, HEADER_MISMATCH, "{message}")
     TOO_MANY_LISTENERS = (

@@ -31,6 +31,11 @@ class MessageWriter:
         self._streams = streams
         self._begun = False
 
+    @property
+    def has_begun(self) -> bool:
+        """The response is an event stream, whose head is written: all that follows is a part of it."""
+        return self._begun
+
     async def write(self, frames: bytes) -> None:
         """Write messages, or a comment, in front of the answer."""
         if frames and self._streams:
@@ -90,6 +95,9 @@ class CallReader:
         self._takes_handle = False
         self._task: asyncio.Task[object] | None = None
         self._answer: bytes | None = None
+        self._is_asked = False
+        self._is_finished = False
+        """The task that reads is cancelled, if it was not before."""
         self._outcome: Outcome | None = None
 
     async def read(self, reader: Reader, receive: Receive, *, after: float | None) -> Outcome:
@@ -119,7 +127,7 @@ class CallReader:
             self._end(Outcome.LATE)
 
     def _end(self, outcome: Outcome) -> None:
-        if self._outcome is None and self._answer is None:
+        if self._outcome is None and self._answer is None and not self._is_finished:
             self._outcome = outcome
             if self._task is not None:
                 self._task.cancel()
@@ -131,7 +139,7 @@ class CallReader:
         if event.final:
             self._answer = payload
         elif payload.startswith(_ASK):
-            self._end(Outcome.ASKED)
+            self._is_asked = True
         elif b'"method":"notifications/progress"' in payload[:80]:
             return frame_of(payload) if self._token else b""
         elif b'"method":"notifications/message"' in payload[:80]:
@@ -146,8 +154,11 @@ class CallReader:
             self._outcome = self._outcome or Outcome.STOPPED
         else:
             await self._writer.write(body)
+            if self._is_asked:  # and not answered in the same moment, or the answer would be broken off
+                self._end(Outcome.ASKED)
 
     def finish(self) -> None:
+        self._is_finished = True
         if self._task is not None and self._outcome not in (Outcome.LATE, Outcome.ASKED):  # it is cancelled already
             self._task.cancel()
 

@@ -7,7 +7,7 @@ answers. A call with a key is joined by every request that shows the key again, 
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,7 +42,7 @@ from perdure._core.single_calls import (
 )
 from perdure._core.states import CallState, LogState, SessionStep
 from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
-from perdure.errors import TooManySessions
+from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers, accepts, replayed
 from perdure.http.credentials import caller_of, principal_of
@@ -75,6 +75,10 @@ for, because its time passed in that moment, or because its own request was refu
 MAKE_ROOM_MOST = 32
 """Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
 the room each time."""
+
+MAX_RESPONSES = 100
+"""Answers that one request may bring: each may be looked for in the store. As many as a batch may have messages; a call
+that asks for more at once is answered with several requests."""
 
 ROOM_SHARE = 100
 """A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
@@ -163,8 +167,18 @@ class SingleCallHandler:
 
     async def __call__(self, asked: ModernRequest, receive: Receive, send: Send) -> bool:
         """Answer a call; `False` if it is one for the SDK's own handler."""
-        key = _read_key(asked)
         writer = MessageWriter(asked.request.id, receive, send, streams=not self._settings.json_response)
+        try:
+            return await self._answer(asked, writer, receive)
+        except Refused as refused:
+            if not writer.has_begun:
+                raise
+            self._context.counters.requests_refused += 1
+            await writer.answer(refused.answering(asked.request.id).answer.body)
+            return True
+
+    async def _answer(self, asked: ModernRequest, writer: MessageWriter, receive: Receive) -> bool:
+        key = _read_key(asked)
         state = asked.params.get("requestState")
         if isinstance(state, str) and state.startswith(STATE_PREFIX):
             await self._go_on(asked, state.removeprefix(STATE_PREFIX), writer, receive)
@@ -217,10 +231,15 @@ class SingleCallHandler:
         self, asked: ModernRequest, call: Asked, after: float | None, writer: MessageWriter, receive: Receive
     ) -> bool:
         """Begin a call that the same request may join, or join one whose connection was lost. `False` if as many run as
-        can be told apart."""
+        can be told apart, or if the store fails, and cannot tell which are there."""
         for slot in range(REJOIN_SLOTS):
             names = self._names(asked, derived_key(call.digest, slot))
-            begun = await self._begin(replace(call, names=names, derived=True))
+            try:
+                begun = await self._begin(replace(call, names=names, derived=True))
+            except Refused as refused:
+                if refused.refusal is Refusal.STORE_FAILS:
+                    return False
+                raise
             if begun is not None:
                 await self._show(asked, *begun, after, writer, receive)
                 return True
@@ -305,36 +324,70 @@ class SingleCallHandler:
         writer: MessageWriter,
         receive: Receive,
     ) -> None:
-        hub = self._context.hub
-        with session.in_use(), call.stream.kept_whole():
-            self._access.credentials.bring(session.id, asked.http.scope)
-            connection = CallReader(writer, token=progress_token(asked.request) is not None)
-            history, arrival = SessionHistory(session), hub.arrive()
-            reader = Reader(hub, call.stream, history, cursor=0, arrival=arrival, frame=connection.frame)
-            hub.attach(reader)
+        has_key = session.record.initialized
+        try:
+            with session.in_use(), call.stream.kept_whole():
+                self._access.credentials.bring(session.id, asked.http.scope)
+                outcome = await self._read(asked, session, call, after, writer, receive, begins=True)
+                if outcome is Outcome.LATE and not await self._end_late(session, call, writer):
+                    # The store fails, and cannot keep what a handle stands for: the answer itself is waited for.
+                    after, outcome = None, await self._read(asked, session, call, None, writer, receive)
+                match outcome:
+                    case Outcome.ANSWERED | Outcome.LATE:
+                        pass
+                    case _ if await self._answer_unkept(session, call, writer):
+                        pass
+                    case Outcome.LEFT:
+                        await self._on_left(session, call)
+                    case _ if after is not None and await self._hand_out(session, writer):
+                        pass
+                    case Outcome.ASKED:
+                        await self._round(session, writer)
+                    case _:
+                        await self._say_stopped(asked, writer, is_kept=has_key)
+        finally:
+            self._calls.leave(session)
+
+    async def _read(
+        self,
+        asked: ModernRequest,
+        session: Session,
+        call: Call,
+        after: float | None,
+        writer: MessageWriter,
+        receive: Receive,
+        *,
+        begins: bool = False,
+    ) -> Outcome:
+        """Show a call to its client, on from where the last reader was. `begins`: its tool runs from now on."""
+        hub, stream = self._context.hub, call.stream
+        connection = CallReader(writer, token=progress_token(asked.request) is not None)
+        cursor = stream.readers.delivered
+        reader = Reader(
+            hub, stream, SessionHistory(session), cursor=cursor, arrival=hub.arrive(), frame=connection.frame
+        )
+        hub.attach(reader)
+        if begins:
             session.exchange.start(call, asked.http)
-            self._shown.add(connection)
-            try:
-                outcome = await connection.read(reader, receive, after=after)
-            finally:
-                self._shown.discard(connection)
-            match outcome:
-                case Outcome.ANSWERED:
-                    pass
-                case _ if call.stream.is_over and not session.record.initialized:
-                    # The answer was there in the same moment, and is not kept.
-                    await writer.answer(call.stream.tail.finals[-1].payload)
-                case Outcome.LEFT:
-                    await self._on_left(session, call)
-                case _ if after is not None:
-                    if not await self._hand_out(session, writer):
-                        has_key = _read_key(asked) is not None
-                        await self._join(asked, session.record, None, writer, receive, can_ask_again=has_key)
-                case Outcome.ASKED:
-                    await self._round(session, writer)
-                case _:
-                    await self._say_stopped(asked, writer, is_kept=session.record.initialized)
-        self._calls.leave(session)
+        self._shown.add(connection)
+        try:
+            return await connection.read(reader, receive, after=after)
+        finally:
+            self._shown.discard(connection)
+
+    async def _end_late(self, session: Session, call: Call, writer: MessageWriter) -> bool:
+        """A call takes longer than its client waits: give a handle, unless the answer is there by now. Tells whether
+        the client has the one or the other."""
+        return await self._answer_unkept(session, call, writer) or await self._hand_out(session, writer)
+
+    async def _answer_unkept(self, session: Session, call: Call, writer: MessageWriter) -> bool:
+        """Give the answer that came in the same moment in which its reader ended, and that is not kept. Tells whether
+        there is one: none, if another process has taken the call over."""
+        finals = call.stream.tail.finals
+        if session.record.initialized or not call.stream.is_over or not finals:
+            return False
+        await writer.answer(finals[-1].payload)
+        return True
 
     async def _on_left(self, session: Session, call: Call) -> None:
         """The client closed the connection: it cancels the call by that, unless it can ask for it again."""
@@ -342,7 +395,7 @@ class SingleCallHandler:
             return
         if session.record.result == REJOINED:
             with self._access.refusing(Refusal.STORE_FAILS):
-                await session.show_to_client()
+                await session.keep_for_rejoin()
             self._context.watch.tell(call.stream.id)
             loop = asyncio.get_running_loop()
             loop.call_later(self._settings.rejoin, lambda: self._calls.cancel_unless_joined(session, call))
@@ -351,10 +404,13 @@ class SingleCallHandler:
 
     async def _hand_out(self, session: Session, writer: MessageWriter) -> bool:
         """Give the client a handle in place of the answer, if the store has what it stands for. Tells whether."""
-        with self._access.refusing(Refusal.STORE_FAILS):
+        try:
             await session.show_to_client()
-            if self._context.journal.state is LogState.DEGRADED:
-                return False
+        except StoreError:
+            return False
+        if self._context.journal.state is LogState.DEGRADED:
+            return False
+        with self._access.refusing(Refusal.STORE_FAILS):
             facts = await self._calls.facts(session.record)
         if facts is None:
             raise Refused(Refusal.NO_TASK)
@@ -398,12 +454,10 @@ class SingleCallHandler:
         writer: MessageWriter,
         receive: Receive,
         *,
-        can_ask_again: bool = True,
         gone: Refusal = Refusal.STORE_UNREADABLE,
     ) -> bool:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
-        whether it was given. `can_ask_again`: the same request finds the same call. `gone`: what is said if the call's
-        time passes in this moment."""
+        whether it was given. `gone`: what is said if the call's time passes in this moment."""
         left = asyncio.create_task(_left(receive))
         # What this request answers may be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
@@ -414,7 +468,7 @@ class SingleCallHandler:
         try:
             await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.cancelled():
-                await self._say_stopped(asked, writer, is_kept=can_ask_again)
+                await self._say_stopped(asked, writer, is_kept=True)
             elif waiting.done():
                 return await waiting
             return False
@@ -459,30 +513,48 @@ class SingleCallHandler:
                 await writer.response(facts.answer)
                 return True
             if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
+                await self._mark_handed_out(record)
                 view = self.view(facts)
                 await writer.result(self.stamped({"resultType": "task", **handle_view(view)}))
                 return False
             if facts.asks:
+                await self._mark_handed_out(record)
                 await self._write_round(record, facts, writer)
                 return False
             await writer.keep_alive()
 
+    async def _mark_handed_out(self, record: SessionRecord) -> None:
+        with self._access.refusing(Refusal.STORE_FAILS):
+            await self._calls.mark_handed_out(record)
+
     async def run_again(self, record: SessionRecord, origin: HttpRequest) -> None:
         """Let a call go on that waits for its principal: this request brings the credentials."""
-        if not record.owner:
+        if not record.owner or self._calls.is_here(record):
             return
         row = await self._calls.row(record)
         if row is not None and row.state is CallState.WAITING:
-            session = await self._access.sessions.load(record.id)
-            if session is not None:
-                with session.in_use():
+            async with self._loaded(record) as session:
+                if session is not None:
                     self._access.credentials.bring(session.id, origin.scope)
                     await self._access.waiting.resume(session, origin)
+
+    @contextlib.asynccontextmanager
+    async def _loaded(self, record: SessionRecord) -> AsyncIterator[Session | None]:
+        """The session of a call, in memory as long as the block runs, and for its call if that runs here."""
+        session = await self._access.sessions.load(record.id)
+        if session is None:
+            yield None
+            return
+        try:
+            with session.in_use():
+                yield session
+        finally:
+            self._access.sessions.let_go(session)
 
     async def cancel(self, asked: ModernRequest, receive: Receive, send: Send) -> None:
         """Cancel the call with a key."""
         given = asked.params.get("key")
-        if not isinstance(given, str) or not 0 < len(given) <= MAX_KEY:
+        if not is_key(given):
             raise Refused(Refusal.BAD_KEY, where="key", limit=MAX_KEY, seen=repr(given))
         with self._access.refusing(Refusal.STORE_FAILS):
             record = await self._calls.find(self._names(asked, given)[0], asked.owner)
@@ -495,13 +567,13 @@ class SingleCallHandler:
     async def cancel_call(self, record: SessionRecord, reason: str) -> None:
         """Cancel a call, wherever it runs or waits; one that has ended stays as it is."""
         row = await self._calls.row(record)
-        session = await self._access.sessions.load(record.id)
-        if row is None or session is None:
+        if row is None:
             return
         params = {"requestId": row.request_id, "reason": reason}
         cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
-        with session.in_use():
-            await cancel_call(session, cancelled, self._access.waiting.cancel)
+        async with self._loaded(record) as session:
+            if session is not None:
+                await cancel_call(session, cancelled, self._access.waiting.cancel)
 
     # Rounds
 
@@ -523,13 +595,15 @@ class SingleCallHandler:
             return
         if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
             raise Refused(Refusal.BAD_RESPONSES, seen=type(responses).__name__)
+        if len(responses) > MAX_RESPONSES:
+            raise Refused(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
         with self._access.refusing(Refusal.STORE_FAILS):
-            session = await self._access.sessions.load(record.id)
-            for name, result in responses.items() if session is not None else ():
-                assert session is not None
-                answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
-                cancel = self._access.waiting.cancel
-                await receive_message(session, answer, asked.http, size=0, cancel_waiting=cancel)
+            async with self._loaded(record) as session:
+                for name, result in responses.items() if session is not None else ():
+                    assert session is not None
+                    answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
+                    cancel = self._access.waiting.cancel
+                    await receive_message(session, answer, asked.http, size=0, cancel_waiting=cancel)
 
     # What is shown
 

@@ -156,15 +156,16 @@ class Journal:
         self._idle.clear()
         self._schedule()
 
-    async def write(self, *steps: Step) -> None:
-        """Write steps and wait until they are accepted. Raises `StoreUnavailable` where the journal refuses."""
+    async def write(self, *steps: Step, may_be_held: bool = True) -> None:
+        """Write steps and wait until they are accepted. Raises `StoreUnavailable` where the journal refuses; also where
+        it would hold them, if they may not be held: only the store can tell what becomes of them."""
         if not self._queue and self._writer is None and (refusals := self._at_once(steps)) is not None:
             for refusal in refusals:
                 if refusal is not None:
                     raise refusal
             return
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.put(Steps(steps, outcome))
+        self.put(Steps(steps, outcome, may_be_held=may_be_held))
         await outcome
 
     async def aclose(self) -> None:
@@ -322,11 +323,11 @@ class Journal:
         if holds:
             backlog.set_shown(True)  # other nodes must not deny what their clients are about to see here
         for source, steps in group:
-            if holds:
-                steps = [_without_limit(step) for step in steps]
-            elif isinstance(source, Steps) and source.outcome is not None:
+            if isinstance(source, Steps) and source.outcome is not None and not (holds and source.may_be_held):
                 source.refused(steps, StoreUnavailable("the store fails"))
                 continue
+            if holds:
+                steps = [_without_limit(step) for step in steps]
             events = backlog.add(source, steps)
             if holds:
                 self.counters.events_held += events
@@ -378,11 +379,15 @@ class Journal:
 class Steps:
     """A source for steps. A caller may wait for their outcome."""
 
-    __slots__ = ("_steps", "outcome")
+    __slots__ = ("_steps", "may_be_held", "outcome")
 
-    def __init__(self, steps: Sequence[Step], outcome: asyncio.Future[None] | None = None) -> None:
+    def __init__(
+        self, steps: Sequence[Step], outcome: asyncio.Future[None] | None = None, *, may_be_held: bool = True
+    ) -> None:
         self._steps = steps
         self.outcome = outcome
+        self.may_be_held = may_be_held
+        """While the store fails they may count as accepted. Otherwise a caller that waits is refused."""
 
     def take(self) -> Sequence[Step]:
         return self._steps

@@ -18,6 +18,7 @@ from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import SERVER_INFO_META_KEY, InitializeRequestParams
+from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 
 from perdure._core.jsonrpc import JsonObject
@@ -39,6 +40,9 @@ MAX_PAGES = 100
 LISTED_AS = "2025-11-25"
 """The revision in which tools are listed: the last one in which a tool says whether it runs as a task. The SDK leaves
 `execution` out of the lists of later revisions."""
+
+_UNKNOWN = {"name": "unknown", "version": ""}
+"""A client that does not say what it is."""
 
 _logger = logging.getLogger("perdure")
 
@@ -139,7 +143,12 @@ class ToolCatalog:
 
 
 def _initialize_params(client: Client) -> InitializeRequestParams:
-    """What the client would have said of itself at the beginning of a session."""
-    info = client.info or {"name": "unknown", "version": ""}
+    """What the client would have said of itself at the beginning of a session. One that describes itself wrongly is
+    refused when its call runs; the list counts for other clients of the same caller as well."""
+    info = client.info or _UNKNOWN
     told = {"protocolVersion": LISTED_AS, "capabilities": client.capabilities, "clientInfo": info}
-    return InitializeRequestParams.model_validate(told, by_name=False)
+    try:
+        return InitializeRequestParams.model_validate(told, by_name=False)
+    except ValidationError:
+        told |= {"capabilities": {}, "clientInfo": _UNKNOWN}
+        return InitializeRequestParams.model_validate(told, by_name=False)

@@ -248,7 +248,8 @@ class Intake:
         try:
             unique = stream_id is not None
             opened = OpenStream(record=stream, calls=rows, most_calls=most_calls, seen=seen, unique=unique)
-            await context.journal.write(*steps, opened)
+            # Whether a key is taken only the store can tell.
+            await context.journal.write(*steps, opened, may_be_held=not unique)
             if session.state is SessionState.ENDED:
                 raise SessionEnded
         except BaseException:

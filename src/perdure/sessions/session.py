@@ -246,9 +246,18 @@ class Session:
         return self.is_single_call and self.record.initialized
 
     async def show_to_client(self) -> None:
-        """The client of a single call is about to learn its id: it is kept when it has ended. Raises `StoreError`."""
+        """The client of a single call is about to learn its id: it is kept when it has ended, and the same request is
+        another call from now on. Raises `StoreError`."""
+        await self._keep(b"")
+
+    async def keep_for_rejoin(self) -> None:
+        """The client of a single call has left, and may send the same request again. Raises `StoreError`."""
+        await self._keep(self.record.result)
+
+    async def _keep(self, result: bytes) -> None:
         if not self.record.initialized:
-            step = self.keeper.change(ChangeSession(session=self.id, initialized=True))
+            changed = None if result == self.record.result else result
+            step = self.keeper.change(ChangeSession(session=self.id, initialized=True, result=changed))
             try:
                 await self.context.journal.write(step)
             finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from perdure._core.codes import REQUEST_CANCELLED
 from perdure._core.ids import RecordKind, SessionId, StreamId, new_session_id, parse_session_id
 from perdure._core.jsonrpc import JsonObject, Request
-from perdure._core.single_calls import REJOINED, Client
+from perdure._core.single_calls import JOINED, REJOINED, Client
 from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
 from perdure.errors import StaleFence, StoreError, StoreUnavailable, TooManySessions
@@ -128,10 +128,6 @@ class SingleCalls:
                 put = PutSession(record=record, limits=limits)
                 stream = None if asked.names is None else asked.names[1]
                 [call] = await intake.accept((asked.body,), put, stream_id=stream, digest=asked.digest)
-                if asked.names is not None and context.journal.state is LogState.DEGRADED:
-                    raise StoreUnavailable(
-                        "the store failed before it could tell whether there is a call with this key"
-                    )
         except BaseException:
             self._sessions.let_go(session)
             raise
@@ -153,6 +149,10 @@ class SingleCalls:
                 return done > 0
             self._count.gone()
         return True
+
+    def is_here(self, record: SessionRecord) -> bool:
+        """Whether a call runs at this node, or has ended here and the store may not know that yet."""
+        return self._held_facts(record.id) is not None
 
     # Finding
 
@@ -187,7 +187,7 @@ class SingleCalls:
         """The record of a call, if it is the owner's. One that is foreign causes the same questions to the store as one
         that is not there, so that its failure does not tell them apart."""
         held = self._sessions.held(session_id)
-        if held is not None and _is_call_of(owner, held.record):
+        if held is not None and held.streams and _is_call_of(owner, held.record):
             return held.record
         record = await self._context.store.session(session_id)
         return record if record is not None and _is_call_of(owner, record) else None
@@ -202,8 +202,10 @@ class SingleCalls:
         with self._context.watch.watch(stream_id) as watched:
             while True:
                 record = await self._record(session_id)
-                if record is None or record.state is SessionState.ENDED or record.initialized:
-                    return record is not None and record.initialized
+                if record is None or record.state is SessionState.ENDED:
+                    return False
+                if record.initialized:
+                    return self._may_be_rejoined(record)
                 stream = await stream_by_id(self._context.store, stream_id)
                 elsewhere = stream is not None and stream.node not in ("", self._context.node)
                 if elsewhere and stream is not None and await self._context.nodes.is_dead(stream.node):
@@ -211,9 +213,26 @@ class SingleCalls:
                 if not await watched.changed(NOTICE_SECONDS):
                     return False
 
+    def _may_be_rejoined(self, record: SessionRecord) -> bool:
+        """Whether the client of a call that is kept may send the same request to learn its answer: it has no handle,
+        and the call runs, or has ended a short time ago. An older answer is forgotten, because it would be taken for
+        that of another call."""
+        if record.result not in (REJOINED, JOINED):
+            return False
+        since_end = self._context.clock() - record.active
+        if record.state is not SessionState.DORMANT or since_end <= self._context.settings.rejoin:
+            return True
+        self.forget(record)
+        return False
+
     async def mark_joined(self, record: SessionRecord) -> None:
         """A request without a key joins a call: from now on it is one whose client can ask for it."""
-        await self._context.journal.write(ChangeSession(session=record.id, initialized=True, result=b""))
+        await self._context.journal.write(ChangeSession(session=record.id, initialized=True, result=JOINED))
+
+    async def mark_handed_out(self, record: SessionRecord) -> None:
+        """The client of a call is about to get a handle: the same request without a key is another call then."""
+        if record.result:
+            await self._context.journal.write(ChangeSession(session=record.id, result=b""))
 
     def cancel_unless_joined(self, session: Session, call: Call) -> None:
         """Cancel a call whose client has left and has not come again."""
