@@ -91,7 +91,9 @@ async def test_the_first_request_at_a_node_loads_the_session_with_two_reads(coun
     # Where the client's `initialized` was written in between, the call is refused once, and the record read again.
     late = seen.pop("session_by_id", 0)
     assert late <= 1
-    assert seen == {"load_session": 1, "kept_of_session": 1, "commit": 2 + late}
+    # What came to this node before, such as mail about the first session, may be put away meanwhile.
+    assert seen.pop("commit") in (2 + late, 3 + late)
+    assert seen == {"load_session": 1, "kept_of_session": 1}
     assert await peer.result("count", n=0) == "counted to 0"
 
 

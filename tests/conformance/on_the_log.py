@@ -25,6 +25,14 @@ CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 #: Numbers the calls, for those who have to tell them apart.
 NUMBER = b"x-number"
 JSON = (b"content-type", b"application/json")
+#: Tools that ask by rounds: they do it first, and are tasks only behind that. Held, they would ask within their task.
+ASK_FIRST = (
+    "test_input_required_result",
+    "test_elicitation",
+    "test_sampling",
+    "test_missing_capability",
+    "test_streaming_elicitation",
+)
 
 
 class Gateway:
@@ -96,6 +104,10 @@ class WithTasks(Gateway):
             declared["extensions"] = {**declared.get("extensions", {}), TASKS: {}}
         except (ValueError, KeyError, TypeError, AttributeError):
             await self.app(scope, replayed(body), send)  # Perdure has to refuse it
+            return
+        if str(request["params"].get("name")).startswith(ASK_FIRST):
+            begins.set()
+            await self.app(scope, staying(body), send)
             return
         status, [*before, answer] = await self.post(scope, json.dumps(request).encode())
         begins.set()

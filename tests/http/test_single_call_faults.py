@@ -18,7 +18,7 @@ from perdure._core.single_calls import MAX_KEY, STATE_PREFIX, call_digest, deriv
 from perdure._core.states import SessionState
 from perdure.errors import StoreUnavailable
 from perdure.http.app import CALL_KEYS
-from perdure.http.single_calls import MAX_RESPONSES
+from perdure.http.known_calls import MAX_RESPONSES
 from perdure.store import MemoryStore
 from perdure.store.base import (
     ChangeSession,

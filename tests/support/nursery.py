@@ -16,7 +16,7 @@ from tests.support.serving import READY, ROOT, python_path
 from tests.support.site import until
 
 #: A kill that does not come is a point that was not reached.
-PATIENCE = 20
+PATIENCE = 60
 
 
 @dataclass(frozen=True, kw_only=True)

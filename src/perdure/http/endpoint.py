@@ -10,6 +10,7 @@ from perdure.http.access import SessionAccess
 from perdure.http.body import Headers
 from perdure.http.event_stream import EventStreamResponse
 from perdure.http.get import GetHandler
+from perdure.http.known_calls import KnownCalls
 from perdure.http.listening import ChangesSources, ListeningHandler, ListenSources
 from perdure.http.post import PostHandler
 from perdure.http.refusals import Answer, Refusal, Refused
@@ -48,12 +49,12 @@ class Endpoint:
                 sources.append(ChangesSources(process.changes))
             if started.tools is not None:
                 calls = SingleCalls(process.context, process.sessions)
-                handler = SingleCallHandler(
-                    access, calls, started.tools, call_secret, asks_in_session=started.asks_in_session
-                )
-                single_calls = SingleCallEndpoint(access, handler, TaskHandler(access, calls, handler))
+                known = KnownCalls(access, calls, started.tools)
+                asks = started.asks_in_session
+                handler = SingleCallHandler(access, calls, known, started.tools, call_secret, asks_in_session=asks)
+                single_calls = SingleCallEndpoint(access, handler, TaskHandler(access, calls, known))
                 if not started.tools.serves_tasks:
-                    sources.append(TaskSources(calls, handler.view))
+                    sources.append(TaskSources(calls, known.view))
             listening = None if process.changes is None else ListeningHandler(access, sources)
             self.sessionless = SessionlessHandler(started.sessionless, access, single_calls, listening)
 

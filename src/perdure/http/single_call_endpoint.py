@@ -5,8 +5,9 @@ from starlette.types import Receive, Scope, Send
 from perdure._core.extension import CANCEL
 from perdure.http.access import SessionAccess
 from perdure.http.body import Headers
+from perdure.http.modern_request import read_request
 from perdure.http.refusals import Refusal, Refused
-from perdure.http.single_calls import SingleCallHandler, read_request
+from perdure.http.single_calls import SingleCallHandler
 from perdure.http.tasks import TaskHandler
 
 TASK_METHODS = frozenset({b"tasks/get", b"tasks/update", b"tasks/cancel"})

@@ -7,31 +7,23 @@ answers. A call with a key is joined by every request that shows the key again, 
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 
 from mcp.shared.inbound import (
     InboundLadderRejection,
-    classify_inbound_request,
-    find_duplicated_routing_header,
     validate_mcp_param_headers,
 )
-from starlette.requests import Request as HttpRequest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Send
 
-from perdure._core import mail
-from perdure._core.codes import STOPPING
-from perdure._core.extension import KEY, KEY_HEADER, TASKS
 from perdure._core.ids import SessionId, StreamId
-from perdure._core.jsonrpc import InvalidMessage, JsonObject, Request, Response, error_payload, parse_body
+from perdure._core.jsonrpc import JsonObject
 from perdure._core.single_calls import (
     MAX_KEY,
     PROGRESS_TOKEN,
     REJOIN_SLOTS,
     REJOINED,
     STATE_PREFIX,
-    Client,
     TaskSupport,
     call_digest,
     derived_key,
@@ -40,30 +32,25 @@ from perdure._core.single_calls import (
     parse_task_rules,
     task_support,
 )
-from perdure._core.states import CallState, LogState, SessionStep
-from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
+from perdure._core.states import LogState, SessionStep
+from perdure._core.tasks import handle_view
 from perdure.errors import StoreError, TooManySessions
 from perdure.http.access import SessionAccess
-from perdure.http.body import Headers, accepts, replayed
-from perdure.http.credentials import caller_of, principal_of
+from perdure.http.credentials import caller_of
+from perdure.http.known_calls import KnownCalls
+from perdure.http.modern_request import ModernRequest, needs_tasks, read_key
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import CallReader, MessageWriter, Outcome
 from perdure.log.reader import Reader
 from perdure.runtime.tool_catalog import ToolCatalog
-from perdure.sessions.client_messages import cancel_call
-from perdure.sessions.client_messages import receive as receive_message
-from perdure.sessions.ledger import Call, progress_token, unknown_outcome
+from perdure.sessions.ledger import Call, progress_token
 from perdure.sessions.messages import encode
 from perdure.sessions.session import Session, SessionHistory
 from perdure.sessions.single_calls import Asked, SingleCalls
-from perdure.store.base import SessionRecord
 
 REQUIRED_AFTER = 0.25
 """Seconds that a tool which always runs as a task may take to ask its client something by a round: it does that first,
 and tasks are made behind it. Never more than `task_after`."""
-
-KEEP_ALIVE = 15.0
-"""Seconds between two comments to a client that waits for a call that another request began: as the SDK's."""
 
 AS_IN_SESSION = "2025-11-25"
 """The revision in which a call runs whose server asks in a session alone."""
@@ -76,70 +63,22 @@ MAKE_ROOM_MOST = 32
 """Times that calls which have ended are given up for a new one before it is refused: requests at other nodes may take
 the room each time."""
 
-MAX_RESPONSES = 100
-"""Answers that one request may bring: each may be looked for in the store. As many as a batch may have messages; a call
-that asks for more at once is answered with several requests."""
-
 ROOM_SHARE = 100
 """A hundredth of a caller's calls is given up at once, so that the next ones, at whatever node, find room."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModernRequest:
-    """A request of 2026-07-28 that the SDK's functions have found in order."""
-
-    request: Request
-    body: bytes
-    client: Client
-    owner: str
-    http: HttpRequest
-    headers: Headers
-    size: int
-
-    @property
-    def params(self) -> JsonObject:
-        return self.request.params or {}
-
-
-def read_request(scope: Scope, headers: Headers, body: bytes, *, size: int, json_only: bool) -> ModernRequest | None:
-    """Read a request; `None` if it is to be refused, which the SDK's own handler does."""
-    takes_json, takes_events = accepts(headers)
-    if not takes_json or not (takes_events or json_only):
-        return None
-    try:
-        request = parse_body(body)
-    except InvalidMessage:
-        return None
-    named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-    if not isinstance(request, Request) or find_duplicated_routing_header(named) is not None:
-        return None
-    route = classify_inbound_request(request.raw, headers=dict(named))
-    if isinstance(route, InboundLadderRejection):
-        return None
-    client = Client(
-        version=route.protocol_version, info=route.client_info, capabilities=route.client_capabilities or {}
-    )
-    return ModernRequest(
-        request=request,
-        body=body,
-        client=client,
-        owner=principal_of(scope),
-        http=HttpRequest(scope, replayed(body)),
-        headers=headers,
-        size=size,
-    )
-
-
-def needs_tasks() -> Refused:
-    needed: JsonObject = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
-    return Refused(Refusal.NEEDS_TASKS, capability=TASKS, data=needed)
 
 
 class SingleCallHandler:
     """Takes calls."""
 
     def __init__(
-        self, access: SessionAccess, calls: SingleCalls, tools: ToolCatalog, secret: bytes, *, asks_in_session: bool
+        self,
+        access: SessionAccess,
+        calls: SingleCalls,
+        known: KnownCalls,
+        tools: ToolCatalog,
+        secret: bytes,
+        *,
+        asks_in_session: bool,
     ) -> None:
         """`secret`: of the store, the same for all nodes. `asks_in_session`: tools of this server ask in a session
         alone."""
@@ -147,12 +86,11 @@ class SingleCallHandler:
         self._context = access.context
         self._settings = access.settings
         self._calls = calls
+        self._known = known
         self._tools = tools
         self._secret = secret
         self._asks_in_session = asks_in_session
         self._rules = parse_task_rules(access.settings.tasks)
-        self._joined: set[asyncio.Task[bool]] = set()
-        """Requests that wait for a call that another one began."""
         self._shown: set[CallReader] = set()
         """Requests that wait for the call that they began."""
         self.beginning = 0
@@ -178,7 +116,7 @@ class SingleCallHandler:
             return True
 
     async def _answer(self, asked: ModernRequest, writer: MessageWriter, receive: Receive) -> bool:
-        key = _read_key(asked)
+        key = read_key(asked)
         state = asked.params.get("requestState")
         if isinstance(state, str) and state.startswith(STATE_PREFIX):
             await self._go_on(asked, state.removeprefix(STATE_PREFIX), writer, receive)
@@ -223,7 +161,7 @@ class SingleCallHandler:
                 if row.digest != call.digest:
                     raise Refused(Refusal.KEY_TAKEN)
                 self._context.counters.calls_joined += 1
-                await self._join(asked, record, after, writer, receive)
+                await self._known.join(asked, record, after, writer, receive)
                 return
         raise Refused(Refusal.STORE_UNREADABLE)  # the client asks again
 
@@ -250,7 +188,7 @@ class SingleCallHandler:
                     continue
                 await self._calls.mark_joined(record)
             self._context.counters.calls_rejoined += 1
-            if await self._join(asked, record, after, writer, receive):
+            if await self._known.join(asked, record, after, writer, receive):
                 self._calls.forget(record)  # its answer was given: the next such request is another call
             return True
         return False
@@ -344,7 +282,7 @@ class SingleCallHandler:
                     case Outcome.ASKED:
                         await self._round(session, writer)
                     case _:
-                        await self._say_stopped(asked, writer, is_kept=has_key)
+                        await self._known.say_stopped(asked, writer, is_kept=has_key)
         finally:
             self._calls.leave(session)
 
@@ -415,8 +353,8 @@ class SingleCallHandler:
         if facts is None:
             raise Refused(Refusal.NO_TASK)
         self._context.counters.tasks_handed_out += 1
-        view = handle_view(self.view(facts))
-        await writer.result(self.stamped({"resultType": "task", **view}))
+        view = handle_view(self._known.view(facts))
+        await writer.result(self._known.stamped({"resultType": "task", **view}))
         return True
 
     async def _round(self, session: Session, writer: MessageWriter) -> None:
@@ -424,60 +362,7 @@ class SingleCallHandler:
         with self._access.refusing(Refusal.STORE_FAILS):
             await session.show_to_client()
             facts = await self._calls.facts(session.record)
-        await self._write_round(session.record, facts, writer)
-
-    async def _write_round(self, record: SessionRecord, facts: TaskFacts | None, writer: MessageWriter) -> None:
-        result: JsonObject = {"resultType": "input_required", "requestState": STATE_PREFIX + record.id}
-        if facts is not None and facts.asks:
-            result["inputRequests"] = input_requests(facts.asks)
-        await writer.result(self.stamped(result))
-
-    async def _say_stopped(self, asked: ModernRequest, writer: MessageWriter, *, is_kept: bool) -> None:
-        """The process stops, and the call is left to the next one: only a key finds it there."""
-        request = asked.request
-        if is_kept:
-            message = "This server is stopping; ask again with the same key"
-            await writer.answer(error_payload(request.id, STOPPING, message), 503)
-        else:
-            reason = "the server is stopping"
-            await writer.answer(
-                unknown_outcome(request.id, method=request.method, reason=reason, params=request.params), 200
-            )
-
-    # A call that another request began
-
-    async def _join(
-        self,
-        asked: ModernRequest,
-        record: SessionRecord,
-        after: float | None,
-        writer: MessageWriter,
-        receive: Receive,
-        *,
-        gone: Refusal = Refusal.STORE_UNREADABLE,
-    ) -> bool:
-        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
-        whether it was given. `gone`: what is said if the call's time passes in this moment."""
-        left = asyncio.create_task(_left(receive))
-        # What this request answers may be on its way to the node that asked: its client is not asked that again.
-        responses = asked.params.get("inputResponses")
-        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
-        waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered, gone))
-        self._joined.add(waiting)
-        self._context.work.take(asked.size)
-        try:
-            await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.cancelled():
-                await self._say_stopped(asked, writer, is_kept=True)
-            elif waiting.done():
-                return await waiting
-            return False
-        finally:
-            self._joined.discard(waiting)
-            self._context.work.give(asked.size)
-            for task in (left, waiting):
-                task.cancel()
-            await asyncio.gather(left, waiting, return_exceptions=True)
+        await self._known.write_round(session.record, facts, writer)
 
     def hand_out(self) -> None:
         """The process is about to stop: clients that take handles get theirs now, and go on elsewhere."""
@@ -487,69 +372,7 @@ class SingleCallHandler:
     def end_all(self) -> None:
         """The process stops: answer the requests that wait for calls of others, and run nothing more."""
         self._ended = True
-        for waiting in self._joined:
-            waiting.cancel()
-
-    async def _outcome(
-        self,
-        asked: ModernRequest,
-        record: SessionRecord,
-        after: float | None,
-        writer: MessageWriter,
-        answered: Collection[str],
-        gone: Refusal,
-    ) -> bool:
-        loop = asyncio.get_running_loop()
-        deadline = None if after is None else loop.time() + after
-        while True:
-            seconds = KEEP_ALIVE if deadline is None else max(0.0, min(KEEP_ALIVE, deadline - loop.time()))
-            with self._access.refusing(Refusal.STORE_UNREADABLE):
-                await self.run_again(record, asked.http)
-                facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
-            if facts is None:
-                raise Refused(gone)
-            facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
-            if facts.is_over and facts.answer is not None:
-                await writer.response(facts.answer)
-                return True
-            if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
-                await self._mark_handed_out(record)
-                view = self.view(facts)
-                await writer.result(self.stamped({"resultType": "task", **handle_view(view)}))
-                return False
-            if facts.asks:
-                await self._mark_handed_out(record)
-                await self._write_round(record, facts, writer)
-                return False
-            await writer.keep_alive()
-
-    async def _mark_handed_out(self, record: SessionRecord) -> None:
-        with self._access.refusing(Refusal.STORE_FAILS):
-            await self._calls.mark_handed_out(record)
-
-    async def run_again(self, record: SessionRecord, origin: HttpRequest) -> None:
-        """Let a call go on that waits for its principal: this request brings the credentials."""
-        if not record.owner or self._calls.is_here(record):
-            return
-        row = await self._calls.row(record)
-        if row is not None and row.state is CallState.WAITING:
-            async with self._loaded(record) as session:
-                if session is not None:
-                    self._access.credentials.bring(session.id, origin.scope)
-                    await self._access.waiting.resume(session, origin)
-
-    @contextlib.asynccontextmanager
-    async def _loaded(self, record: SessionRecord) -> AsyncIterator[Session | None]:
-        """The session of a call, in memory as long as the block runs, and for its call if that runs here."""
-        session = await self._access.sessions.load(record.id)
-        if session is None:
-            yield None
-            return
-        try:
-            with session.in_use():
-                yield session
-        finally:
-            self._access.sessions.let_go(session)
+        self._known.end_all()
 
     async def cancel(self, asked: ModernRequest, receive: Receive, send: Send) -> None:
         """Cancel the call with a key."""
@@ -560,20 +383,9 @@ class SingleCallHandler:
             record = await self._calls.find(self._names(asked, given)[0], asked.owner)
             if record is None:
                 raise Refused(Refusal.NO_KEY)
-            await self.cancel_call(record, "it was cancelled by its key")
+            await self._known.cancel_call(record, "it was cancelled by its key")
         writer = MessageWriter(asked.request.id, receive, send, streams=False)
-        await writer.result(self.stamped({"resultType": "complete"}))
-
-    async def cancel_call(self, record: SessionRecord, reason: str) -> None:
-        """Cancel a call, wherever it runs or waits; one that has ended stays as it is."""
-        row = await self._calls.row(record)
-        if row is None:
-            return
-        params = {"requestId": row.request_id, "reason": reason}
-        cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
-        async with self._loaded(record) as session:
-            if session is not None:
-                await cancel_call(session, cancelled, self._access.waiting.cancel)
+        await writer.result(self._known.stamped({"resultType": "complete"}))
 
     # Rounds
 
@@ -585,59 +397,8 @@ class SingleCallHandler:
         begun = {name: value for name, value in asked.params.items() if name != "inputResponses"}
         if record is None or row is None or row.digest != call_digest(asked.request.method, begun):
             raise Refused(Refusal.BAD_STATE)
-        await self.take_responses(record, asked)
-        await self._join(asked, record, None, writer, receive, gone=Refusal.BAD_STATE)
-
-    async def take_responses(self, record: SessionRecord, asked: ModernRequest) -> None:
-        """Hand the client's answers to the node that waits for them."""
-        responses = asked.params.get("inputResponses")
-        if responses is None:
-            return
-        if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
-            raise Refused(Refusal.BAD_RESPONSES, seen=type(responses).__name__)
-        if len(responses) > MAX_RESPONSES:
-            raise Refused(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
-        with self._access.refusing(Refusal.STORE_FAILS):
-            async with self._loaded(record) as session:
-                for name, result in responses.items() if session is not None else ():
-                    assert session is not None
-                    answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
-                    cancel = self._access.waiting.cancel
-                    await receive_message(session, answer, asked.http, size=0, cancel_waiting=cancel)
-
-    # What is shown
-
-    def view(self, facts: TaskFacts) -> JsonObject:
-        settings = self._settings
-        return task_view(facts, now=self._context.clock(), ttl=min(settings.task_ttl, settings.replay_window))
-
-    def stamped(self, result: JsonObject) -> JsonObject:
-        return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
-
-
-def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:
-    """Whether a call has ended, or waits for an answer that its client has not given."""
-    return facts.is_over or any(name not in answered for name in facts.asks)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _read_key(asked: ModernRequest) -> str | None:
-    """The key of a call, from its `_meta` or its header."""
-    meta = asked.params.get("_meta") or {}
-    given = {f"_meta[{KEY!r}]": meta[KEY]} if KEY in meta else {}
-    if (header := asked.headers.get(KEY_HEADER.lower().encode())) is not None:
-        given[KEY_HEADER] = header.decode("latin-1")
-    for where, key in given.items():
-        if not is_key(key):
-            raise Refused(Refusal.BAD_KEY, where=where, limit=MAX_KEY, seen=repr(key))
-    if len(set(given.values())) > 1:
-        where, other = given
-        raise Refused(Refusal.KEYS_DIFFER, where=where, other=other)
-    return next(iter(given.values()), None)
+        await self._known.take_responses(record, asked)
+        await self._known.join(asked, record, None, writer, receive, gone=Refusal.BAD_STATE)
 
 
 def _check_param_headers(asked: ModernRequest, tool: JsonObject) -> InboundLadderRejection | None:

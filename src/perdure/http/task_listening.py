@@ -15,8 +15,8 @@ from perdure._core.single_calls import Client
 from perdure._core.tasks import TaskFacts
 from perdure.errors import StoreError
 from perdure.http.listening import ListenRequest, ListenSource
+from perdure.http.modern_request import needs_tasks
 from perdure.http.refusals import Refusal, Refused
-from perdure.http.single_calls import needs_tasks
 from perdure.sessions.single_calls import SingleCalls
 from perdure.store.base import SessionRecord
 

@@ -7,9 +7,10 @@ from perdure._core.jsonrpc import JsonObject
 from perdure._core.states import CallState
 from perdure._core.tasks import TaskFacts
 from perdure.http.access import SessionAccess
+from perdure.http.known_calls import KnownCalls, needs_its_client
+from perdure.http.modern_request import ModernRequest, needs_tasks
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import MessageWriter
-from perdure.http.single_calls import ModernRequest, SingleCallHandler, needs_its_client, needs_tasks
 from perdure.sessions.single_calls import SingleCalls
 from perdure.store.base import SessionRecord
 
@@ -17,10 +18,10 @@ from perdure.store.base import SessionRecord
 class TaskHandler:
     """Tells of tasks, takes what they ask for, and cancels them."""
 
-    def __init__(self, access: SessionAccess, calls: SingleCalls, handler: SingleCallHandler) -> None:
+    def __init__(self, access: SessionAccess, calls: SingleCalls, known: KnownCalls) -> None:
         self._access = access
         self._calls = calls
-        self._handler = handler
+        self._known = known
 
     async def __call__(self, asked: ModernRequest, receive: Receive, send: Send) -> None:
         task_id = self._task_id(asked)
@@ -36,12 +37,12 @@ class TaskHandler:
             case "tasks/update":
                 if "inputResponses" not in asked.params:
                     raise Refused(Refusal.BAD_RESPONSES, seen="nothing")
-                await self._handler.take_responses(record, asked)
+                await self._known.take_responses(record, asked)
             case _:
                 with self._access.refusing(Refusal.STORE_FAILS):
-                    await self._handler.cancel_call(record, "it was cancelled as a task")
+                    await self._known.cancel_call(record, "it was cancelled as a task")
         writer = MessageWriter(asked.request.id, receive, send, streams=False)
-        await writer.result(self._handler.stamped(answer))
+        await writer.result(self._known.stamped(answer))
 
     def _task_id(self, asked: ModernRequest) -> object:
         if not asked.client.takes_tasks:
@@ -58,9 +59,9 @@ class TaskHandler:
         if not needs_its_client(facts) and (hold or facts.state is CallState.WAITING):
             with self._access.refusing(Refusal.STORE_UNREADABLE):
                 if facts.state is CallState.WAITING:
-                    await self._handler.run_again(record, asked.http)
+                    await self._known.run_again(record, asked.http)
                 facts = await self._wait(record, asked, hold) or facts
-        return self._handler.view(facts)
+        return self._known.view(facts)
 
     async def _wait(self, record: SessionRecord, asked: ModernRequest, seconds: float) -> TaskFacts | None:
         """Hold a poll; what it takes in memory counts as long."""

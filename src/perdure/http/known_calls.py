@@ -1,0 +1,219 @@
+"""Tells of single calls that any node has begun, and does to them what their clients ask: waits for them, joins them,
+answers what they ask, cancels them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
+
+from perdure._core import mail
+from perdure._core.codes import STOPPING
+from perdure._core.jsonrpc import JsonObject, Response, error_payload
+from perdure._core.single_calls import STATE_PREFIX
+from perdure._core.states import CallState
+from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
+from perdure.http.access import SessionAccess
+from perdure.http.modern_request import ModernRequest
+from perdure.http.refusals import Refusal, Refused
+from perdure.http.single_call_response import MessageWriter
+from perdure.runtime.tool_catalog import ToolCatalog
+from perdure.sessions.client_messages import cancel_call
+from perdure.sessions.client_messages import receive as receive_message
+from perdure.sessions.ledger import unknown_outcome
+from perdure.sessions.session import Session
+from perdure.sessions.single_calls import SingleCalls
+from perdure.store.base import SessionRecord
+
+KEEP_ALIVE = 15.0
+"""Seconds between two comments to a client that waits for a call that another request began: as the SDK's."""
+
+FIRST_SIGN = 1.0
+"""Seconds until the first of them, which tells such a client that its request has arrived."""
+
+MAX_RESPONSES = 100
+"""Answers that one request may bring: each may be looked for in the store. As many as a batch may have messages; a call
+that asks for more at once is answered with several requests."""
+
+
+class KnownCalls:
+    """The calls that are on the log."""
+
+    def __init__(self, access: SessionAccess, calls: SingleCalls, tools: ToolCatalog) -> None:
+        self._access = access
+        self._context = access.context
+        self._settings = access.settings
+        self._calls = calls
+        self._tools = tools
+        self._joined: set[asyncio.Task[bool]] = set()
+        """Requests that wait for a call that another one began."""
+
+    def end_all(self) -> None:
+        """The process stops: answer the requests that wait for calls of others."""
+        for waiting in self._joined:
+            waiting.cancel()
+
+    async def write_round(self, record: SessionRecord, facts: TaskFacts | None, writer: MessageWriter) -> None:
+        result: JsonObject = {"resultType": "input_required", "requestState": STATE_PREFIX + record.id}
+        if facts is not None and facts.asks:
+            result["inputRequests"] = input_requests(facts.asks)
+        await writer.result(self.stamped(result))
+
+    async def say_stopped(self, asked: ModernRequest, writer: MessageWriter, *, is_kept: bool) -> None:
+        """The process stops, and the call is left to the next one: only a key finds it there."""
+        request = asked.request
+        if is_kept:
+            message = "This server is stopping; ask again with the same key"
+            await writer.answer(error_payload(request.id, STOPPING, message), 503)
+        else:
+            reason = "the server is stopping"
+            await writer.answer(
+                unknown_outcome(request.id, method=request.method, reason=reason, params=request.params), 200
+            )
+
+    # A call that another request began
+
+    async def join(
+        self,
+        asked: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        writer: MessageWriter,
+        receive: Receive,
+        *,
+        gone: Refusal = Refusal.STORE_UNREADABLE,
+    ) -> bool:
+        """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
+        whether it was given. `gone`: what is said if the call's time passes in this moment."""
+        left = asyncio.create_task(_left(receive))
+        # What this request answers may be on its way to the node that asked: its client is not asked that again.
+        responses = asked.params.get("inputResponses")
+        answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
+        waiting = asyncio.create_task(self._outcome(asked, record, after, writer, answered, gone))
+        self._joined.add(waiting)
+        self._context.work.take(asked.size)
+        try:
+            await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.cancelled():
+                await self.say_stopped(asked, writer, is_kept=True)
+            elif waiting.done():
+                return await waiting
+            return False
+        finally:
+            self._joined.discard(waiting)
+            self._context.work.give(asked.size)
+            for task in (left, waiting):
+                task.cancel()
+            await asyncio.gather(left, waiting, return_exceptions=True)
+
+    async def _outcome(
+        self,
+        asked: ModernRequest,
+        record: SessionRecord,
+        after: float | None,
+        writer: MessageWriter,
+        answered: Collection[str],
+        gone: Refusal,
+    ) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline, silent = None if after is None else loop.time() + after, FIRST_SIGN
+        while True:
+            seconds = silent if deadline is None else max(0.0, min(silent, deadline - loop.time()))
+            with self._access.refusing(Refusal.STORE_UNREADABLE):
+                await self.run_again(record, asked.http)
+                facts = await self._calls.wait(record, partial(needs_its_client, answered=answered), seconds=seconds)
+            if facts is None:
+                raise Refused(gone)
+            facts = replace(facts, asks={name: ask for name, ask in facts.asks.items() if name not in answered})
+            if facts.is_over and facts.answer is not None:
+                await writer.response(facts.answer)
+                return True
+            if facts.is_over or (deadline is not None and (facts.asks or loop.time() >= deadline)):
+                await self._mark_handed_out(record)
+                view = self.view(facts)
+                await writer.result(self.stamped({"resultType": "task", **handle_view(view)}))
+                return False
+            if facts.asks:
+                await self._mark_handed_out(record)
+                await self.write_round(record, facts, writer)
+                return False
+            await writer.keep_alive()
+            silent = KEEP_ALIVE
+
+    async def _mark_handed_out(self, record: SessionRecord) -> None:
+        with self._access.refusing(Refusal.STORE_FAILS):
+            await self._calls.mark_handed_out(record)
+
+    async def run_again(self, record: SessionRecord, origin: HttpRequest) -> None:
+        """Let a call go on that waits for its principal: this request brings the credentials."""
+        if not record.owner or self._calls.is_here(record):
+            return
+        row = await self._calls.row(record)
+        if row is not None and row.state is CallState.WAITING:
+            async with self._loaded(record) as session:
+                if session is not None:
+                    self._access.credentials.bring(session.id, origin.scope)
+                    await self._access.waiting.resume(session, origin)
+
+    @contextlib.asynccontextmanager
+    async def _loaded(self, record: SessionRecord) -> AsyncIterator[Session | None]:
+        """The session of a call, in memory as long as the block runs, and for its call if that runs here."""
+        session = await self._access.sessions.load(record.id)
+        if session is None:
+            yield None
+            return
+        try:
+            with session.in_use():
+                yield session
+        finally:
+            self._access.sessions.let_go(session)
+
+    async def cancel_call(self, record: SessionRecord, reason: str) -> None:
+        """Cancel a call, wherever it runs or waits; one that has ended stays as it is."""
+        row = await self._calls.row(record)
+        if row is None:
+            return
+        params = {"requestId": row.request_id, "reason": reason}
+        cancelled = mail.Cancelled(session=record.id, incarnation=1, request_id=row.request_id, params=params)
+        async with self._loaded(record) as session:
+            if session is not None:
+                await cancel_call(session, cancelled, self._access.waiting.cancel)
+
+    async def take_responses(self, record: SessionRecord, asked: ModernRequest) -> None:
+        """Hand the client's answers to the node that waits for them."""
+        responses = asked.params.get("inputResponses")
+        if responses is None:
+            return
+        if not isinstance(responses, Mapping) or not all(isinstance(value, dict) for value in responses.values()):
+            raise Refused(Refusal.BAD_RESPONSES, seen=type(responses).__name__)
+        if len(responses) > MAX_RESPONSES:
+            raise Refused(Refusal.TOO_MANY_RESPONSES, limit=MAX_RESPONSES, seen=len(responses))
+        with self._access.refusing(Refusal.STORE_FAILS):
+            async with self._loaded(record) as session:
+                for name, result in responses.items() if session is not None else ():
+                    assert session is not None
+                    answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
+                    cancel = self._access.waiting.cancel
+                    await receive_message(session, answer, asked.http, size=0, cancel_waiting=cancel)
+
+    # What is shown
+
+    def view(self, facts: TaskFacts) -> JsonObject:
+        settings = self._settings
+        return task_view(facts, now=self._context.clock(), ttl=min(settings.task_ttl, settings.replay_window))
+
+    def stamped(self, result: JsonObject) -> JsonObject:
+        return {**result, "_meta": {**(result.get("_meta") or {}), **self._tools.server_info}}
+
+
+def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:
+    """Whether a call has ended, or waits for an answer that its client has not given."""
+    return facts.is_over or any(name not in answered for name in facts.asks)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
