@@ -133,23 +133,34 @@ async def running(
             loop=asyncio.get_running_loop(),
             changes=changes,
         )
-        node = Node(
-            liveness=liveness,
-            peers=peers,
-            settler=settler,
-            watcher=watcher,
-            lease=settings.lease,
-            facts=lambda: metrics.facts(numbers(context, sessions)),
-            thaw=context.hub.thaw,
-            on_buried=on_buried,
-            on_lost=on_lost,
-        )
+        node = _node(process, peers, watcher, on_buried, on_lost)
         if changes is not None:
             await changes.start()
         housekeeping = Housekeeping(context, sessions)
         chores = (context.hub.watch, housekeeping.tend, housekeeping.sweep, node.run)
         stack.push_async_callback(cancel_all, [asyncio.create_task(keep_going(chore)) for chore in chores])
         yield process
+
+
+def _node(
+    process: ServerProcess,
+    peers: Peers,
+    watcher: Watcher,
+    on_buried: Callable[[], None],
+    on_lost: Callable[[StoreLost], None],
+) -> Node:
+    context, sessions = process.context, process.sessions
+    return Node(
+        liveness=process.liveness,
+        peers=peers,
+        settler=process.settler,
+        watcher=watcher,
+        lease=context.settings.lease,
+        facts=lambda: metrics.facts(numbers(context, sessions)),
+        thaw=context.hub.thaw,
+        on_buried=on_buried,
+        on_lost=on_lost,
+    )
 
 
 async def _build(

@@ -333,7 +333,7 @@ class SingleCallHandler:
             return
         if session.record.result == REJOINED:
             with self._access.refusing(Refusal.STORE_FAILS):
-                await session.keep_for_rejoin()
+                await session.show_to_client(rejoins=True)
             self._context.watch.tell(call.stream.id)
             loop = asyncio.get_running_loop()
             loop.call_later(self._settings.rejoin, lambda: self._calls.cancel_unless_joined(session, call))
