@@ -9,7 +9,7 @@ import pytest
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.server import Server
 
-from perdure._core.extension import CALLS
+from perdure._core.extension import CALLS, KEPT
 from tests.support.call_peer import FORM, TAKES_TASKS, CallPeer, result_of, said
 from tests.support.live import live
 from tests.support.modern import TASKS
@@ -54,7 +54,7 @@ async def test_tasks_of_a_server_are_answered_by_the_server_and_announced_in_its
     async with live(server=own.server, task_after=0.0) as served:
         peer = CallPeer(port=served.port, capabilities={**TAKES_TASKS, **FORM})
         found = result_of(await peer.rpc("server/discover", {}))
-        assert found["capabilities"]["extensions"] == {TASKS: {"mine": True}, CALLS: {}}
+        assert found["capabilities"]["extensions"] == {TASKS: {"mine": True}, CALLS: {KEPT: 86_400_000}}
         got = result_of(await peer.rpc("tasks/get", {"taskId": "theirs"}))
         assert got["_meta"]["own"] == "theirs"
         for number in (1, 2):  # no handle of ours, however soon one would be given

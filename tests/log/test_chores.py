@@ -11,6 +11,7 @@ from perdure.errors import StoreUnavailable
 from perdure.log import chores
 from perdure.log.chores import MOST_TOLD, Chores, keep_going
 from perdure.log.reader import Reader
+from perdure.sessions.session import SessionHistory
 from tests.support.ghost import life_of
 from tests.support.site import serve, until
 from tests.support.workshop import Workshop
@@ -101,7 +102,8 @@ async def test_a_reader_that_cannot_be_looked_after_does_not_keep_others_from_th
     async with serve(Workshop().server, keepalive_interval=0.1, complaint="a reader could not") as site:
         peer, life = await site.join(), life_of(site)
         [session] = life.sessions
-        broken = _Broken(life.context.hub, session.standalone, session, cursor=0, arrival=life.context.hub.arrive())
+        history, hub = SessionHistory(session), life.context.hub
+        broken = _Broken(hub, session.standalone, history, cursor=0, arrival=hub.arrive())
         life.context.hub.readers.add(broken)
         wire = await peer.get()
         await wire.comment("keep-alive")
