@@ -34,6 +34,9 @@ KEEP_ALIVE = 15.0
 FIRST_SIGN = 1.0
 """Seconds until the first of them, which tells such a client that its request has arrived."""
 
+ANSWERED_SECONDS = 1.0
+"""How long `tasks/update` waits for its answers to arrive. Clients ask their users again for what is still shown."""
+
 MAX_RESPONSES = 100
 """Answers that one request may bring: each may be looked for in the store. As many as a batch may have messages; a call
 that asks for more at once is answered with several requests."""
@@ -198,6 +201,12 @@ class KnownCalls:
                     answer = Response(id=name, raw={"jsonrpc": "2.0", "id": name, "result": result})
                     cancel = self._access.waiting.cancel
                     await receive_message(session, answer, asked.http, size=0, cancel_waiting=cancel)
+
+    async def wait_for_answers(self, record: SessionRecord, asked: ModernRequest) -> None:
+        """Wait until the node that asked has the answers, for a short time: what is shown next does not ask again."""
+        names = frozenset(asked.params["inputResponses"])
+        with self._access.refusing(Refusal.STORE_UNREADABLE):
+            await self._calls.wait(record, lambda facts: not names & facts.asks.keys(), seconds=ANSWERED_SECONDS)
 
     # What is shown
 

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure._core import sticky
@@ -20,6 +20,7 @@ from perdure._core.codes import CLIENT_AWAY, REQUEST_CANCELLED
 from perdure._core.ids import NodeId, StreamId
 from perdure._core.jsonrpc import Envelope, Notification, Request, Response, coerce_id, error_payload
 from perdure._core.states import CallState, CallStep, SessionState
+from perdure.log.journal import Steps
 from perdure.log.stream import Stream
 from perdure.runtime.base import CallEnded, Flow, Runtime
 from perdure.sessions.ledger import Call, Calls, unknown_outcome
@@ -414,6 +415,21 @@ class Ask(NamedTuple):
     call: Call | None
 
 
+class _Closing(Steps):
+    """Closes an ask of a single call: requests may wait for that, at any node."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session, close: CloseAsk) -> None:
+        super().__init__((close,))
+        self._session = session
+
+    def accepted(self, steps: Sequence[Step]) -> None:
+        super().accepted(steps)
+        for stream in self._session.streams:
+            self._session.context.watch.tell(stream)
+
+
 class Asks:
     """Keeps what the server asks its client and this node waits for, until it is answered or withdrawn."""
 
@@ -479,9 +495,11 @@ class Asks:
         del self.open[name]
         self.open = self.open or {}  # a dictionary does not shrink
         session = self._exchange.session
-        session.put(CloseAsk(session=session.id, id=name))
+        close = CloseAsk(session=session.id, id=name)
         if session.is_single_call:
-            session.context.watch.wake(session.streams)
+            session.context.journal.put(_Closing(session, close))
+        else:
+            session.put(close)
 
 
 def node_of_ask(ask: object) -> NodeId | None:

@@ -173,7 +173,7 @@ async def test_a_log_that_a_reader_held_back_is_small_again_after_it(
             assert log_size(tmp_path) > 2_000_000
             assert other.execute("SELECT count(*) FROM event").fetchone() == (1,)
         assert await numbers(store) == list(range(1, 502))
-    assert not (tmp_path / "log.db-wal").exists()
+    assert not (tmp_path / "log.db-wal").exists() or log_size(tmp_path) <= 256 << 10
 
 
 def begun_again(folder: Path) -> int:
