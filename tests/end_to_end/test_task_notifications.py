@@ -101,6 +101,32 @@ async def test_a_listener_hears_how_a_task_ends_whose_process_was_killed(folder:
         assert states[-1] == "completed"
 
 
+async def test_a_listener_that_is_cut_at_any_notification_hears_the_rest_when_it_listens_again(folder: Path) -> None:
+    """The last that it hears is what `tasks/get` says."""
+    async with two(folder) as (one, other):
+        for cut in range(1, 4):
+            task = await begun(one, "greet")
+            async with await listening(other, task) as heard:
+                await heard.until_messages(min(cut, 2))
+                if cut == 3:
+                    await answered(one, task)
+                    await heard.until_messages(3)
+            if cut < 3:
+                await answered(one, task)
+            async with await listening(one, task) as again:
+                answer = await again.answer()
+            *_, last, _ = answer.messages
+            asked = await ask(other, "tasks/get", {"taskId": task})
+            assert plain(last["params"]) == plain(asked.json["result"])
+            assert last["params"]["status"] == "completed"
+
+
+async def answered(served: Served, task: str) -> None:
+    [question] = (await ask(served, "tasks/get", {"taskId": task})).json["result"]["inputRequests"]
+    told = {"action": "accept", "content": {"name": "Ann"}}
+    await ask(served, "tasks/update", {"taskId": task, "inputResponses": {question: told}})
+
+
 async def test_a_listener_has_its_end_when_the_server_stops(folder: Path) -> None:
     async with two(folder) as (one, other):
         task = await begun(one, "bake", loaf="rye")

@@ -27,8 +27,8 @@ MAX_TASKS = 100
 """Tasks that one listener may name: each is followed by a task of this process. A client that has more listens twice,
 or polls."""
 
-LOOK_AGAIN = 10.0
-"""Seconds after which a task that is listened to is looked at without a hint, should one have been lost."""
+_WAIT = 60.0
+"""Seconds of one wait for a change; the next one follows."""
 
 _LATER = 1.0
 """Seconds until a task is looked at again after the store has failed."""
@@ -104,9 +104,7 @@ class _TasksOfOne:
         if seen is None:
             return await self._calls.facts(record)
         before = _shown(seen)
-        return await self._calls.wait(
-            record, lambda facts: _shown(facts) != before, seconds=LOOK_AGAIN, looks=LOOK_AGAIN
-        )
+        return await self._calls.wait(record, lambda facts: _shown(facts) != before, seconds=_WAIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,10 +297,9 @@ class SingleCalls:
         return None if row is None else row.stream
 
     async def wait(
-        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float, looks: float | None = None
+        self, record: SessionRecord, until: Callable[[TaskFacts], bool], *, seconds: float
     ) -> TaskFacts | None:
-        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone.
-        `looks`: seconds after which it is looked at without a hint."""
+        """Wait for a call to come as far as wanted, for some time at most; gives how far it is. `None`: it is gone."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         if (stream := await self._stream(record)) is None:
@@ -311,7 +310,7 @@ class SingleCalls:
                 left = deadline - loop.time()
                 if facts is None or left <= 0 or until(facts):
                     return facts
-                await watched.changed(min(left, LOOK_AGAIN if looks is None else looks))
+                await watched.changed(min(left, LOOK_AGAIN))
 
 
 def _is_call_of(owner: str, record: SessionRecord) -> bool:
