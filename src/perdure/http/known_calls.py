@@ -17,6 +17,7 @@ from perdure._core.single_calls import STATE_PREFIX
 from perdure._core.states import CallState
 from perdure._core.tasks import TaskFacts, handle_view, input_requests, task_view
 from perdure.http.access import SessionAccess
+from perdure.http.body import left
 from perdure.http.modern_request import ModernRequest
 from perdure.http.refusals import Refusal, Refused
 from perdure.http.single_call_response import MessageWriter
@@ -91,7 +92,7 @@ class KnownCalls:
     ) -> bool:
         """Wait for the answer of a call, wherever it runs; until this process stops, or the client leaves. Tells
         whether it was given. `gone`: what is said if the call's time passes in this moment."""
-        left = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(left(receive))
         # What this request answers may be on its way to the node that asked: its client is not asked that again.
         responses = asked.params.get("inputResponses")
         answered = frozenset(responses) if isinstance(responses, Mapping) else frozenset()
@@ -99,7 +100,7 @@ class KnownCalls:
         self._joined.add(waiting)
         self._context.work.take(asked.size)
         try:
-            await asyncio.wait({left, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.cancelled():
                 await self.say_stopped(asked, writer, is_kept=True)
             elif waiting.done():
@@ -108,9 +109,9 @@ class KnownCalls:
         finally:
             self._joined.discard(waiting)
             self._context.work.give(asked.size)
-            for task in (left, waiting):
+            for task in (leaving, waiting):
                 task.cancel()
-            await asyncio.gather(left, waiting, return_exceptions=True)
+            await asyncio.gather(leaving, waiting, return_exceptions=True)
 
     async def _outcome(
         self,
@@ -221,8 +222,3 @@ class KnownCalls:
 def needs_its_client(facts: TaskFacts, *, answered: Collection[str] = ()) -> bool:
     """Whether a call has ended, or waits for an answer that its client has not given."""
     return facts.is_over or any(name not in answered for name in facts.asks)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -35,9 +35,9 @@ from perdure._core.changes import (
 from perdure._core.extension import POSITION
 from perdure.errors import StoreError
 from perdure.http.access import SessionAccess
-from perdure.http.body import Headers, accepts, replayed_first
+from perdure.http.body import Headers, accepts, left, replayed_first
 from perdure.http.credentials import caller_of, principal_of
-from perdure.http.event_stream import BREAK_OFF
+from perdure.http.event_stream import BREAK_OFF, STREAM_HEADERS
 from perdure.http.refusals import Refusal, Refused
 from perdure.log.chores import cancel_all
 from perdure.sessions.change_feed import ChangeListener
@@ -51,11 +51,6 @@ ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 AT_ONCE = 64
 """Notifications in one write: a client that reads slowly is waited for in between."""
 
-_HEADERS = (
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-)
 _EVENT = b"event: message\r\ndata: "
 _METHODS = tuple(method.encode() for method in sorted(METHODS))
 _KEEPALIVE = sse.encode_comment("keep-alive")
@@ -178,7 +173,7 @@ class _Listening:
         """Write until the server ends it, or the client leaves."""
         breaks = scope.get(BREAK_OFF)
         writing = asyncio.create_task(self._write(send), name="perdure-listener")
-        leaving = asyncio.create_task(_left(receive), name="perdure-listener-left")
+        leaving = asyncio.create_task(left(receive), name="perdure-listener-left")
         try:
             await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -187,7 +182,7 @@ class _Listening:
         if isinstance(failure, TimeoutError):
             if breaks is not None:
                 breaks()  # a peer that takes nothing cannot be ended politely
-                await _left(receive)
+                await left(receive)
         elif failure is not None and not isinstance(failure, OSError):
             raise failure
 
@@ -195,7 +190,7 @@ class _Listening:
         for source in self.sources:
             source.watch(self._wake.set)
         async with asyncio.timeout(self._timeout):
-            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
         await self._send(send, self._acknowledgement())
         while True:
             self._wake.clear()
@@ -340,13 +335,6 @@ def hearing_changes(send: Send, tell: Callable[[str, Mapping[str, Any] | None], 
         await send(message)
 
     return send_and_tell
-
-
-async def _left(receive: Receive) -> None:
-    """Wait until the client has left."""
-    with contextlib.suppress(OSError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
 
 def _framed(message: Mapping[str, Any]) -> bytes:
