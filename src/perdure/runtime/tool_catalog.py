@@ -6,15 +6,11 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import anyio
 from mcp.server.connection import Connection
 from mcp.server.lowlevel.server import Server
 from mcp.server.runner import serve_one
-from mcp.shared.dispatcher import CallOptions
-from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import SERVER_INFO_META_KEY, InitializeRequestParams
@@ -23,6 +19,7 @@ from starlette.requests import Request as HttpRequest
 
 from perdure._core.jsonrpc import JsonObject
 from perdure._core.single_calls import Client
+from perdure.runtime.own_requests import OwnRequestContext
 
 KEEP_SECONDS = 60.0
 """How long a list counts. A tool rarely changes what it says of itself, and each call would list them all otherwise."""
@@ -45,26 +42,6 @@ _UNKNOWN = {"name": "unknown", "version": ""}
 """A client that does not say what it is."""
 
 _logger = logging.getLogger("perdure")
-
-
-@dataclass(slots=True, eq=False)
-class _ListContext:
-    """The SDK's `DispatchContext` of a request that this process makes for itself: no client hears what it says."""
-
-    transport: TransportContext
-    message_metadata: ServerMessageMetadata
-    request_id: str = "perdure-tools"
-    can_send_request: bool = False
-    cancel_requested: anyio.Event = field(default_factory=anyio.Event)
-
-    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None: ...
-
-    async def send_raw_request(
-        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
-    ) -> dict[str, Any]:
-        raise NoBackChannelError(method)
-
-    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None: ...
 
 
 class _Listed(NamedTuple):
@@ -116,9 +93,9 @@ class ToolCatalog:
         if self._server.get_request_handler("tools/list") is None:
             return tools
         params: JsonObject = {}
-        context = _ListContext(
-            TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
-            ServerMessageMetadata(request_context=origin),
+        context = OwnRequestContext(
+            transport=TransportContext(kind="streamable-http", can_send_request=False, headers=origin.headers),
+            message_metadata=ServerMessageMetadata(request_context=origin),
         )
         try:
             told = _initialize_params(client)

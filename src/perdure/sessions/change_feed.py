@@ -116,7 +116,7 @@ class ChangeFeed:
     async def join(self, make: Callable[[ChangesPosition], DueChanges]) -> ChangeListener:
         """Add a listener, which hears all from this moment on. Raises `StoreError`."""
         async with self._turn:
-            if not self:
+            if not self._listeners:
                 await self._begin()
             listener = ChangeListener(make(self.position()), self.position, self._leave)
             self._listeners.add(listener)
@@ -141,7 +141,7 @@ class ChangeFeed:
 
     def show_own(self, stream: StreamId, seq: int, changes: Sequence[Change]) -> None:
         """This node's stream has grown."""
-        if self:
+        if self._listeners:
             self._read[stream] = seq
             self._tell(changes)
 
@@ -221,7 +221,7 @@ class ChangeFeed:
 
     def on_hint(self, streams: Sequence[StreamId]) -> Sequence[StreamId]:
         """Streams may have changed; without any, all may have. Gives those that are no changes streams."""
-        if self:
+        if self._listeners:
             known = [stream for stream in streams if stream in self._read]
             self._named.update(known)
             self._all = self._all or not streams
@@ -251,22 +251,22 @@ class ChangeFeed:
     async def _look(self) -> None:
         everything, self._all = self._all, False
         named, self._named = self._named, set()
-        if not self or self._session is None:
+        if not self._listeners or self._session is None:
             return
         own = self._own()
         records: Sequence[StreamRecord] = ()
         if everything:
             records = await self._context.store.streams(self._session)
-            if not self:
+            if not self._listeners:
                 return
             self._meet(records, own)
             named = {record.id for record in records if record.last > self._read[record.id]}
         own_id = None if own is None else own.id
         after = {stream: self._read[stream] for stream in named if stream in self._read and stream != own_id}
-        while after and self:
+        while after and self._listeners:
             found = await self._read_others(after)
-            after = self._take(found) if self else {}
-        if self:
+            after = self._take(found) if self._listeners else {}
+        if self._listeners:
             await self._look_at_ends(records)
         self._failing_since = None
 
