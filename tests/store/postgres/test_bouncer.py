@@ -70,7 +70,7 @@ class Stores:
 async def test_the_store_keeps_its_promises_behind_a_pooler(bouncer: Bouncer) -> None:
     """Promises 1 to 23: no session of the server is its own."""
     stores = Stores(bouncer)
-    await check_store(stores.make, hang=stores.hang)
+    await check_store(stores.make, hang=stores.hang, at_once=4)
 
 
 def test_histories_behind_a_pooler_show_what_the_model_shows(tmp_path: Path) -> None:
