@@ -15,7 +15,7 @@ from perdure._core.ids import NodeId, SessionId, StreamId, parse_position
 from perdure.cluster.node import Peers
 from perdure.errors import StoreUnavailable
 from perdure.store import MemoryStore
-from perdure.store.base import PutReader, ReaderRecord
+from perdure.store.base import Followed, PutReader, ReaderRecord
 from tests.cluster.conftest import Pair, Start
 from tests.support.faulty_store import Fault, FaultyStore
 from tests.support.ghost import Ghost, Library, life_of, remote_readers_of
@@ -38,11 +38,11 @@ class Forgetful(SharedStore):
         self.lost = 0
         self._dice = random.Random(1)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
         if self._dice.random() < 0.5:
             self.lost += 1
         else:
-            super().hint(node, streams)
+            super().hint(node, streams, enclosed)
 
 
 async def test_lost_hints_cost_time_and_nothing_else(tmp_path: Path) -> None:

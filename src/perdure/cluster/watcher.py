@@ -19,7 +19,7 @@ from perdure.log.journal import Steps
 from perdure.sessions.changes import Changes
 from perdure.sessions.context import ServerContext, mail_to
 from perdure.sessions.registry import SessionRegistry
-from perdure.store.base import MailReceived, Overview, StreamRecord, stream_by_id
+from perdure.store.base import Followed, MailReceived, Overview, StreamRecord, stream_by_id
 from perdure.telemetry.events import log_event
 
 
@@ -71,9 +71,10 @@ class Watcher:
             if self._changes is not None:
                 self._changes.on_hint(())
 
-    def _on_hint(self, streams: Sequence[StreamId]) -> None:
+    def _on_hint(self, streams: Sequence[StreamId], enclosed: Sequence[Followed]) -> None:
         """`streams` may have changed; without any, others may have written anything."""
         self._context.watch.wake(streams)
+        self._readers.take(streams, enclosed)
         others = streams if self._changes is None else self._changes.on_hint(streams)
         if others:
             self._named.update(others)

@@ -25,6 +25,7 @@ from perdure.store.base import (
     CallEnd,
     CallRecord,
     Event,
+    Followed,
     OpenStream,
     ReaderRecord,
     Step,
@@ -638,6 +639,24 @@ class Stream:
         self.moved()
 
     # Reading
+
+    def newest(self) -> Followed | None:
+        """What a reader at another node would find in the store, as far as it is in memory; `None` where another node
+        writes it."""
+        if self.writer is None:
+            return None
+        tail, readers = self.tail, self.readers
+        record = replace(
+            self.writer.opening.record,
+            node=self.node,
+            fence=self.fence,
+            generation=self.generation,
+            last=tail.durable,
+            sealed=self.is_over and tail.durable >= tail.last,
+            delivered=readers.delivered,
+            unread=readers.marked_unread,
+        )
+        return Followed(record, tail.after(0))
 
     async def read(self, *, after: int, limit: int) -> Sequence[Event]:
         """Visible events after a sequence number; from the tail where it reaches back far enough."""

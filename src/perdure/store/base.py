@@ -268,6 +268,12 @@ class Followed(NamedTuple):
     revision: int | None = None
     """Of the record of the stream's session (21); `None`: it was not read, or the session is not there."""
 
+    def behind(self, earlier: "Followed | None") -> "Followed":
+        """The same with the events of an earlier one in front, if they are the ones directly before."""
+        if earlier is None or not earlier.events or not self.events or earlier.events[-1].seq + 1 != self.events[0].seq:
+            return self
+        return self._replace(events=(*earlier.events, *self.events))
+
 
 class Overview(NamedTuple):
     """The nodes on the store, and whether anything waits for one of them."""
@@ -704,8 +710,9 @@ class ReaderStore(Protocol):
     async def reader(self, stream: StreamId) -> ReaderRecord | None: ...
 
 
-HintListener = Callable[[Sequence[StreamId]], None]
-"""Called in the event loop with the streams to look at again; with none, at all that you follow and at your mail."""
+HintListener = Callable[[Sequence[StreamId], Sequence[Followed]], None]
+"""Called in the event loop with the streams to look at again; with none, at all that you follow and at your mail. Then
+with what the hint has brought along."""
 
 
 class Wakeups(Protocol):
@@ -713,8 +720,11 @@ class Wakeups(Protocol):
         """Call `listener` when other nodes hint at something for this one, and now and then when something was written
         (8). Gives the way to stop."""
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
-        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails."""
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[Followed] = ()) -> None:
+        """Tell a node to look at streams again: they have grown, or another reader is there. Never waits or fails.
+
+        `enclosed`: what the node would read there now. A store for which a read is dear brings it along if it is small.
+        """
 
     def stamp(self) -> object:
         """Equal values mean that no other process has written anything between the two moments.

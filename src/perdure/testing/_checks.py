@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -32,32 +33,47 @@ CHECKS: tuple[tuple[type[Case], str], ...] = tuple(
 
 
 async def check_store(
-    make: Make, *, durable: bool = True, hang: Hang | None = None, patience: float = PATIENCE
+    make: Make, *, durable: bool = True, hang: Hang | None = None, patience: float = PATIENCE, at_once: int = 1
 ) -> None:
     """Check every promise, on a fresh store each.
 
     `make(name)` gives a store that is not open yet; with the same name again, one on the same data. `durable=False`
     says that nothing outlives the object, and leaves out what closes and opens again. `hang(name)` gives a context in
     which that store's backend takes no writes and does not say so: a store that `keeps_time` is checked with it (20).
-    `patience`: seconds that a hint, or such a store, may take.
+    `patience`: seconds that a hint, or such a store, may take. `at_once`: checks that run at the same time, which a
+    store behind a network can make use of.
     """
-    for kind, name in CHECKS:
-        store = make(name)
-        await store.open()
-        case = kind(
-            store=store,
-            fence=await store.join(NODE),
-            again=partial(make, name) if durable else None,
-            hang=partial(hang, name) if hang else None,
-            patience=patience,
-        )
-        try:
-            await case.set_up()
-            await getattr(case, name)()
-        except AssertionError as error:
-            raise AssertionError(f"{name.replace('_', ' ')}: {error}") from error
-        finally:
-            await case.store.aclose()
+    left = iter(CHECKS)
+
+    async def work() -> None:
+        for kind, name in left:
+            store = make(name)
+            await store.open()
+            case = kind(
+                store=store,
+                fence=await store.join(NODE),
+                again=partial(make, name) if durable else None,
+                hang=partial(hang, name) if hang else None,
+                patience=patience,
+            )
+            await _check(case, name)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(work())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from failed.exceptions[0].__cause__
+
+
+async def _check(case: Case, name: str) -> None:
+    try:
+        await case.set_up()
+        await getattr(case, name)()
+    except AssertionError as error:
+        raise AssertionError(f"{name.replace('_', ' ')}: {error}") from error
+    finally:
+        await case.store.aclose()
 
 
 def store_machine(make: Make, *, durable: bool = True) -> type[RuleBasedStateMachine]:

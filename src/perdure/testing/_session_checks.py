@@ -524,7 +524,7 @@ class MailChecks(StreamCase):
     """Promises 8 and 10: hints and mail."""
 
     async def promise_8_reading_tells_the_truth_with_and_without_a_listener(self) -> None:
-        stop = self.store.subscribe(NODE, lambda streams: None)
+        stop = self.store.subscribe(NODE, lambda streams, enclosed: None)
         await self.put(self.append(1))
         same("events while listening", await self.numbers(), [1])
         stop()
@@ -537,9 +537,20 @@ class MailChecks(StreamCase):
         async with self.elsewhere() as elsewhere:
             await elsewhere.join(OTHER)
             told: asyncio.Queue[Sequence[StreamId]] = asyncio.Queue()
-            stop = elsewhere.subscribe(OTHER, told.put_nowait)
+            came: list[base.Followed] = []
+
+            def on_hint(streams: Sequence[StreamId], enclosed: Sequence[base.Followed]) -> None:
+                came.extend(enclosed)
+                told.put_nowait(streams)
+
+            stop = elsewhere.subscribe(OTHER, on_hint)
             self.store.hint(OTHER, [StreamId("grown"), STREAM])
             await self._told(told, "grown")
+            same("what came with it", came, [])
+            news = base.Followed(a_stream(self.fence, "grown"), [base.Event(1, 0.5, b"new", True)])
+            self.store.hint(OTHER, [StreamId("grown")], [news])
+            await self._told(told, "grown")
+            same("what came with it, if anything did", [*came, news][0], news)
             await self.accept(base.SendMail(node=OTHER, message=b"look"))
             await self._told(told)
             stop()

@@ -129,14 +129,14 @@ class MemoryNodes:
         self._subscriptions[key] = (node, listener, asyncio.get_running_loop())
         return lambda: self._subscriptions.pop(key, None) and None
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[base.Followed] = ()) -> None:
         for key, (whose, _, loop) in self._subscriptions.items():
             if whose == node and not loop.is_closed():
-                loop.call_soon(self._tell, key, tuple(streams))
+                loop.call_soon(self._tell, key, tuple(streams), tuple(enclosed))
 
-    def _tell(self, key: object, streams: Sequence[StreamId]) -> None:
+    def _tell(self, key: object, streams: Sequence[StreamId], enclosed: Sequence[base.Followed]) -> None:
         if (subscription := self._subscriptions.get(key)) is not None:
-            subscription[1](streams)
+            subscription[1](streams, enclosed)
 
     def stamp(self) -> object:
         return self._writes

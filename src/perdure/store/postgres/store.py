@@ -43,7 +43,7 @@ from perdure.store.postgres.nodes import Holding, PostgresLiveness
 from perdure.store.postgres.reads import Reads, session_record
 from perdure.store.postgres.steps import stored
 from perdure.store.postgres.sweep import Sweep
-from perdure.store.postgres.wakeups import HINT, Hints
+from perdure.store.postgres.wakeups import ENCLOSED, HINT, Hints
 from perdure.store.postgres.writer import Writer
 from perdure.store.time_limit import TimeLimit
 
@@ -101,7 +101,7 @@ class PostgresStore(Reads, Opens):
         self._writer = Writer(
             self._connector, TimeLimit(timeout), payloads=self._payloads, queries=queries, holding=self._holding
         )
-        self._hints = Hints(self._ear, look=self._look)
+        self._hints = Hints(self._ear, look=self._look, payloads=self._payloads)
         meter = Meter(
             queries,
             address.schema,
@@ -218,9 +218,9 @@ class PostgresStore(Reads, Opens):
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._hints.subscribe(node, listener)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[base.Followed] = ()) -> None:
         if self._is_open:
-            self._hints.hint(node, streams)
+            self._hints.hint(node, streams, enclosed)
 
     def stamp(self) -> object:
         """Always another one: only the server knows what others have written."""
@@ -230,6 +230,8 @@ class PostgresStore(Reads, Opens):
         kind, *streams = word.split(" ")
         if kind in ("", HINT):
             self._hints.on_hint(channel, streams)
+        elif kind == ENCLOSED:
+            self._hints.on_enclosed(channel, word)
         else:
             self._holding.on_word(channel, word)
 

@@ -150,8 +150,8 @@ class SqliteStore(Reads, Opens):
     def subscribe(self, node: NodeId, listener: HintListener) -> Callable[[], None]:
         return self._hints.subscribe(node, listener)
 
-    def hint(self, node: NodeId, streams: Sequence[StreamId]) -> None:
-        self._hints.hint(node, streams)
+    def hint(self, node: NodeId, streams: Sequence[StreamId], enclosed: Sequence[base.Followed] = ()) -> None:
+        self._hints.hint(node, streams)  # a read costs less than what is enclosed would
 
     def stamp(self) -> object:
         number = self._writer.look()
