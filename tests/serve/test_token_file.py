@@ -11,7 +11,7 @@ import pytest
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 
 from perdure.errors import Misuse
-from perdure.serve.token_file import MAX_FILE, FileTokens
+from perdure.serve.token_file import MAX_FILE, FileTokens, is_open_to_others
 
 ALICE = "alice-token-0123456789"
 ALICE_NEW = "alice-token-9876543210"
@@ -92,6 +92,16 @@ def test_a_file_without_tokens_is_refused(write: Writer, text: str) -> None:
 def test_a_file_that_others_can_use_is_refused(write: Writer, mode: int) -> None:
     with pytest.raises(Misuse, match=rf"can be used by others than its owner \(mode {mode:04o}\)"):
         FileTokens.read(write(f"bob:{BOB}", mode))
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "is_open"),
+    [(0o440, 0, False), (0o640, 0, False), (0o444, 0, True), (0o460, 0, True), (0o441, 0, True), (0o440, 1000, True)],
+)
+def test_a_file_of_root_may_be_read_by_a_group_of_the_process(mode: int, owner: int, is_open: bool) -> None:
+    """As Kubernetes gives a secret to a process that is not root. To root itself, root's file is its own."""
+    assert is_open_to_others(mode, owner=owner, reader=1000) is is_open
+    assert is_open_to_others(0o440, owner=0, reader=0)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])

@@ -69,6 +69,13 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
+def is_open_to_others(mode: int, *, owner: int, reader: int) -> bool:
+    """Whether more users than its owner may use a file. The group may read a file of root's: that is how Kubernetes
+    gives a secret to a process that is not root, and how PostgreSQL takes its keys."""
+    forbidden = 0o037 if owner == 0 != reader else 0o077
+    return mode & forbidden != 0
+
+
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Each line that is neither empty nor a comment, with its place."""
     try:
@@ -79,7 +86,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
             if not stat.S_ISREG(status.st_mode):
                 raise Misuse(f"{path} is not a regular file")
             # Windows has no such mode bits; access lists decide there.
-            if os.name == "posix" and status.st_mode & 0o077:
+            if os.name == "posix" and is_open_to_others(status.st_mode, owner=status.st_uid, reader=os.geteuid()):
                 mode = f"{status.st_mode & 0o777:04o}"
                 raise Misuse(f"{path} can be used by others than its owner (mode {mode}); do: chmod 600")
             if status.st_size > MAX_FILE:
