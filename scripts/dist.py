@@ -8,6 +8,7 @@ has its types. The results are in dist/.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +71,18 @@ def check_out(folder: Path) -> Path:
     if run("git", "status", "--porcelain", cwd=ROOT):
         print("dist: there are changes that are not committed; they are not in the packages", flush=True)
     return checkout
+
+
+def version_of(checkout: Path) -> str:
+    """The version of the release, which all packages must have."""
+    python = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
+    browser = checkout / "clients" / "browser"
+    found = {
+        name: json.loads((browser / name).read_text())["version"] for name in ("package.json", "package-lock.json")
+    }
+    if other := {name: version for name, version in found.items() if version != python}:
+        raise Failed(f"pyproject.toml has version {python}, and in clients/browser {other}: give them one version")
+    return str(python)
 
 
 def build_npm(checkout: Path, folder: Path, dist: Path) -> Path:
@@ -139,6 +153,7 @@ def build(dist: Path) -> None:
         folder = Path(made)
         with step("check out the last commit"):
             checkout = check_out(folder)
+            print(f"dist: version {version_of(checkout)}", flush=True)
         with step("build and test the npm package outside of the repository (a minute)"):
             packed = build_npm(checkout, folder, dist)
             check_contents(packed, IN_NPM)

@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/smoke.py dist/perdure-0.1.0-py3-none-any.whl
 
-Supported are the versions that pyproject.toml names. They are looked for on the path and among those of pyenv. A
-version that is not on this machine is named in the output: it is not tested here.
+Supported are the versions that pyproject.toml names; the next one is tried as well. They are looked for on the path and
+among those of pyenv. A version that is not on this machine is named in the output: it is not tested here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ def supported(project: Path = ROOT / "pyproject.toml") -> list[str]:
     classifiers = tomllib.loads(project.read_text())["project"]["classifiers"]
     found = (re.fullmatch(r"Programming Language :: Python :: (\d+\.\d+)", line) for line in classifiers)
     return [match[1] for match in found if match]
+
+
+def newer(versions: list[str]) -> str:
+    """The version after the last one that is supported: users have it before the package names it."""
+    major, minor = versions[-1].split(".")
+    return f"{major}.{int(minor) + 1}"
 
 
 def candidates(wanted: str, environ: Mapping[str, str]) -> Iterator[str]:
@@ -58,24 +64,33 @@ def find_python(wanted: str, environ: Mapping[str, str]) -> str | None:
 def use(program: str, package: Path) -> None:
     """Install the package into an empty environment of this Python, and use it. Raises `CalledProcessError`."""
     with tempfile.TemporaryDirectory(prefix="perdure-smoke-") as folder:
-        subprocess.run([program, "-m", "venv", folder], check=True)
         python = str(Path(folder, "bin", "python"))
-        quiet = ["--quiet", "--disable-pip-version-check"]
-        subprocess.run([python, "-m", "pip", "install", *quiet, str(package)], check=True)
-        subprocess.run([python, "-m", "pip", "check", "--disable-pip-version-check"], check=True, capture_output=True)
+        run(program, "-m", "venv", folder)
+        run(python, "-m", "pip", "install", "--disable-pip-version-check", str(package))
+        run(python, "-m", "pip", "check", "--disable-pip-version-check")
         # Outside of the repository, whose own package would be imported otherwise.
-        subprocess.run([python, "-W", "error::DeprecationWarning:perdure", str(STORY)], check=True, cwd=folder)
+        print(run(python, str(STORY), cwd=folder), end="", flush=True)
+
+
+def run(*command: str, cwd: str | None = None) -> str:
+    """Run a command; its output is shown only if it fails. Raises `CalledProcessError`."""
+    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        print(done.stdout, end="", flush=True)
+        raise subprocess.CalledProcessError(done.returncode, command)
+    return done.stdout
 
 
 def main() -> int:
     if len(sys.argv) != 2 or not (package := Path(sys.argv[1]).absolute()).is_file():
         print("smoke: give the wheel or sdist to install; make dist makes them", file=sys.stderr)
         return 2
-    failed = 0
-    for wanted in supported():
+    failed, versions = 0, supported()
+    for wanted in (*versions, newer(versions)):
         program = find_python(wanted, os.environ)
         if program is None:
-            print(f"Python {wanted}: not on this machine, NOT TESTED", flush=True)
+            named = "" if wanted in versions else " (pyproject.toml does not name it)"
+            print(f"Python {wanted}: not on this machine, NOT TESTED{named}", flush=True)
             continue
         try:
             use(program, package)
