@@ -29,7 +29,7 @@ KEPT = KEPT.replace("\n", "\r\n")
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home directory and a project of their own."""
-    for name in ("XDG_CONFIG_HOME", "APPDATA", "PERDURE_TOKEN_DIR"):
+    for name in ("XDG_CONFIG_HOME", "APPDATA", "CLAUDE_CONFIG_DIR", "PERDURE_TOKEN_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "project").mkdir()
@@ -99,14 +99,15 @@ def test_each_host_has_its_file_on_each_system(
 
 
 def test_the_environment_says_where_settings_are_kept() -> None:
-    def found(platform: str, home: PurePosixPath | PureWindowsPath, **environ: str) -> str:
-        where = config_path(HOSTS["vscode"], "user", platform=platform, home=home, project=home, environ=environ)
-        return str(where)
+    def found(platform: str, home: PurePosixPath | PureWindowsPath, host: str = "vscode", **environ: str) -> str:
+        return str(config_path(HOSTS[host], "user", platform=platform, home=home, project=home, environ=environ))
 
     posix, windows = PurePosixPath("/h"), PureWindowsPath("C:/h")
     assert found("linux", posix, XDG_CONFIG_HOME="/c") == "/c/Code/User/mcp.json"
     assert found("linux", posix, XDG_CONFIG_HOME="c", APPDATA="/a") == "/h/.config/Code/User/mcp.json"
     assert found("win32", windows, APPDATA=r"D:\a") == r"D:\a\Code\User\mcp.json"
+    assert found("linux", posix, "claude-code", CLAUDE_CONFIG_DIR="/c") == "/c/.claude.json"
+    assert found("win32", windows, "claude-code", CLAUDE_CONFIG_DIR="") == r"C:\h\.claude.json"
     assert found("darwin", posix, XDG_CONFIG_HOME="/c") == "/h/Library/Application Support/Code/User/mcp.json"
 
 

@@ -28,6 +28,8 @@ class Host:
     """Whether an entry must say `"type": "stdio"`."""
     home: tuple[str, ...] = ()
     """The user's file, below the home directory."""
+    variable: str = ""
+    """An environment variable that names the folder of the user's file."""
     settings: tuple[str, ...] = ()
     """The user's file, below the directory where applications of this system keep their settings."""
     project: tuple[str, ...] = ()
@@ -45,6 +47,7 @@ HOSTS: Mapping[str, Host] = {
     "claude-code": Host(
         title="Claude Code",
         home=(".claude.json",),
+        variable="CLAUDE_CONFIG_DIR",
         project=(".mcp.json",),
         then="start claude again, and see /mcp there",
     ),
@@ -86,6 +89,8 @@ def config_path(
     """The file that the host reads; None where it has none of this scope."""
     if scope == "project":
         return project.joinpath(*host.project) if host.project else None
+    if host.variable and environ.get(host.variable):
+        return project.joinpath(environ[host.variable], host.home[-1])
     if host.home:
         return home.joinpath(*host.home)
     if host.settings:
