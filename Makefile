@@ -12,7 +12,7 @@ endif
 .DEFAULT_GOAL := help
 PAGE = examples/page/dist/page.js
 
-.PHONY: help setup demo page test coverage lint format conformance bench clean
+.PHONY: help setup demo page test coverage lint format conformance dist bench clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ format: .venv/ready ## Format the code
 
 conformance: .venv/ready ## Run the official conformance suite for each protocol revision, and for tasks
 	@.venv/bin/python -m tests.conformance.conformance
+
+dist: .venv/ready ## Build the wheel, the sdist and the npm package from the last commit, and check them; results in dist
+	@.venv/bin/python scripts/dist.py
 
 bench: ## Measure Perdure beside its peers; results in bench/results
 	@PYTHON=$(PYTHON) bench/setup.sh

@@ -1,8 +1,9 @@
-"""The npm package: its unit tests, its build and its size."""
+"""The npm package: its unit tests, its build and its size, in a copy that has no repository around it."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,25 +16,28 @@ from tests.support.node import node_modules, program
 MOST = 9500
 
 
-@pytest.fixture(autouse=True)
-def packages() -> Path:
-    return node_modules(PACKAGE)
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("outside") / "browser"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("node_modules", "dist", "build"))
+    (copy / "node_modules").symlink_to(node_modules(PACKAGE))
+    return copy
 
 
-def run(script: str, *options: str) -> str:
-    done = subprocess.run([program("node"), PACKAGE / script, *options], capture_output=True, text=True, timeout=100)
+def run(package: Path, script: str, *options: str) -> str:
+    done = subprocess.run([program("node"), package / script, *options], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_units() -> None:
-    found = re.search(r"(?:#|ℹ) pass (\d+)", run("test.mjs"))
+def test_the_units(package: Path) -> None:
+    found = re.search(r"(?:#|ℹ) pass (\d+)", run(package, "test.mjs"))
     assert found is not None
     assert int(found[1]) > 50
 
 
-def test_it_builds_and_stays_small() -> None:
-    found = re.fullmatch(r"perdure.js: (\d+) bytes gzipped\n", run("build.mjs", "--types"))
+def test_it_builds_and_stays_small(package: Path) -> None:
+    found = re.fullmatch(r"perdure.js: (\d+) bytes gzipped\n", run(package, "build.mjs", "--types"))
     assert found is not None
     assert int(found[1]) <= MOST
-    assert "PerdureTransport" in (PACKAGE / "dist" / "types" / "index.d.ts").read_text()
+    assert "PerdureTransport" in (package / "dist" / "types" / "index.d.ts").read_text()

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import vectors from '../../../tests/vectors/delivery.json';
+import vectors from './vectors/delivery.json';
 import * as delivery from '../src/delivery.ts';
 import { Meaning, Sent } from '../src/delivery.ts';
 import type { Id, Message } from '../src/wire.ts';

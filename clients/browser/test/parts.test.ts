@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import methods from '../../../tests/vectors/methods.json';
+import methods from './vectors/methods.json';
 import { LONGEST_WAIT, wait } from '../src/backoff.ts';
 import { OutcomeUnknown, PerdureError, SessionLost } from '../src/errors.ts';
 import { headerValue, offersIn, withTasks } from '../src/exchange.ts';

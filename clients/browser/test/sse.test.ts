@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import vectors from '../../../tests/vectors/sse.json';
+import vectors from './vectors/sse.json';
 import { decoder as newDecoder } from '../src/sse.ts';
 
 const encoder = new TextEncoder();

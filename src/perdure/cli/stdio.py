@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,42 +22,60 @@ command again.
 """
 
 
-@click.command("stdio", help=_ABOUT, short_help="Connect a desktop host to an MCP server.")
-@click.argument("url", metavar="URL")
-@click.option("--token-env", metavar="NAME", help="environment variable that holds the bearer token")
-@click.option("--token-file", **_FILE, help="file that holds the bearer token; read again when the server refuses it")
-@click.option(
-    "--token-dir",
-    type=click.Path(path_type=Path),
-    envvar="PERDURE_TOKEN_DIR",
-    metavar="DIR",
-    help="directory for resume tokens  [env: PERDURE_TOKEN_DIR]",
+BRIDGE_OPTIONS = (
+    click.Option(["--token-env"], metavar="NAME", help="environment variable that holds the bearer token"),
+    click.Option(
+        ["--token-file"], **_FILE, help="file that holds the bearer token; read again when the server refuses it"
+    ),
+    click.Option(
+        ["--token-dir"],
+        type=click.Path(path_type=Path),
+        envvar="PERDURE_TOKEN_DIR",
+        metavar="DIR",
+        help="directory for resume tokens  [env: PERDURE_TOKEN_DIR]",
+    ),
+    click.Option(["--no-resume"], is_flag=True, help="begin a new session at each start, and keep nothing on disk"),
+    click.Option(
+        ["--instance"],
+        metavar="NAME",
+        help="a name that tells this bridge from others that the host starts with the same address and options",
+    ),
+    click.Option(
+        ["--patience"],
+        type=parsed(parse_duration),
+        default=_PATIENCE,
+        metavar="TIME",
+        help=f"how long to wait for a server that is away  [default: {format_duration(_PATIENCE)}]",
+    ),
+    click.Option(
+        ["--log-level"],
+        type=click.Choice(LEVELS),
+        default="info",
+        metavar="LEVEL",
+        help=f"least level that is logged on stderr: {', '.join(LEVELS)}  [default: info]",
+    ),
+    click.Option(["--log-file"], **_FILE, help="also append the log to FILE"),
 )
-@click.option("--no-resume", is_flag=True, help="begin a new session at each start, and keep nothing on disk")
-@click.option(
-    "--instance",
-    metavar="NAME",
-    expose_value=False,  # it works by being an argument: those are a part of the target
-    help="a name that tells this bridge from others that the host starts with the same address and options",
-)
-@click.option(
-    "--patience",
-    type=parsed(parse_duration),
-    default=_PATIENCE,
-    metavar="TIME",
-    help=f"how long to wait for a server that is away  [default: {format_duration(_PATIENCE)}]",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(LEVELS),
-    default="info",
-    metavar="LEVEL",
-    help=f"least level that is logged on stderr: {', '.join(LEVELS)}  [default: info]",
-)
-@click.option("--log-file", **_FILE, help="also append the log to FILE")
-def stdio(no_resume: bool, **given: Any) -> int:
+"""The options of the bridge. `perdure install` has them too, and writes them into a host's configuration."""
+
+
+def check_token_options(given: Mapping[str, Any]) -> None:
     if given["token_env"] is not None and given["token_file"] is not None:
         raise click.UsageError("--token-env and --token-file cannot be given together")
+
+
+def _stdio(no_resume: bool, instance: str | None, **given: Any) -> int:
+    """`instance` works by being an argument: those are a part of the target."""
+    check_token_options(given)
     from perdure.stdio.program import Options, run
 
     return run(Options(resume=not no_resume, **given), arguments=sys.argv[1:], environ=os.environ)
+
+
+stdio = click.Command(
+    "stdio",
+    callback=_stdio,
+    params=[click.Argument(["url"], metavar="URL"), *BRIDGE_OPTIONS],
+    help=_ABOUT,
+    short_help="Connect a desktop host to an MCP server.",
+)

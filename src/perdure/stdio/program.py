@@ -159,8 +159,8 @@ async def _refuse(url: str, output: Output, refused: Refused) -> int:
     return REFUSED
 
 
-def _http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
-    """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
+def check_address(url: str) -> None:
+    """Raise `Refused` unless this is the address of a server, without credentials in it."""
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError) as error:
@@ -174,6 +174,11 @@ def _http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
         bad = "credentials must not stand in the address: give them with --token-env or --token-file"
     if bad:
         raise Refused("bad_address", bad)
+
+
+def _http_client(url: str, token: TokenProvider | None) -> httpx2.AsyncClient:
+    """Raises `Refused` where the address, the proxies or the certificates cannot be used."""
+    check_address(url)
     try:
         return remote.http_client(url, auth=None if token is None else Bearer(token))
     except OSError as error:

@@ -336,6 +336,9 @@ class Slot:
             return _checked(data)
         except Untrusted as reason:
             log_event(logging.WARNING, "token.corrupted", "Token file corrupted, treating as stale", reason=str(reason))
+            # A sentence of its own, because programs look for the one above as it stands.
+            path = taken.chooser.folder.path / taken.name.file("token")
+            log_event(logging.WARNING, "token.unused", f"The token file {path} is not used: {reason}")
             self.forget()
             return None
 

@@ -41,30 +41,32 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
-BAD_FILES: dict[str, Callable[[Path], object]] = {
-    "empty": lambda path: path.write_text(""),
-    "cut": lambda path: path.write_text(token()[:-1]),
-    "with a line's end": lambda path: path.write_text(token() + "\n"),
-    "no text": lambda path: path.write_bytes(b"\xff" * 64),
-    "huge": lambda path: os.truncate(path, 1 << 40),
-    "readable by the group": lambda path: path.chmod(0o640),
-    "readable by others": lambda path: path.chmod(0o604),
-    "writable by others": lambda path: path.chmod(0o602),
-    "a link": _link,
-    "a link to nothing": _link_to_nothing,
-    "of two names": lambda path: path.with_name("second").hardlink_to(path),
-    "a pipe": _pipe,
-    "of another owner": _owned_by_nobody,
+_NO_TOKEN = "a token has 64 characters of base64url, these are {} bytes of something else"
+BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.write_text(""), _NO_TOKEN.format(0)),
+    "cut": (lambda path: path.write_text(token()[:-1]), _NO_TOKEN.format(63)),
+    "with a line's end": (lambda path: path.write_text(token() + "\n"), "it has more than 64 bytes"),
+    "no text": (lambda path: path.write_bytes(b"\xff" * 64), _NO_TOKEN.format(64)),
+    "huge": (lambda path: os.truncate(path, 1 << 40), "it has more than 64 bytes"),
+    "readable by the group": (lambda path: path.chmod(0o640), "others may use it (mode 0640)"),
+    "readable by others": (lambda path: path.chmod(0o604), "others may use it (mode 0604)"),
+    "writable by others": (lambda path: path.chmod(0o602), "others may use it (mode 0602)"),
+    "a link": (_link, "it is a link"),
+    "a link to nothing": (_link_to_nothing, "it is a link"),
+    "of two names": (lambda path: path.with_name("second").hardlink_to(path), "it has a second name"),
+    "a pipe": (_pipe, "it is not a plain file"),
+    "of another owner": (_owned_by_nobody, "it belongs to another user"),
 }
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[only_root] if "owner" in how else []) for how in BAD_FILES])
 def test_a_token_file_that_is_not_trusted(how: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """T4, T8: it is deleted, and the session starts fresh; what a link points to stays."""
-    BAD_FILES[how](kept(folder))
+    """T4, T8: the log says why, it is deleted, and the session starts fresh; what a link points to stays."""
+    spoil, reason = BAD_FILES[how]
+    spoil(kept(folder))
     slot = opened(folder)
     assert slot.token() is None
-    assert said(caplog) == [CORRUPTED]
+    assert said(caplog) == [CORRUPTED, f"The token file {folder / 'token-7-70'} is not used: {reason}"]
     assert not os.path.lexists(folder / "token-7-70")
     assert (folder / "elsewhere").exists() == (how == "a link")
     assert slot.keep(token(2))
@@ -76,7 +78,9 @@ def test_a_token_file_that_cannot_be_read(others_folder: Path, caplog: pytest.Lo
     (kept(others_folder)).chmod(0)
     slot = opened(others_folder)
     assert slot.token() is None
-    assert said(caplog) == [CORRUPTED]
+    first, second = said(caplog)
+    assert first == CORRUPTED
+    assert second.endswith(" is not used: it cannot be opened: Permission denied")
     assert slot.keep(token(2))
 
 
@@ -88,8 +92,9 @@ def test_a_folder_in_the_place_of_the_token(folder: Path, caplog: pytest.LogCapt
     slot = opened(folder)
     assert slot.token() is None
     assert not slot.keep(token())
-    first, second = said(caplog)
+    first, why, second = said(caplog)
     assert first == CORRUPTED
+    assert why.endswith(" is not used: it is not a plain file")
     assert second.startswith("Failed to write token file: [Errno 21] Is a directory")
     assert [found.name for found in folder.glob("*.new")] == []
 

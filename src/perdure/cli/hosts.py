@@ -1,0 +1,198 @@
+"""The commands `perdure install` and `perdure uninstall`: write `perdure stdio` into a host's configuration, or out."""
+
+import json
+import os
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from perdure._core.text import format_duration
+from perdure.cli.stdio import BRIDGE_OPTIONS, check_token_options
+from perdure.errors import Misuse
+from perdure.hosts.config_file import ConfigFile
+from perdure.hosts.entries import BadDocument, add, find, remove
+from perdure.hosts.known import HOSTS, NAME_RULE, Host, Scope, config_path, described, entry, is_bridge, is_name
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FILE = click.Path(path_type=Path)
+_HOST = click.Argument(["host"], type=click.Choice(list(HOSTS)), metavar="HOST")
+_WHERE = (
+    click.Option(
+        ["--name"], default="perdure", metavar="NAME", help="the server's name in the host  [default: perdure]"
+    ),
+    click.Option(
+        ["--scope"],
+        type=click.Choice(["user", "project"]),
+        default="user",
+        help="the user's own file, or the one of the project in this directory  [default: user]",
+    ),
+    click.Option(["--file"], type=_FILE, metavar="FILE", help="the host's file, where it is not at its usual place"),
+)
+_HOST_LIST = ", ".join(HOSTS)
+
+
+def _where(host: Host, scope: Scope, file: Path | None) -> Path | None:
+    """The file to change; None for the common format without a file, which is printed."""
+    if file is not None:
+        return Path(os.path.abspath(file))
+    try:
+        home = Path.home()
+    except RuntimeError as error:  # a user without an entry and without HOME, as in some containers
+        raise Misuse("the home directory is not known: set HOME, or name the file with --file") from error
+    found = config_path(host, scope, platform=sys.platform, home=home, project=Path.cwd(), environ=os.environ)
+    if found is None and host.home + host.settings:
+        raise Misuse(f"{host.title} has no file for one project: leave --scope out, or name a file with --file")
+    return None if found is None else Path(found)
+
+
+def _program() -> list[str]:
+    """The command that runs Perdure from any directory and with any PATH."""
+    script = Path(sysconfig.get_path("scripts"), "perdure.exe" if sys.platform == "win32" else "perdure")
+    if script.is_file() and os.access(script, os.X_OK):
+        return [str(script)]
+    if not sys.executable:
+        raise Misuse("the path of this Python is not known: write the configuration by hand, see --print")
+    return [sys.executable, "-m", "perdure"]
+
+
+def _bridge_arguments(ctx: click.Context) -> list[str]:
+    """The options for `perdure stdio` that the user gave. Paths become absolute: hosts start it elsewhere."""
+    words = []
+    for option in BRIDGE_OPTIONS:
+        name = str(option.name)
+        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        words.append(option.opts[0])
+        value = ctx.params[name]
+        if isinstance(value, Path):
+            words.append(os.path.abspath(value.expanduser()))
+        elif not option.is_flag:
+            words.append(format_duration(value) if isinstance(value, float) else str(value))
+    return words
+
+
+def _check(url: str, name: str, given: dict[str, Any]) -> None:
+    from perdure.remote.endpoint import Refused
+    from perdure.stdio.program import check_address
+
+    check_token_options(given)
+    if not is_name(name):
+        raise Misuse(f"--name: {name!r} does not fit all hosts: {NAME_RULE}")
+    variable = given["token_env"]
+    if variable is not None and not _VARIABLE.fullmatch(variable):
+        # Not what was seen: it may be the token.
+        raise Misuse(
+            "--token-env takes the name of a variable, such as BAKERY_TOKEN; the token itself is never written"
+        )
+    try:
+        check_address(url)
+    except Refused as refused:
+        raise Misuse(str(refused)) from refused
+
+
+def _held(file: ConfigFile, host: Host, name: str) -> Any:
+    try:
+        return find(file.text, host.key, name)
+    except BadDocument as error:
+        raise Misuse(f"{file.path} cannot be edited, {error}: mend it first, or use --print") from error
+
+
+def _say(sentence: str, **where: Any) -> None:
+    click.echo(f"perdure: {sentence}", **where)
+
+
+@click.pass_context
+def _install(ctx: click.Context, /, host: str, url: str, **given: Any) -> None:
+    known, name = HOSTS[host], given["name"]
+    _check(url, name, given)
+    wanted = entry(known, [*_program(), "stdio", url, *_bridge_arguments(ctx)])
+    path = _where(known, given["scope"], given["file"])
+    if given["print"] or path is None:
+        click.echo(json.dumps({known.key: {name: wanted}}, ensure_ascii=False, indent=2))
+        _say(f"this goes into {path}" if path else "name a file with --file to have it written", err=True)
+        return
+    file = ConfigFile.read(path)
+    found = _held(file, known, name)
+    if found == wanted:
+        _say(f"nothing to do: {path} has this server as {name}")
+        return
+    if found is not None and not given["force"]:
+        raise Misuse(
+            f"{path} has another server called {name} ({described(found)}):"
+            " choose another name with --name, or replace it with --force"
+        )
+    backup = file.replace(add(file.text, known.key, name, wanted))
+    _say(f"{path} has the server {name} now")
+    if backup is not None:
+        _say(f"the file as it was: {backup}")
+    if given["token_env"] is not None:
+        _say(f"give {given['token_env']} to the host's environment; it was not written into the file")
+    if known.then:
+        _say(f"next: {known.then}")
+
+
+def _uninstall(host: str, **given: Any) -> None:
+    known, name = HOSTS[host], given["name"]
+    path = _where(known, given["scope"], given["file"])
+    if path is None:
+        raise Misuse(f"{host} has no usual file: name it with --file, or use --scope project")
+    file = ConfigFile.read(path)
+    found = _held(file, known, name)
+    if found is None or file.text is None:
+        _say(f"nothing to do: {path} has no server called {name}")
+        return
+    if not is_bridge(found) and not given["force"]:
+        raise Misuse(f"the server {name} in {path} does not run perdure stdio: take it out with --force")
+    if given["print"]:
+        click.echo(json.dumps({known.key: {name: found}}, ensure_ascii=False, indent=2))
+        _say(f"this would be taken out of {path}", err=True)
+        return
+    left = remove(file.text, known.key, name)
+    backup = file.replace(left)
+    _say(f"{path} is removed: it held nothing else" if left is None else f"{path} has no server {name} any more")
+    if backup is not None:
+        _say(f"the file as it was: {backup}")
+    if known.then:
+        _say(f"next: {known.then}")
+
+
+install = click.Command(
+    "install",
+    callback=_install,
+    params=[
+        _HOST,
+        click.Argument(["url"], metavar="URL"),
+        *_WHERE,
+        click.Option(["--print"], is_flag=True, help="show the configuration instead of writing it"),
+        click.Option(["--force"], is_flag=True, help="replace another server of this name"),
+        *BRIDGE_OPTIONS,
+    ],
+    short_help="Add an MCP server to a desktop host.",
+    help=(
+        "Write into HOST's configuration that it starts perdure stdio for the MCP server at URL. HOST is one of"
+        f" {_HOST_LIST}. Everything else in the file stays as it is, and a backup is put beside it. mcp-json prints"
+        " the configuration that most hosts read, unless --file or --scope project says where to write it. The"
+        " options from --token-env on are those of perdure stdio, and are written into the configuration."
+    ),
+)
+
+uninstall = click.Command(
+    "uninstall",
+    callback=_uninstall,
+    params=[
+        _HOST,
+        *_WHERE,
+        click.Option(["--print"], is_flag=True, help="show what would be taken out"),
+        click.Option(["--force"], is_flag=True, help="take out a server that does not run perdure stdio as well"),
+    ],
+    short_help="Take an MCP server out of a desktop host.",
+    help=(
+        "Take what perdure install has written out of HOST's configuration. The rest of the file stays as it is. HOST"
+        f" is one of {_HOST_LIST}."
+    ),
+)

@@ -1,0 +1,90 @@
+"""Reads a host's configuration file and replaces it: whole or not at all, with its mode, with a backup beside it."""
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.errors import Misuse
+
+BACKUP = ".perdure-backup"
+"""Put behind the file's name: the file as it was before the last change."""
+_BINARY: int = getattr(os, "O_BINARY", 0)  # Windows would change line ends without it
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile:
+    """What a file held when it was read."""
+
+    path: Path
+    """The file itself: a link stays, and what it points to is replaced."""
+    text: str | None
+    """None for a file that is not there."""
+    mode: int = 0
+    owner: tuple[int, int] = (-1, -1)
+
+    @classmethod
+    def read(cls, path: Path) -> "ConfigFile":
+        """Raises `Misuse` where it cannot be read, or is not text."""
+        try:
+            real = Path(os.path.realpath(path))
+            about = os.stat(real)
+            if not stat.S_ISREG(about.st_mode):
+                raise Misuse(f"{path} is not a plain file: name another one with --file")
+            text = real.read_bytes().decode()
+        except FileNotFoundError:
+            return cls(path=real, text=None)
+        except UnicodeDecodeError as error:
+            seen = f"byte {error.start} is 0x{error.object[error.start]:02x}"
+            raise Misuse(f"{path} is not UTF-8 text ({seen}): save it as UTF-8, or use --print") from error
+        except OSError as error:
+            raise Misuse(f"{path} cannot be read: {error.strerror}") from error
+        return cls(path=real, text=text, mode=stat.S_IMODE(about.st_mode), owner=(about.st_uid, about.st_gid))
+
+    def replace(self, text: str | None) -> Path | None:
+        """Write another text, or remove the file. Returns the backup's path, if there was something to back up.
+
+        Raises `Misuse`, and then nothing has changed.
+        """
+        if self.text is not None and not self.mode & stat.S_IWUSR:
+            raise Misuse(f"{self.path} is read-only (mode {self.mode:04o}): chmod u+w it, or use --print")
+        if ConfigFile.read(self.path) != self:
+            raise Misuse(f"{self.path} was changed by another program in this moment: run the command again")
+        try:
+            if text is None:
+                self.path.unlink()
+                return None
+            data = text.encode()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            backup = None
+            if self.text is not None:
+                backup = self.path.with_name(self.path.name + BACKUP)
+                self._write(backup, self.text.encode())
+            self._write(self.path, data)
+        except UnicodeEncodeError as error:
+            raise Misuse("the options hold bytes that are not UTF-8, which the file cannot hold") from error
+        except OSError as error:
+            raise Misuse(f"{error.filename or self.path} cannot be written: {error.strerror}") from error
+        return backup
+
+    def _write(self, path: Path, data: bytes) -> None:
+        """Replace a file, whole or not at all, by one with the mode and owner that the configuration has."""
+        made = path.with_name(f"{path.name}.{os.getpid()}.new")
+        mode = 0o666 if self.text is None else 0o600  # until it has its own
+        with contextlib.suppress(FileNotFoundError):
+            made.unlink()
+        try:
+            with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, mode), "wb") as opened:
+                if self.text is not None and hasattr(os, "fchown"):  # not on Windows
+                    with contextlib.suppress(PermissionError):  # only root gives files away
+                        os.fchown(opened.fileno(), *self.owner)
+                    os.fchmod(opened.fileno(), self.mode)
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.replace(made, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                made.unlink()
+            raise

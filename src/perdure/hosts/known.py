@@ -1,0 +1,143 @@
+"""Knows the hosts: where each keeps its servers on which system, under which name, and what an entry looks like.
+
+Each host's documentation is the source; docs/hosts.md has the addresses.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+Scope = Literal["user", "project"]
+
+#: Characters of a name. Hosts put it before the names of tools, and models take names of at most 64 characters in all.
+MAX_NAME = 32
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_NAME - 1}}}")
+NAME_RULE = f"up to {MAX_NAME} letters, digits, hyphens and underscores, and the first is a letter or digit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A program that starts MCP servers."""
+
+    title: str
+    key: str = "mcpServers"
+    """The member of the file that holds the servers."""
+    has_type: bool = False
+    """Whether an entry must say `"type": "stdio"`."""
+    home: tuple[str, ...] = ()
+    """The user's file, below the home directory."""
+    variable: str = ""
+    """An environment variable that names the folder of the user's file."""
+    settings: tuple[str, ...] = ()
+    """The user's file, below the directory where applications of this system keep their settings."""
+    project: tuple[str, ...] = ()
+    """The file of one project, below its directory."""
+    then: str = ""
+    """What makes the host read its file again."""
+
+
+HOSTS: Mapping[str, Host] = {
+    "claude-desktop": Host(
+        title="Claude Desktop",
+        settings=("Claude", "claude_desktop_config.json"),
+        then="quit Claude Desktop and start it again",
+    ),
+    "claude-code": Host(
+        title="Claude Code",
+        home=(".claude.json",),
+        variable="CLAUDE_CONFIG_DIR",
+        project=(".mcp.json",),
+        then="start claude again, and see /mcp there",
+    ),
+    "cursor": Host(
+        title="Cursor",
+        home=(".cursor", "mcp.json"),
+        project=(".cursor", "mcp.json"),
+        then="see the list of MCP servers in Cursor's settings",
+    ),
+    "vscode": Host(
+        title="VS Code",
+        key="servers",
+        has_type=True,
+        settings=("Code", "User", "mcp.json"),
+        project=(".vscode", "mcp.json"),
+        then="run the command MCP: List Servers in VS Code",
+    ),
+    "windsurf": Host(
+        title="Windsurf",
+        home=(".codeium", "windsurf", "mcp_config.json"),
+        then="refresh the list of MCP servers in Windsurf",
+    ),
+    "gemini-cli": Host(
+        title="Gemini CLI",
+        home=(".gemini", "settings.json"),
+        project=(".gemini", "settings.json"),
+        then="start gemini again, and see /mcp there",
+    ),
+    "mcp-json": Host(
+        title="a file in the common format",
+        project=(".mcp.json",),
+    ),
+}
+
+
+def config_path(
+    host: Host, scope: Scope, *, platform: str, home: PurePath, project: PurePath, environ: Mapping[str, str]
+) -> PurePath | None:
+    """The file that the host reads; None where it has none of this scope."""
+    if scope == "project":
+        return project.joinpath(*host.project) if host.project else None
+    if host.variable and environ.get(host.variable):
+        return project.joinpath(environ[host.variable], host.home[-1])
+    if host.home:
+        return home.joinpath(*host.home)
+    if host.settings:
+        return _settings_folder(platform, home, environ).joinpath(*host.settings)
+    return None
+
+
+def _settings_folder(platform: str, home: PurePath, environ: Mapping[str, str]) -> PurePath:
+    """Where applications keep their settings. A relative path in the environment is ignored, as the XDG rules say."""
+    kind = type(home)
+    if platform == "darwin":
+        return home / "Library" / "Application Support"
+    name, usual = ("APPDATA", ("AppData", "Roaming")) if platform == "win32" else ("XDG_CONFIG_HOME", (".config",))
+    given = kind(environ.get(name, ""))
+    return given if given.is_absolute() else home.joinpath(*usual)
+
+
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def entry(host: Host, command: Sequence[str]) -> dict[str, Any]:
+    """The entry that makes the host run this command."""
+    program, *arguments = command
+    kind = {"type": "stdio"} if host.has_type else {}
+    return {**kind, "command": program, "args": arguments}
+
+
+def is_bridge(found: object) -> bool:
+    """Whether an entry runs `perdure stdio`, by its path, through a launcher or as a module."""
+    return _bridged(found) is not None
+
+
+def described(found: object) -> str:
+    """What an entry runs, in a word. Not its arguments or its environment: they may hold secrets."""
+    if (arguments := _bridged(found)) is not None:
+        return " ".join(["perdure stdio", *arguments[:1]])
+    return str(found.get("command") or "no command") if isinstance(found, dict) else "not an object"
+
+
+def _bridged(found: object) -> list[str] | None:
+    """The arguments behind `perdure stdio`."""
+    if not isinstance(found, dict) or not isinstance(arguments := found.get("args"), list):
+        return None
+    words = [str(word) for word in (found.get("command"), *arguments)]
+    programs = [re.split(r"[/\\]", word)[-1].lower().removesuffix(".exe") for word in words]
+    for at, (program, word) in enumerate(zip(programs, words[1:], strict=False)):
+        if (program, word) == ("perdure", "stdio"):
+            return words[at + 2 :]
+    return None
