@@ -276,6 +276,12 @@ SELECT generation FROM stream WHERE id = ?;
 INSERT INTO generation (stream, generation, "end")
 SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed = 0;
 
+-- end_generations: where the writers of all streams that may still grow ended
+INSERT INTO generation (stream, generation, "end") SELECT key, generation, last FROM stream WHERE sealed = 0;
+
+-- skip_generations: the next generation of all these streams, behind some that another copy of the store may have begun
+UPDATE stream SET generation = max(generation + 1, min(generation + :skipped, 999000)) WHERE sealed = 0;
+
 -- put_generation: the end of a generation, copied from another store
 INSERT INTO generation (stream, generation, "end") VALUES (?, ?, ?);
 
