@@ -15,6 +15,10 @@ OWN_WORD = 60.0
 """Seconds by which the clocks of nodes may differ (promise 18) before a time proves anything."""
 
 
+COUNTED = ("sessions", "streams", "calls", "events", "answers")
+"""What the query `counts` gives."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invariant:
     """A rule, and the promise that it comes from (0: the layout of the tables)."""

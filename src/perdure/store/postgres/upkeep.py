@@ -5,17 +5,17 @@ import contextlib
 import re
 import secrets
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import asyncpg
 
 from perdure._core.ids import NodeId, generations_skipped
 from perdure._core.leases import FREE_SECONDS
 from perdure.errors import Misuse, StoreError
-from perdure.store.base import RECORD_VERSION
-from perdure.store.invariants import INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
+from perdure.store.invariants import Verdict
 from perdure.store.postgres import sql_files
 from perdure.store.postgres.address import parse_address, without_password
+from perdure.store.postgres.checking import check_schema
 from perdure.store.postgres.connections import Connection, Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
@@ -208,7 +208,7 @@ class PostgresUpkeep:
             self._connected("checked") as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
-            return await _verified(connection, sql_files.checks(self._address.schema))
+            return await check_schema(connection, self._address.schema)
 
     async def is_backup(self) -> bool:
         return False  # nothing in a database tells
@@ -230,25 +230,6 @@ class PostgresUpkeep:
             "PostgreSQL gives room back by itself: expired events go with their whole table, and autovacuum lets the"
             " rest be used again; see `perdure_store_bytes` among the metrics"
         )
-
-
-_COUNTED = ("sessions", "streams", "calls", "events", "answers")
-_VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
-
-
-async def _verified(connection: Connection, checks: Mapping[str, str]) -> Verdict:
-    """Check everything within a transaction that sees one moment. The server keeps what a query needs; a few sentences
-    come back."""
-    [row] = await connection.fetch(checks["counts"])
-    faults: list[Fault] = []
-    unnamed: list[str] = []
-    for rule in INVARIANTS:
-        query = f"SELECT * FROM ({checks[rule].rstrip(';')}) AS broken LIMIT {MOST_SHOWN + 1}"
-        found = await connection.fetch(query, *_VALUES.get(rule, ()))
-        named_ones, has_more = faults_of(rule, [where for (where,) in found])
-        faults += named_ones
-        unnamed += [rule] if has_more else []
-    return Verdict(counts=dict(zip(_COUNTED, row, strict=True)), faults=faults, unnamed=unnamed)
 
 
 async def _no_node() -> None:

@@ -5,14 +5,13 @@ import sqlite3
 from collections.abc import Sequence
 
 from perdure.store.base import RECORD_VERSION
-from perdure.store.invariants import INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
+from perdure.store.invariants import COUNTED, INVARIANTS, MOST_SHOWN, OWN_WORD, Fault, Verdict, faults_of
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import rollback
 
 INTEGRITY = "integrity"
 """The name of the rule that SQLite itself checks."""
 
-_COUNTED = ("sessions", "streams", "calls", "events", "answers")
 _VALUES = {"unanswered": (OWN_WORD,), "records": (RECORD_VERSION,)}
 
 
@@ -25,7 +24,7 @@ def check_file(connection: sqlite3.Connection) -> Verdict:
         if damage:
             # Queries over damaged pages would raise, or tell nonsense.
             return Verdict(counts={}, faults=damage[:MOST_SHOWN], unnamed=[INTEGRITY] if damage[MOST_SHOWN:] else [])
-        counts = dict(zip(_COUNTED, connection.execute(_sql.checks()["counts"]).fetchone(), strict=True))
+        counts = dict(zip(COUNTED, connection.execute(_sql.checks()["counts"]).fetchone(), strict=True))
         faults: list[Fault] = []
         unnamed: list[str] = []
         for rule in INVARIANTS:

@@ -59,7 +59,7 @@ def vacuum(path: str, *, living: int, incremental: bool, may_wait: bool, on_step
         free = pragma(file, "freelist_count") * page
         used = pragma(file, "page_count") * page - free
         is_prepared = pragma(file, "auto_vacuum") == _INCREMENTAL
-        began = time.monotonic()
+        waited = 0.0
         if is_prepared:
             _give_back(file, on_step=lambda pages: on_step(pages * page))
         elif free or incremental:
@@ -67,8 +67,9 @@ def vacuum(path: str, *, living: int, incremental: bool, may_wait: bool, on_step
             _refuse_full(path, used)
             if incremental:
                 file.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+            began = time.monotonic()
             patiently(partial(file.execute, "VACUUM"), patience=OPERATOR_PATIENCE)
-        waited = 0.0 if is_prepared else time.monotonic() - began
+            waited = time.monotonic() - began
         _move_log(file)
         after = os.path.getsize(path)
         return Vacuumed(before=before, after=after, free=free, waited=waited, is_prepared=is_prepared or incremental)
