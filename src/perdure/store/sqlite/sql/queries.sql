@@ -444,6 +444,16 @@ DELETE FROM event WHERE (stream, seq) IN (
       AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = :session)
     LIMIT :limit);
 
+-- walk_end: the event so many behind a place in the order of all events, if there is one
+SELECT stream, seq FROM event WHERE (stream, seq) > (?, ?) ORDER BY stream, seq LIMIT 1 OFFSET ?;
+
+-- walk: how many events and answers lie between two places, or behind the first, and their bytes, less what the codec added
+SELECT count(CASE final WHEN 0 THEN 1 END), count(CASE final WHEN 1 THEN 1 END),
+       coalesce(sum(CASE final WHEN 0 THEN max(0, length(payload) - :overhead) END), 0),
+       coalesce(sum(CASE final WHEN 1 THEN max(0, length(payload) - :overhead) END), 0)
+FROM event WHERE (stream, seq) > (:stream, :seq)
+    AND (stream, seq) <= (coalesce(:last_stream, 9223372036854775807), coalesce(:last_seq, 9223372036854775807));
+
 -- clear_sessions: forget all sessions, when a copy has failed
 DELETE FROM session;
 
