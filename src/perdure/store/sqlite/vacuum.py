@@ -19,7 +19,7 @@ from functools import partial
 from urllib.parse import quote
 
 from perdure.errors import Misuse, StoreError
-from perdure.store.sqlite.file import OPERATOR_PATIENCE, named, patiently, pragma, refuse_unfit, rollback
+from perdure.store.sqlite.file import OPERATOR_PATIENCE, named, patiently, pragma, refuse_unfit
 from perdure.store.upkeep import Vacuumed
 
 SPEED = 50 << 20
@@ -39,6 +39,8 @@ MARGIN = 16 << 20
 
 TRIES = 100
 """Times that the log is tried to be moved into the file: readers in the way put it off, for a moment each."""
+
+_STEP = f"BEGIN IMMEDIATE; PRAGMA incremental_vacuum({STEP}); COMMIT"
 
 _INCREMENTAL = 2
 """SQLite's number for a file that can be made smaller in steps."""
@@ -98,14 +100,9 @@ def _refuse_full(path: str, used: int) -> None:
 def _give_back(file: sqlite3.Connection, *, on_step: Callable[[int], None]) -> None:
     while left := pragma(file, "freelist_count"):
         on_step(left)
-        patiently(partial(file.execute, "BEGIN IMMEDIATE"), patience=OPERATOR_PATIENCE)
-        try:
-            # To its end: each row that is fetched is a page.
-            file.execute(f"PRAGMA incremental_vacuum({STEP})").fetchall()
-            file.execute("COMMIT")
-        except BaseException:
-            rollback(file)
-            raise
+        # As a script, because Python ends any other statement that has no columns after its first step, and each step
+        # is one page.
+        patiently(partial(file.executescript, _STEP), patience=OPERATOR_PATIENCE)
         file.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         time.sleep(PAUSE)
     on_step(0)

@@ -3,7 +3,8 @@
 
 -- counts: how much the store holds
 SELECT (SELECT count(*) FROM session), (SELECT count(*) FROM stream), (SELECT count(*) FROM call),
-       (SELECT count(*) FROM event WHERE final = 0), (SELECT count(*) FROM event WHERE final = 1);
+       count(CASE final WHEN 0 THEN 1 END), count(CASE final WHEN 1 THEN 1 END)
+FROM event;
 
 -- orphaned: rows of streams that are not there
 SELECT 'events of a stream that is not there (key ' || stream || ')'
