@@ -36,6 +36,11 @@ FENCE_BYTES = 5
 """40 random bits: a store that lost its latest claims makes them again under other fences. Above them stands the
 generation, which has six digits in a position: a fence takes 60 bits, and is a positive 64-bit integer everywhere."""
 
+SKIPPED = range(100, 600)
+"""Generations that are skipped when a store was put back from a copy, at random: more than a stream has new writers
+between a copy and its return, and other ones if the same copy is put back twice. It is far less than the number of ends
+that are kept of one stream (`store.base.KEPT_GENERATIONS`), so positions from before the copy stay known."""
+
 _PRIMING_BYTES = 6
 
 _POSITION = re.compile(r"([cs])([A-Za-z0-9_-]{22})\.([0-9]{6})\.([0-9]{10})(?:~[A-Za-z0-9_-]{1,32})?")
@@ -134,6 +139,11 @@ def new_fence(generation: int, random: RandomBytes, *, above: Fence = NO_FENCE) 
     """
     front = max(generation, (above >> FENCE_BYTES * 8) + 1)
     return Fence(front << FENCE_BYTES * 8 | int.from_bytes(random(FENCE_BYTES), "big"))
+
+
+def generations_skipped(random_below: Callable[[int], int]) -> int:
+    """How many generations a store skips that was put back from a copy."""
+    return SKIPPED[random_below(len(SKIPPED))]
 
 
 def parse_session_id(text: str) -> SessionId | None:

@@ -20,6 +20,7 @@ from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, sett
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.stdio import stdio
 from perdure.cli.store import store as store_commands
+from perdure.cli.upkeep import backup, check, vacuum
 from perdure.errors import Misuse, PerdureError, StoreUnavailable
 from perdure.http.paths import BESIDE
 from perdure.serve.worker_pool import WorkerChannel, run_workers
@@ -205,7 +206,7 @@ perdure_command.add_command(
         short_help="Serve an MCP server.",
     )
 )
-for _command in (sessions, tail, store_commands, stdio, install, uninstall):
+for _command in (sessions, tail, store_commands, backup, check, vacuum, stdio, install, uninstall):
     perdure_command.add_command(_command)
 
 

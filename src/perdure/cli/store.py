@@ -1,4 +1,4 @@
-"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check` and `copy`."""
+"""The operator's commands about a store as a whole: `perdure store init`, `migrate`, `check`, `restored` and `copy`."""
 
 import asyncio
 import json
@@ -111,6 +111,27 @@ def check(address: str, as_json: bool) -> int:
     return UNFIT if problems else 0
 
 
+@store.command(short_help="Tell a store that it was put back from a copy.")
+@click.argument("address", **_ADDRESS)
+def restored(address: str) -> None:
+    """Tell a store that it was put back from a copy of an earlier moment, before servers use it.
+
+    Positions that the servers gave out after that moment then never name other events: clients that come with one are
+    told what is gone. A file that `perdure backup` has made needs no telling. A database that was restored does
+    (pg_restore, a point in time), and so does a file that was copied by other means.
+    """
+    upkeep = upkeep_of(address)
+
+    async def work() -> None:
+        if await upkeep.version() == 0:
+            raise StoreError(f"{upkeep.shown} has no store that could have been put back")
+        await copying.refuse_living(upkeep)
+        await upkeep.put_back()
+
+    asyncio.run(work())
+    click.echo(f"{upkeep.shown} begins again: positions from after the copy are answered as lost")
+
+
 @store.command(short_help="Copy a store that no server uses to another place.")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
@@ -136,6 +157,10 @@ async def _copy(source: str, target: str, *, dry_run: bool) -> Tally:
     of, to = upkeep_of(source), upkeep_of(target)
     if await of.version() == 0:
         raise StoreError(f"{of.shown} has no store that could be copied")
+    if await of.is_backup():
+        raise Misuse(
+            f"{of.shown} is a backup; copy the file, run `perdure store restored` on that, and copy the store in it"
+        )
     async with existing_store(source, writes=False, busy_timeout=PATIENCE) as original:
         await copying.refuse_living(of)
         version = await to.version()

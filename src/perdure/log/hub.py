@@ -143,6 +143,13 @@ class Hub:
     def full(self) -> bool:
         return len(self.readers) + self._sessionless >= self._settings.max_readers
 
+    def count_readers(self) -> dict[str, int]:
+        """The open event streams by kind. `sessionless`: of clients without a session, which no stream of the log is
+        read for."""
+        standalone = sum(1 for reader in self.readers if reader.stream.kind is Kind.STANDALONE)
+        calls = len(self.readers) - standalone
+        return {"call": calls, "standalone": standalone, "sessionless": self._sessionless}
+
     @contextmanager
     def counting_sessionless(self) -> Iterator[None]:
         """Count an event stream that the SDK's own handler serves, to a client without a session."""

@@ -440,6 +440,10 @@ class Backlog:
         self._room = asyncio.Event()
         self._room.set()
 
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
     def set_shown(self, shown: bool) -> None:
         """What is held is shown from now on; or nothing is held any more."""
         if shown != self._shows:

@@ -491,6 +491,8 @@ def numbers(context: ServerContext, sessions: SessionRegistry) -> Snapshot:
         single_calls=single,
         streams={"standalone": len(held), "call": single + sum(len(session.streams) for session in held)},
         readers=len(context.hub.readers),
+        open_readers=context.hub.count_readers(),
+        held_bytes=context.journal.backlog.bytes,
         degraded=context.journal.state is LogState.DEGRADED,
         measures=measures_of(context.store),
     )

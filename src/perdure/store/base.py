@@ -812,17 +812,22 @@ class Measures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """Tells what a server says of the whole store."""
+    """Tells what is known of the whole store, whichever process wrote it."""
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int] = field(default_factory=dict)
     """Bytes, by the name of a table."""
-    rows: Mapping[str, int]
+    rows: Mapping[str, int] = field(default_factory=dict)
     """Nearly, by the name of a table."""
-    rotated: Mapping[str, float]
+    rotated: Mapping[str, float] = field(default_factory=dict)
     """When each part of the store began to be written to its present place, by the store's clock."""
-    lag_bytes: Mapping[str, int]
+    lag_bytes: Mapping[str, int] = field(default_factory=dict)
     """How far each standby is behind."""
-    lag_seconds: Mapping[str, float]
+    lag_seconds: Mapping[str, float] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a store that is a file: what is `used` in it, what is `free` in it, and the `log` beside it."""
+    kept: Mapping[str, int] = field(default_factory=dict)
+    """Retained events by kind (`event`, `answer`), as of the last count."""
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Measured(Protocol):

@@ -3,13 +3,14 @@
 Servers do not use it: they make and migrate a store by themselves where they may.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from perdure._core.ids import NO_FENCE, NodeId, StreamId
 from perdure.store.base import Append, Event, Generation, Store
 from perdure.store.codec import Payloads
+from perdure.store.invariants import Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,30 @@ class Fact:
     """For people; empty: the value itself."""
     problem: str = ""
     """Why no server of this release can use the store as it is, and what to do about it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackedUp:
+    """A backup that was made."""
+
+    path: str
+    bytes: int
+    verdict: Verdict | None
+    """What the check of it found; `None` if it was not checked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vacuumed:
+    """What became of a file that was to get smaller; sizes in bytes."""
+
+    before: int
+    after: int
+    free: int
+    """What no row used before."""
+    waited: float
+    """Seconds for which commits had to wait."""
+    is_prepared: bool
+    """The next time it gets smaller in short steps."""
 
 
 class Upkeep(Protocol):
@@ -50,6 +75,25 @@ class Upkeep(Protocol):
 
     async def living(self) -> Sequence[NodeId]:
         """The nodes that live, as far as can be told from outside. The store must be there."""
+
+    async def verify(self) -> Verdict:
+        """Check everything in a store of this release, as of one moment, while servers use it (`store.invariants`).
+        Nothing is changed."""
+
+    async def is_backup(self) -> bool:
+        """Whether it is a copy of a store that went on, and no server has used it yet."""
+
+    async def put_back(self) -> None:
+        """Note that the store was put back from a copy: no generation that was begun since is used again (6). No server
+        uses it."""
+
+    def back_up(self, target: str, *, checks: bool, on_copied: Callable[[int, int], None]) -> BackedUp:
+        """Copy the store to a file that is not there yet, while servers use it; whole, or not at all. `on_copied` is
+        called with the bytes that are copied and with all. Raises `Misuse` where the store's server does that."""
+
+    def vacuum(self, *, incremental: bool, may_wait: bool, on_step: Callable[[int], None]) -> Vacuumed:
+        """Give the room of what was forgotten back to the file system. Raises `Misuse` where the store's server does
+        that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

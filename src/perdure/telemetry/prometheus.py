@@ -49,6 +49,10 @@ class Snapshot:
     streams: Mapping[str, int] = field(default_factory=dict)
     """By kind, of those in this node's memory."""
     readers: int | None = None
+    open_readers: Mapping[str, int] = field(default_factory=dict)
+    """Event streams by kind, those without a session among them."""
+    held_bytes: int | None = None
+    """What this node holds in memory while the store fails."""
     degraded: bool | None = None
     seconds: Mapping[str, tuple[Sequence[int], float]] = field(default_factory=dict)
     """Latencies: how many within each bound, and their sum."""
@@ -57,8 +61,8 @@ class Snapshot:
 
 
 def snapshot(node: NodeId, counters: Counters, *, measures: Measures | None = None, **held: Any) -> Snapshot:
-    """The numbers of this node at this moment. `held`: its `sessions`, `single_calls`, `streams` and `readers`, and
-    `degraded`.
+    """The numbers of this node at this moment. `held`: its `sessions`, `single_calls`, `streams`, `readers`,
+    `open_readers`, `held_bytes` and `degraded`.
     `measures`: what its store tells."""
     timed = {"append": counters.append_seconds, "replay": counters.replay_seconds}
     if measures is not None:
@@ -107,7 +111,7 @@ class Page:
     stored_calls: Mapping[SessionState, int]
     """Single calls in the store, in the same way."""
     survey: Survey | None = None
-    """`None` for a store without a server, or if it could not be asked."""
+    """`None` for a store that cannot tell, or if it could not be asked."""
 
 
 Sample = tuple[str, dict[str, str], Any]
@@ -175,14 +179,21 @@ def _of_store(name: str, kind: Literal["counter", "gauge"], says: str, label: st
     return _of_node(f"store_{name}", kind, says + _ON_A_SERVER, values, label)
 
 
-def _surveyed(name: str, says: str, label: str, numbers: Callable[[Survey], Mapping[str, float]]) -> Metric:
+def _surveyed(
+    name: str,
+    says: str,
+    label: str,
+    numbers: Callable[[Survey], Mapping[str, float]],
+    *,
+    where: str = _ON_A_SERVER,
+) -> Metric:
     """A gauge of the whole store."""
 
     def samples(page: Page) -> Iterator[Sample]:
         if page.survey is not None:
             yield from (("", {label: value}, number) for value, number in sorted(numbers(page.survey).items()))
 
-    return Metric(f"perdure_store_{name}", "gauge", says + _ON_A_SERVER, samples, (label,))
+    return Metric(f"perdure_store_{name}", "gauge", says + where, samples, (label,))
 
 
 def _histogram(name: str, says: str = "") -> Metric:
@@ -215,6 +226,17 @@ METRICS = (
     ),
     _gauge("streams", "Streams in the memory of a node, by kind.", lambda node: node.streams, "kind"),
     _gauge("readers", "Event streams that clients are reading.", lambda node: {"": node.readers}),
+    _gauge(
+        "open_readers",
+        "The same by kind: of a call, of a session's standalone stream, or of a client without a session (2026-07-28).",
+        lambda node: node.open_readers,
+        "kind",
+    ),
+    _gauge(
+        "held_bytes",
+        "Bytes that a node holds in memory because the store fails; they are written when it is back.",
+        lambda node: {"": node.held_bytes},
+    ),
     _gauge(
         "store_degraded",
         "1 while the store fails and the node goes on from memory, or refuses.",
@@ -287,6 +309,29 @@ METRICS = (
         ),
         emptied="slots_emptied",
         put_off="slots_put_off",
+    ),
+    _surveyed(
+        "retained_events",
+        "Events that the store keeps, by kind: answers are kept for longer. A SQLite file is counted a part with each"
+        " scrape, so in a large one this is some minutes old; PostgreSQL estimates it, with what waits to be emptied.",
+        "kind",
+        lambda survey: survey.kept,
+        where="",
+    ),
+    _surveyed(
+        "retained_bytes",
+        "Bytes of these events: of their messages in SQLite, of their tables in PostgreSQL.",
+        "kind",
+        lambda survey: survey.kept_bytes,
+        where="",
+    ),
+    _surveyed(
+        "file_bytes",
+        "Size of the SQLite file, by part: what is used, what is free in it and will be used again, and the log beside"
+        " it.",
+        "part",
+        lambda survey: survey.files,
+        where=" (Stores in a file.)",
     ),
     _surveyed("bytes", "Size of a table, with its indexes.", "table", lambda survey: survey.sizes),
     _surveyed("rows", "Rows of a table, as the server estimates them.", "table", lambda survey: survey.rows),

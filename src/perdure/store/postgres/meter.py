@@ -12,7 +12,7 @@ from perdure.errors import StoreError
 from perdure.store.base import Measures, Survey
 from perdure.store.postgres.connections import Connections, Connector
 from perdure.store.postgres.ear import Ear
-from perdure.store.postgres.sweep import Sweeps
+from perdure.store.postgres.sweep import SLOTS, Sweeps, is_slot
 from perdure.store.postgres.wakeups import Hints
 from perdure.store.postgres.writer import Writer
 
@@ -77,6 +77,8 @@ class Meter:
             rotated={row[0]: row[1] for row in rotated},
             lag_bytes={name: lag for name, lag, _ in standbys},
             lag_seconds={name: lag for name, _, lag in standbys},
+            kept={part: sum(rows for name, _, rows in self._tables if is_slot(name, part)) for part in SLOTS},
+            kept_bytes={part: sum(size for name, size, _ in self._tables if is_slot(name, part)) for part in SLOTS},
         )
 
     async def _standbys(self) -> list[tuple[str, int, float]]:

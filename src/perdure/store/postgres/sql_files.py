@@ -49,6 +49,12 @@ def queries(schema: str) -> Mapping[str, str]:
     return statements_by_name(_read("queries.sql", schema))
 
 
+@cache
+def checks(schema: str) -> Mapping[str, str]:
+    """The statements of `checks.sql` by name, for one schema."""
+    return statements_by_name(_read("checks.sql", schema))
+
+
 def migration(version: int, schema: str) -> str:
     """The script that leads to a version, and says so in the schema."""
     step = MIGRATIONS[version]

@@ -22,6 +22,12 @@ SLOTS = {EVENT: 6, ANSWER: 4}
 """Slots of events and of answers, as `tables_1.sql` makes them. One is written and one may be half expired, so the
 others hold what is retained. More of them would take less room, and make each read look into more."""
 
+
+def is_slot(table: str, part: str) -> bool:
+    """Whether a table is a slot of events, or of answers."""
+    return table.startswith(f"{part}_")
+
+
 SPANS = 60
 """Parts of the time for which something is kept. A statement looks for what has expired in one of them: with 3,000
 events a second, kept for an hour, that is 180,000 events and a fifth of a second."""

@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import re
+import secrets
+import shlex
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import asyncpg
 
-from perdure._core.ids import NodeId
+from perdure._core.ids import NodeId, generations_skipped
 from perdure._core.leases import FREE_SECONDS
-from perdure.errors import StoreError
+from perdure.errors import Misuse, StoreError
+from perdure.store.invariants import Verdict
 from perdure.store.postgres import sql_files
-from perdure.store.postgres.address import parse_address
+from perdure.store.postgres.address import parse_address, without_password
+from perdure.store.postgres.checking import check_schema
 from perdure.store.postgres.connections import Connection, Connections, Connector
 from perdure.store.postgres.ear import Ear
 from perdure.store.postgres.failures import named
@@ -18,7 +23,7 @@ from perdure.store.postgres.layout import OLDEST_SERVER, SHORT_LOCKS, missing_ri
 from perdure.store.postgres.store import PostgresStore
 from perdure.store.postgres.wakeups import CROWD
 from perdure.store.time_limit import TimeLimit
-from perdure.store.upkeep import Fact, Restored, encoded
+from perdure.store.upkeep import BackedUp, Fact, Restored, Vacuumed, encoded
 
 RECENTLY = 60.0
 """Seconds since its last beat for which a node without a lock counts as one that lives: longer than most leases."""
@@ -197,6 +202,34 @@ class PostgresUpkeep:
 
     async def _look(self, connection: Connection) -> list[asyncpg.Record]:
         return await connection.fetch(sql_files.queries(self._address.schema)["outside_look"], RECENTLY)
+
+    async def verify(self) -> Verdict:
+        async with (
+            self._connected("checked") as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            return await check_schema(connection, self._address.schema)
+
+    async def is_backup(self) -> bool:
+        return False  # nothing in a database tells
+
+    async def put_back(self) -> None:
+        skipped = generations_skipped(secrets.randbelow)
+        async with self._connected("written") as connection:
+            await connection.execute(sql_files.queries(self._address.schema)["skip_generations"], skipped)
+
+    def back_up(self, target: str, *, checks: bool, on_copied: Callable[[int, int], None]) -> BackedUp:
+        dsn = re.sub(r"(://[^/@:?]*):\*\*\*@", r"\1@", without_password(self._address.dsn))
+        command = ["pg_dump", "--format=custom", f"--schema={self._address.schema}", f"--file={target}", dsn]
+        raise Misuse(
+            f"a PostgreSQL store is backed up with the database's own program, while servers run: {shlex.join(command)}"
+        )
+
+    def vacuum(self, *, incremental: bool, may_wait: bool, on_step: Callable[[int], None]) -> Vacuumed:
+        raise Misuse(
+            "PostgreSQL gives room back by itself: expired events go with their whole table, and autovacuum lets the"
+            " rest be used again; see `perdure_store_bytes` among the metrics"
+        )
 
 
 async def _no_node() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Literal
 from urllib.parse import quote
 
+from perdure._core.ids import generations_skipped
 from perdure.errors import StoreError, StoreReplaced, StoreTooNew, StoreUnavailable
 from perdure.store.sqlite import sql_files as _sql
 
@@ -18,6 +20,12 @@ Sync = Literal["normal", "full"]
 
 APPLICATION_ID = 0x50455244
 """Stands in the file's header ("PERD"), so that another program's database is not mistaken for ours."""
+
+BACKUP_ID = 0x50455242
+"""Stands there in a copy of a store that went on ("PERB"). A server that opens one makes it a store of its own first
+(`begin_again`)."""
+
+OUR_IDS = (APPLICATION_ID, BACKUP_ID)
 
 OLDEST_SQLITE = (3, 24, 0)
 """The first release with `ON CONFLICT … DO`."""
@@ -162,12 +170,16 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
         raise StoreUnavailable(
             f"the SQLite file {path} is on a file system without shared memory (journal mode {mode})"
         )
-    if pragma(connection, "user_version") < _sql.schema_version():
+    is_backup = pragma(connection, "application_id") == BACKUP_ID
+    if is_backup or pragma(connection, "user_version") < _sql.schema_version():
         connection.execute("BEGIN IMMEDIATE")
         try:
             # Looked at again: another process may have been faster.
             _refuse_foreign(connection, path)
+            is_backup = pragma(connection, "application_id") == BACKUP_ID
             bring_up_to_date(connection)
+            if is_backup:
+                begin_again(connection)
             connection.execute("COMMIT")
         except BaseException:
             rollback(connection)
@@ -177,7 +189,7 @@ def _prepare(connection: sqlite3.Connection, path: str, *, sync: Sync) -> None:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: str) -> None:
-    if not is_empty(connection) and pragma(connection, "application_id") != APPLICATION_ID:
+    if not is_empty(connection) and pragma(connection, "application_id") not in OUR_IDS:
         raise StoreUnavailable(f"the SQLite file {path} belongs to another program; give Perdure a file of its own")
     refuse_newer(connection, path)
 
@@ -207,7 +219,7 @@ def refuse_unfit(path: str) -> None:
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
         contextlib.closing(sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE)) as file,
     ):
-        if pragma(file, "application_id") != APPLICATION_ID:
+        if pragma(file, "application_id") not in OUR_IDS:
             raise StoreError(
                 f"the SQLite file {path} is not a Perdure store; give the file that a server was started with"
             )
@@ -228,6 +240,16 @@ def bring_up_to_date(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {_sql.schema_version()}")
+
+
+def begin_again(connection: sqlite3.Connection) -> None:
+    """End the generation of every stream that may still grow, in a file that was put back from a copy (promise 6).
+
+    The store from which the copy was made went on, and what it wrote since is gone: no generation that it may have
+    begun is used again, so no position that it gave out names another event. The caller holds a transaction.
+    """
+    connection.execute(_sql.queries()["end_generations"])
+    connection.execute(_sql.queries()["skip_generations"], {"skipped": generations_skipped(secrets.randbelow)})
 
 
 def rollback(connection: sqlite3.Connection) -> None:

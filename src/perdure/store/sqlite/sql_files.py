@@ -28,6 +28,12 @@ def queries() -> Mapping[str, str]:
 
 
 @cache
+def checks() -> Mapping[str, str]:
+    """The statements of `checks.sql` by name."""
+    return statements_by_name(_read("checks.sql"))
+
+
+@cache
 def schema() -> tuple[str, ...]:
     """The statements that make a new file."""
     return tuple(_statements(_read("schema.sql")))

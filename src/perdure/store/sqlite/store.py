@@ -30,6 +30,7 @@ from perdure.store.sqlite import nodes
 from perdure.store.sqlite import sql_files as _sql
 from perdure.store.sqlite.file import OPERATOR_PATIENCE, Sync, named, open_reader, refuse_unfit
 from perdure.store.sqlite.locks import locks_of
+from perdure.store.sqlite.meter import Meter
 from perdure.store.sqlite.reads import ReaderPool, Reads
 from perdure.store.sqlite.sweep import sweep
 from perdure.store.sqlite.wakeups import Hints
@@ -66,6 +67,7 @@ class SqliteStore(Reads, Opens):
         self._readers = ReaderPool(
             self._path, busy_timeout=busy_timeout, check=self._writer.check, identity=self._writer.identity
         )
+        self._meter = Meter(self._path, self._readers, overhead=self._payloads.overhead)
         self._locks = locks_of(self._path)
         self._hints = Hints(self._locks, look=self._writer.look)
         self._open = False
@@ -144,6 +146,9 @@ class SqliteStore(Reads, Opens):
         """Two commits: what comes and goes within one need not be written at all."""
         await self._writer.run(lambda _, file: file.execute(_SQL["write_ballast"], (size,)).rowcount, size=size)
         await self._writer.run(lambda _, file: file.execute(_SQL["empty_mail"], ("",)).rowcount)
+
+    async def survey(self) -> base.Survey:
+        return await self._meter.survey()
 
     # Wake-ups
 

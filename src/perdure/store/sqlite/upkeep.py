@@ -4,26 +4,34 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from perdure._core.ids import NodeId
 from perdure.errors import BadSetting, StoreError, StoreUnavailable
+from perdure.store.invariants import Verdict
 from perdure.store.sqlite import sql_files as _sql
+from perdure.store.sqlite.backup import back_up
+from perdure.store.sqlite.checking import check_file
 from perdure.store.sqlite.file import (
     APPLICATION_ID,
+    BACKUP_ID,
     OPERATOR_PATIENCE,
+    OUR_IDS,
     Sync,
+    begin_again,
     is_empty,
     named,
     open_writer,
     pragma,
     refuse_newer,
+    refuse_unfit,
 )
 from perdure.store.sqlite.locks import locks_of
 from perdure.store.sqlite.steps import next_key
 from perdure.store.sqlite.store import SqliteStore
-from perdure.store.upkeep import Fact, Restored, encoded
+from perdure.store.sqlite.vacuum import vacuum
+from perdure.store.upkeep import BackedUp, Fact, Restored, Vacuumed, encoded
 
 _SQL = _sql.queries()
 
@@ -46,7 +54,7 @@ class SqliteUpkeep:
         with named(self._path, "opened"), contextlib.closing(self._look()) as file:
             if is_empty(file):
                 return 0
-            if pragma(file, "application_id") != APPLICATION_ID:
+            if pragma(file, "application_id") not in OUR_IDS:
                 raise StoreError(f"the SQLite file {self._path} is not a Perdure store; give Perdure a file of its own")
             refuse_newer(file, self._path)
             return pragma(file, "user_version")
@@ -120,9 +128,50 @@ class SqliteUpkeep:
         locks = locks_of(self._path)
         return [node for node in joined if locks.is_held(node)], len(joined)
 
+    async def verify(self) -> Verdict:
+        refuse_unfit(self._path)
+        with named(self._path, "checked"), contextlib.closing(self._look()) as file:
+            try:
+                return await asyncio.to_thread(check_file, file)
+            except asyncio.CancelledError:
+                file.interrupt()  # or the thread would go on to its end
+                raise
+
+    async def is_backup(self) -> bool:
+        return await asyncio.to_thread(self._is_backup)
+
+    def _is_backup(self) -> bool:
+        if not os.path.exists(self._path):
+            return False
+        with named(self._path, "opened"), contextlib.closing(self._look()) as file:
+            return pragma(file, "application_id") == BACKUP_ID
+
+    async def put_back(self) -> None:
+        refuse_unfit(self._path)
+        was_marked = self._is_backup()
+        with named(self._path, "written"):
+            # Opening a backup notes it already.
+            file = open_writer(self._path, sync="full", busy_timeout=OPERATOR_PATIENCE)
+            with contextlib.closing(file):
+                if not was_marked:
+                    file.execute("BEGIN IMMEDIATE")
+                    begin_again(file)
+                    file.execute("COMMIT")
+
+    def back_up(self, target: str, *, checks: bool, on_copied: Callable[[int, int], None]) -> BackedUp:
+        path = os.path.abspath(target)
+        size, verdict = back_up(self._path, path, checks=checks, on_copied=on_copied)
+        return BackedUp(path=path, bytes=size, verdict=verdict)
+
+    def vacuum(self, *, incremental: bool, may_wait: bool, on_step: Callable[[int], None]) -> Vacuumed:
+        living, _ = self._nodes() if os.path.exists(self._path) else ((), 0)
+        return vacuum(self._path, living=len(living), incremental=incremental, may_wait=may_wait, on_step=on_step)
+
     def _look(self) -> sqlite3.Connection:
         # Not `mode=ro`: that leaves the log's files behind if no other program has the file open.
-        return sqlite3.connect(f"file:{quote(self._path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE)
+        return sqlite3.connect(
+            f"file:{quote(self._path)}?mode=rw", uri=True, timeout=OPERATOR_PATIENCE, check_same_thread=False
+        )
 
 
 def _refuse_grant(grant: str | None) -> None:

@@ -363,6 +363,13 @@ WITH behind AS MATERIALIZED (
 UPDATE perdure.stream AS s SET forwarded = x.newest FROM (SELECT stream, max(key) AS newest FROM put GROUP BY stream) AS x
 WHERE s.key = x.stream;
 
+-- skip_generations: the next generation of all streams that may still grow, behind some that another copy may have begun
+WITH ended AS (
+    INSERT INTO perdure.generation (stream, generation, "end")
+    SELECT key, generation, last FROM perdure.stream WHERE NOT sealed RETURNING stream)
+UPDATE perdure.stream SET generation = greatest(generation + 1, least(generation + $1::int, 999000))
+WHERE key IN (SELECT stream FROM ended);
+
 -- clear_tables: forget everything, when a copy has failed
 TRUNCATE perdure.session, perdure.stream, perdure.event, perdure.answer, perdure.generation, perdure.call, perdure.ask,
     perdure.reader, perdure.node, perdure.buried, perdure.mailbox, perdure.mail, perdure.forward, perdure.sender,

@@ -276,6 +276,12 @@ SELECT generation FROM stream WHERE id = ?;
 INSERT INTO generation (stream, generation, "end")
 SELECT key, generation, last FROM stream WHERE id = ? AND fence = ? AND sealed = 0;
 
+-- end_generations: where the writers of all streams that may still grow ended
+INSERT INTO generation (stream, generation, "end") SELECT key, generation, last FROM stream WHERE sealed = 0;
+
+-- skip_generations: the next generation of all these streams, behind some that another copy of the store may have begun
+UPDATE stream SET generation = max(generation + 1, min(generation + :skipped, 999000)) WHERE sealed = 0;
+
 -- put_generation: the end of a generation, copied from another store
 INSERT INTO generation (stream, generation, "end") VALUES (?, ?, ?);
 
@@ -437,6 +443,16 @@ DELETE FROM event WHERE (stream, seq) IN (
         SELECT 1 FROM session WHERE id = :session AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END)
       AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = :session)
     LIMIT :limit);
+
+-- walk_end: the event so many behind a place in the order of all events, if there is one
+SELECT stream, seq FROM event WHERE (stream, seq) > (?, ?) ORDER BY stream, seq LIMIT 1 OFFSET ?;
+
+-- walk: how many events and answers lie between two places, or behind the first, and their bytes, less what the codec added
+SELECT count(CASE final WHEN 0 THEN 1 END), count(CASE final WHEN 1 THEN 1 END),
+       coalesce(sum(CASE final WHEN 0 THEN max(0, length(payload) - :overhead) END), 0),
+       coalesce(sum(CASE final WHEN 1 THEN max(0, length(payload) - :overhead) END), 0)
+FROM event WHERE (stream, seq) > (:stream, :seq)
+    AND (stream, seq) <= (coalesce(:last_stream, 9223372036854775807), coalesce(:last_seq, 9223372036854775807));
 
 -- clear_sessions: forget all sessions, when a copy has failed
 DELETE FROM session;

@@ -1,0 +1,78 @@
+"""The rules that hold in every store at every moment, as far as a store at rest can show them.
+
+Each rule is a query in `sql/checks.sql` of a store, under the same name; it gives a sentence for each place where the
+rule is broken. All of them see one moment of the store, also while servers write it. The numbers are those of the
+promises in `store.base`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+MOST_SHOWN = 20
+"""Faults of one rule that are named. A damaged store may have millions, and the first ones tell where to look."""
+
+OWN_WORD = 60.0
+"""Seconds by which the clocks of nodes may differ (promise 18) before a time proves anything."""
+
+
+COUNTED = ("sessions", "streams", "calls", "events", "answers")
+"""What the query `counts` gives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Invariant:
+    """A rule, and the promise that it comes from (0: the layout of the tables)."""
+
+    says: str
+    promise: int = 0
+
+
+INVARIANTS: Mapping[str, Invariant] = {
+    "orphaned": Invariant(says="every event, call, ask, reader and message belongs to a stream", promise=1),
+    "ownerless": Invariant(says="every stream belongs to a session that has not ended", promise=12),
+    "standalone": Invariant(says="every session has its standalone stream, and no other one"),
+    "beyond": Invariant(says="no event lies behind the end of its stream", promise=4),
+    "gaps": Invariant(says="what is retained of a stream has no gaps", promise=4),
+    "doubled": Invariant(says="a number names one event", promise=4),
+    "sealed": Invariant(says="no call runs on a sealed stream, and no standalone stream is sealed", promise=2),
+    "tail": Invariant(says="the last event of a sealed stream is an answer", promise=2),
+    "unanswered": Invariant(says="every call that has ended has its answer, until that expires", promise=7),
+    "answers": Invariant(says="a stream has no more answers than calls that have ended", promise=5),
+    "ledger": Invariant(says="every row of the ledger fits its stream and its session", promise=12),
+    "abandoned": Invariant(
+        says="every running call has a node that runs it, or whose death is to be settled", promise=11
+    ),
+    "generations": Invariant(says="the generations of a stream end in their order, before its end", promise=6),
+    "delivered": Invariant(says="no reader has got further than the end of its stream", promise=19),
+    "mail": Invariant(says="mail waits only for nodes that have joined", promise=10),
+    "chains": Invariant(says="every resume token leads to a session that has not ended", promise=13),
+    "tally": Invariant(says="the counted sessions are those that are there", promise=14),
+    "ended": Invariant(says="of a session that has ended only its record is left, with the reason", promise=14),
+    "single_calls": Invariant(says="a single call has one stream, and leaves no record when it has ended", promise=22),
+    "records": Invariant(says="this release can read every record"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """A place where a rule is broken."""
+
+    rule: str
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a check of a whole store found."""
+
+    counts: Mapping[str, int]
+    """How much was looked at, by kind."""
+    faults: Sequence[Fault]
+    unnamed: Sequence[str] = ()
+    """Rules that are broken in more places than are named."""
+
+
+def faults_of(rule: str, found: Sequence[str]) -> tuple[list[Fault], bool]:
+    """Give the faults that are named of what a query found, and whether there are more."""
+    named = [Fault(rule=rule, where=where) for where in found[:MOST_SHOWN]]
+    return named, len(found) > MOST_SHOWN
