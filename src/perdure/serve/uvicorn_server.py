@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced
+from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced, TargetFailed
 from perdure.serve.connection import BACKLOG, Connection
-from perdure.serve.target import blame
-from perdure.serve.worker_pool import AT_ONCE, GONE, LEAVE, WorkerChannel
+from perdure.serve.own_frames import blame, own_traceback
+from perdure.serve.worker_pool import AT_ONCE, GONE, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel
 from perdure.settings import Settings
 from perdure.telemetry.events import log_event
 
@@ -95,7 +95,9 @@ def serve(
         cause = cause.exceptions[0]
     if isinstance(cause, PerdureError):
         raise cause
-    raise Misuse(f"the server did not start: {blame(cause) if cause else server.message or 'it gave no reason'}")
+    if cause is None:
+        raise Misuse(f"the server did not start: {server.message or 'it gave no reason'}")
+    raise TargetFailed(f"the server did not start: {blame(cause)}", traceback=own_traceback(cause)) from cause
 
 
 class _Server(uvicorn.Server):
@@ -196,6 +198,8 @@ class _Server(uvicorn.Server):
         if AT_ONCE in words:
             self.deadline.set(CUT_SECONDS, status=1)
             self.stop_at_once()
+        elif RELOAD in words:
+            self.make_way()
         elif LEAVE in words or GONE in words:
             self.leave()
         elif words:
@@ -212,6 +216,17 @@ class _Server(uvicorn.Server):
         if self.leaving is None and self.draining is None:
             self.announce_close()
             self.leaving = asyncio.create_task(self.run_leave())
+
+    def make_way(self) -> None:
+        """Leave for a worker that has newer code: no later request is to be answered by the old code here.
+
+        Idle connections close now. A request that is on its way in this moment is lost, which a developer can repeat.
+        """
+        self.drain_timeout = max(self.drain_timeout, RELOAD_SECONDS)
+        self.longest_drain = max(self.longest_drain, RELOAD_SECONDS)
+        self.leave()
+        for connection in self._connections():
+            connection.shutdown()
 
     def announce_close(self) -> None:
         """From now on answers say that their connection closes, so that clients go elsewhere."""
