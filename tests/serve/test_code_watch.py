@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from perdure.errors import Misuse
-from perdure.serve.code_watch import MAX_QUIET_SECONDS, QUIET_SECONDS, WatchedCode, code_folder, describe, watch_code
+from perdure.serve.code_watch import (
+    MAX_QUIET_SECONDS,
+    QUIET_SECONDS,
+    STEP_MS,
+    WatchedCode,
+    code_folder,
+    describe,
+    watch_code,
+)
 from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
@@ -56,6 +64,7 @@ async def test_changes_in_quick_succession_are_one_report(folder: Path) -> None:
     async with watching(folder, quiet=1.0) as told:
         for name in ("a.py", "b.py", "a.py", "c.py"):
             (folder / name).write_text("x = 1")
+            await asyncio.sleep(3 * STEP_MS / 1000)  # so that the watcher sees them one by one
         assert await told.get() == "a.py and 2 other files"
 
 
