@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from mcp import Client
 
+from tests.support.raw import Peer
 from tests.support.serving import READY, START_SECONDS, Served, serving
 from tests.support.site import until
 from tests.support.starting import start
@@ -24,6 +26,8 @@ BAKERY = """\
 from pathlib import Path
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 mcp = MCPServer("bakery", version="1", log_level="WARNING")
 
@@ -38,6 +42,10 @@ async def bake(ctx: Context) -> str:
 @mcp.tool()
 def taste() -> str:
     return "of the first recipe"
+
+@mcp.custom_route("/recipe", methods=["GET"])
+async def recipe(request: Request) -> Response:
+    return PlainTextResponse("first")
 """
 SECOND = BAKERY.replace("first", "other")  # of the same length
 BROKEN = BAKERY + "oven = (\n"
@@ -85,6 +93,48 @@ async def test_a_session_and_its_running_call_go_on_while_the_code_changes(tmp_p
         assert told == [1, 2]
         assert (await client.call_tool("bake", {})).content[0].text == "the other recipe"  # type: ignore[union-attr]
         assert sum(READY.search(line) is not None for line in served.output) == 1
+
+
+async def test_no_request_over_a_kept_connection_is_lost_and_none_gets_the_old_code_after_the_new(
+    tmp_path: Path,
+) -> None:
+    """A connection is handed to the new process between two requests; its client does not notice."""
+    save(tmp_path, BAKERY)
+    async with developing(tmp_path) as served:
+        peer = Peer(port=served.port)
+        request = peer.request("GET", path="/recipe")
+        over = asyncio.Event()
+
+        async def ask_again_and_again() -> list[bytes]:
+            seen = []
+            async with await peer.begin("GET", path="/recipe") as talk:
+                while not over.is_set():
+                    answer = await talk.answer()
+                    seen.append(answer.body)
+                    if answer.header("connection") == "close":
+                        await talk.aclose()
+                        talk = await peer.begin("GET", path="/recipe")
+                    else:
+                        await talk.again(request)
+                await talk.answer()
+                await talk.aclose()
+            return seen
+
+        async with await peer.open(request) as idle, await peer.open(request) as half, asyncio.TaskGroup() as group:
+            assert (await idle.answer()).body == (await half.answer()).body == b"first"
+            asking = [group.create_task(ask_again_and_again()) for _ in range(4)]
+            await half.again(request[:10])
+            save(tmp_path, SECOND)
+            await saw(served, "the new code serves")
+            for _ in range(2):
+                await idle.again(request)
+                assert (await idle.answer()).body == b"other"
+            await half.send(request[10:])
+            answer = await half.answer()  # it was begun at the old process, which therefore answers it
+            assert (answer.body, answer.header("connection")) == (b"first", "close")
+            over.set()
+        for task in asking:
+            assert [body for body, _ in itertools.groupby(task.result())] == [b"first", b"other"]
 
 
 async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_until_it_is_mended(tmp_path: Path) -> None:

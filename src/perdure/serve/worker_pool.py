@@ -5,8 +5,8 @@ that die, tells them when to stop, and replaces all of them one by one at SIGHUP
 what is wrong with the target or the store is found, and shown, once.
 
 Where the code is watched (`perdure dev`), a change of it replaces the workers as well. Code that fails is then waited
-for: its next change may mend it. The worker that was replaced keeps its running calls, and closes its idle connections,
-so that every later request reaches the new code.
+for: its next change may mend it. The worker that was replaced keeps its running calls, and hands each connection on to
+the new one as soon as it is idle (`connection.py`), so that every later request reaches the new code and none is lost.
 
 Each worker and the parent have a channel, a pair of sockets beside the listening socket. The worker says on it that it
 is ready, or why it does not start, so that the parent shows one reason once. The parent says on it how the worker is to
@@ -39,6 +39,8 @@ WAITS = b"waits_ "
 """The store fails; another start may go well. As long as `FAILED`."""
 BROKEN = b"broken "
 """The target's own code failed; another start may go well once it is changed. As long as `FAILED`."""
+MADE_WAY = b"w"
+"""The worker has heard `RELOAD`: from now on it answers no request that comes over an idle connection."""
 
 # What the parent says; each word is one byte, so that words cannot run together.
 DRAIN = b"d"
@@ -46,7 +48,10 @@ DRAIN = b"d"
 LEAVE = b"l"
 """Other workers go on: let them have the port, and end once no client uses a connection any more."""
 RELOAD = b"r"
-"""As `LEAVE`, for new code: idle connections close at once, and running calls may take `RELOAD_SECONDS`."""
+"""As `LEAVE`, for new code: idle connections go to the newest worker, over the socket that comes with this word, and
+running calls may take `RELOAD_SECONDS`. It comes again with each newer worker."""
+ADOPT = b"a"
+"""Take the connections that come over the socket that comes with this word."""
 AT_ONCE = b"n"
 KILL = b"k"
 """Never sent: the process is killed, as one that does not listen needs it."""
@@ -68,6 +73,8 @@ KILL_SECONDS = 2.0
 #: A worker that was replaced has its drain time and this: the time of an idle connection (65 s), and a minute for the
 #: target's own shutdown.
 RETIRE_SECONDS = 125.0
+#: How long a worker is waited for that was told to make way: its event loop may be blocked by a tool.
+MAKE_WAY_SECONDS = 5.0
 #: How long the calls of old code may go on after a reload. The developer decides how long a call takes and can stop it;
 #: the bound is for one that hangs, whose process would stay as long as the others serve.
 RELOAD_SECONDS = 3600.0
@@ -101,6 +108,9 @@ class WorkerChannel:
     def send_ready(self) -> None:
         self._send(READY)
 
+    def send_made_way(self) -> None:
+        self._send(MADE_WAY)
+
     def send_failed(self, reason: str, *, is_transient: bool = False, is_code: bool = False) -> None:
         """The worker does not start. `is_transient`: another start may go well, because the store fails. `is_code`: the
         target's own code failed."""
@@ -111,14 +121,23 @@ class WorkerChannel:
         with contextlib.suppress(OSError):  # `receive` notices that the parent is gone
             self._parent.sendall(word)
 
-    def receive(self) -> bytes:
-        """The words that the parent has sent since."""
+    def receive(self) -> tuple[bytes, list[socket.socket]]:
+        """The words that the parent has sent since, and the socket that came with one of them."""
         try:
-            return self._parent.recv(64) or GONE
+            words, files, _, _ = socket.recv_fds(self._parent, 64, 1)
         except BlockingIOError:
-            return b""
+            return b"", []
         except OSError:
-            return GONE
+            return GONE, []
+        return words or GONE, [own_socket(file) for file in files]
+
+
+def own_socket(file: int) -> socket.socket:
+    """A socket that another process has sent. Programs that this one starts do not get it."""
+    sent = socket.socket(fileno=file)
+    sent.set_inheritable(False)
+    sent.setblocking(False)
+    return sent
 
 
 class NotReady(Exception):
@@ -193,6 +212,18 @@ class Worker:
         if word != READY:
             raise NotReady(f"it ended with {format_status(await asyncio.shield(self.ended))}", is_explained=False)
         self.is_ready = True
+
+    async def make_way(self, newer: Worker) -> None:
+        """Tell it to leave, and to give its connections to a newer worker; wait until it has begun with that."""
+        giving, taking = socket.socketpair()
+        with giving, taking, contextlib.suppress(OSError):
+            socket.send_fds(newer._channel, [ADOPT], [taking.fileno()])
+            socket.send_fds(self._channel, [RELOAD], [giving.fileno()])
+        answer = asyncio.create_task(asyncio.get_running_loop().sock_recv(self._channel, len(MADE_WAY)))
+        await asyncio.wait({answer, self.ended}, timeout=MAKE_WAY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        answer.cancel()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await answer
 
     def end(self, word: bytes) -> None:
         """Tell it how to end. Before it is ready it does not listen, and has nothing to lose."""
@@ -414,7 +445,11 @@ class WorkerPool:
                 return False
             fresh = await self._start()
             old, self._serving[place] = self._serving[place], fresh
-            old.end(LEAVE if self._watch is None else RELOAD)
+            if self._watch is None:
+                old.end(LEAVE)
+            else:  # those that were replaced before it may have running calls still
+                replaced = [worker for worker in self._alive.difference(self._serving) if worker.is_ready]
+                await asyncio.gather(*(worker.make_way(fresh) for worker in replaced))
             asyncio.get_running_loop().call_later(self._patience, old.end, KILL)
             return True
 
