@@ -197,7 +197,7 @@ async def _open_row(store: Store, session: SessionId) -> base.CallRecord | None:
 def message_of(payload: bytes) -> Any:
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return payload.decode(errors="replace")
 
 
@@ -365,6 +365,18 @@ class Tail:
         """Show nothing of what is there already."""
         for record in await self._streams():
             self._cursors[record.id] = _Cursor(record, shown=record.last, announced=True)
+
+    async def begin(self, *, events: int, streams: int) -> None:
+        """Show of what is there already only the newest events of each stream, and nothing of streams that are over
+        but for the newest ones."""
+        records = await self._streams()
+        newest = {record.id for record in records[-streams:]}
+        for record in records:
+            if record.sealed and record.id not in newest:
+                self._cursors[record.id] = _Cursor(record, shown=record.last, announced=True)
+            else:
+                shown = max(0, record.last - events)
+                self._cursors[record.id] = _Cursor(record, shown=shown, announced=False)
 
     async def look(self) -> AsyncIterator[JsonObject]:
         """What is new since the last look, in the order of its times; after `ended` nothing follows."""

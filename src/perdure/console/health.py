@@ -16,7 +16,7 @@ PAUSE = 15.0
 """Seconds between two looks: sizes change slowly, and with PostgreSQL a check makes connections of its own."""
 
 REST = 20.0
-STALE = 60.0
+"""A pause is at least so many times as long as the last look."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Health:
         self._index = index
         self._nodes = nodes
         self._allow_end = allow_end
-        self._kept = Kept(self._look, pause=PAUSE, rest=REST, stale=STALE, monotonic=monotonic)
+        self._kept = Kept(self._look, pause=PAUSE, rest=REST, monotonic=monotonic)
 
     async def aclose(self) -> None:
         await self._kept.aclose()

@@ -44,11 +44,8 @@ PAUSE = 1.0
 
 REST = 9.0
 """A pause is so many times as long as what was read before it. So passes take a tenth of a processor at the most,
-however many records there are, and the servers keep the rest."""
-
-STALE = 30.0
-"""Seconds: a page that is opened after the console was left alone for longer waits for a pass, which then does not
-rest."""
+however many records there are, and the servers keep the rest. A pass that a person waits for does not rest: the page
+was just opened."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,10 +135,9 @@ class SessionIndex:
     def __init__(self, view: StoreView, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._view = view
         self._monotonic = monotonic
-        self._kept = Kept(self._pass, pause=PAUSE, stale=STALE, monotonic=monotonic)
+        self._kept = Kept(self._pass, pause=PAUSE, monotonic=monotonic)
         self._stamp: object = None
         self._last: Snapshot | None = None
-        self._last_at = -math.inf
         self._tools: dict[StreamId, frozenset[str]] = {}
         self.version = 0
         """Rises with each pass that has found a change."""
@@ -182,9 +178,7 @@ class SessionIndex:
         store = await self._view.current()
         stamp, before = store.stamp(), self._last
         if before is not None and stamp == self._stamp:
-            self._last_at = self._monotonic()
             return before
-        rests = self._monotonic() - self._last_at < STALE
         outlines: list[Outline] = []
         after: SessionId | None = None
         while True:
@@ -196,11 +190,11 @@ class SessionIndex:
             outlines += (one for one in page if is_clients(one))
             if len(outlines) > MAX_INDEXED + MAX_INDEXED // 4:
                 outlines = heapq.nsmallest(MAX_INDEXED + 1, outlines, key=order)
-            if rests:
+            if not self._kept.is_awaited:
                 await asyncio.sleep(REST * (self._monotonic() - began))
         calls = await store.open_calls(limit=MAX_OPEN_CALLS)
         snapshot = await asyncio.to_thread(arrange, outlines, calls)
         if before is None or await asyncio.to_thread(lambda: snapshot != before):
             self.version += 1
-        self._stamp, self._last, self._last_at = stamp, snapshot, self._monotonic()
+        self._stamp, self._last = stamp, snapshot
         return snapshot
