@@ -82,8 +82,8 @@ def order(outline: Outline) -> tuple[float, str]:
     return -outline.active, outline.id
 
 
-def arrange(outlines: Sequence[Outline], calls: Sequence[OpenCall]) -> Snapshot:
-    """Sort a list, and count it."""
+def arrange(outlines: Sequence[Outline], calls: Sequence[OpenCall], *, most: int = MAX_INDEXED) -> Snapshot:
+    """Sort a list, and count it; `most` of it is kept."""
     counts = Counter(
         "ended" if one.state is SessionState.ENDED else f"{shown_kind(one).value}s"
         for one in outlines
@@ -91,10 +91,10 @@ def arrange(outlines: Sequence[Outline], calls: Sequence[OpenCall]) -> Snapshot:
     )
     found = {name: counts[name] for name in ("sessions", "tasks", "calls", "ended")}
     return Snapshot(
-        outlines=sorted(outlines, key=order)[:MAX_INDEXED],
+        outlines=sorted(outlines, key=order)[:most],
         calls=calls,
         counts=found | {"running": len(calls)},
-        left_out=len(outlines) > MAX_INDEXED,
+        left_out=len(outlines) > most,
     )
 
 
@@ -127,6 +127,11 @@ def select(snapshot: Snapshot, wanted: Wanted, streams: frozenset[SessionId] | N
         active, last = wanted.cursor
         first = bisect.bisect_right(found, (-active, last), key=order)
     return found[first : first + wanted.limit + 1], len(found)
+
+
+def trim(outlines: list[Outline], *, most: int = MAX_INDEXED) -> list[Outline]:
+    """Leave out what is too much for the index, now and then: one more than it takes tells that there was more."""
+    return heapq.nsmallest(most + 1, outlines, key=order) if len(outlines) > most + most // 4 + 1 else outlines
 
 
 class SessionIndex:
@@ -188,8 +193,7 @@ class SessionIndex:
                 break
             after = page[-1].id
             outlines += (one for one in page if is_clients(one))
-            if len(outlines) > MAX_INDEXED + MAX_INDEXED // 4:
-                outlines = heapq.nsmallest(MAX_INDEXED + 1, outlines, key=order)
+            outlines = trim(outlines)
             if not self._kept.is_awaited:
                 await asyncio.sleep(REST * (self._monotonic() - began))
         calls = await store.open_calls(limit=MAX_OPEN_CALLS)
