@@ -11,6 +11,7 @@ from asyncio.subprocess import STDOUT
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import httpx2
 import psutil  # type: ignore[import-untyped]
 import pytest
 from mcp import Client
@@ -71,7 +72,7 @@ async def taste(client: Client) -> str:
 
 
 def developing(folder: Path, *options: str, forks: bool = True) -> AbstractAsyncContextManager[Served]:
-    return serving("bakery.py", *options, cwd=folder, command="dev", forks=forks)
+    return serving("bakery.py", "--no-console", *options, cwd=folder, command="dev", forks=forks)
 
 
 async def test_a_session_and_its_running_call_go_on_while_the_code_changes(tmp_path: Path) -> None:
@@ -164,7 +165,8 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
 
 async def test_code_that_is_broken_from_the_start_is_waited_for_and_a_closed_terminal_ends_it(tmp_path: Path) -> None:
     save(tmp_path, BROKEN)
-    process = await start("tests.support.forking_pool", "dev", "bakery.py", "--port", "0", cwd=tmp_path, errors=STDOUT)
+    arguments = ("dev", "bakery.py", "--port", "0", "--no-console")
+    process = await start("tests.support.forking_pool", *arguments, cwd=tmp_path, errors=STDOUT)
     served = Served(process=process, url="", port=0)
 
     async def read() -> None:
@@ -202,6 +204,21 @@ async def test_a_worker_that_dies_while_the_code_is_broken_is_started_when_it_is
         assert await served.stop() == 0
 
 
+async def test_the_console_is_served_beside_it_and_ends_with_it_even_if_it_is_killed(tmp_path: Path) -> None:
+    save(tmp_path, BAKERY)
+    async with serving("bakery.py", cwd=tmp_path, command="dev") as served, httpx2.AsyncClient(trust_env=False) as http:
+        await saw(served, "perdure: console on ")
+        [line] = [line for line in served.output if "perdure: console on " in line]
+        address, _, token = line.removeprefix("perdure: console on ").partition("?token=")
+        async with Client(served.url, mode="legacy"):
+            answer = await http.get(f"{address}api/store", headers={"Authorization": f"Bearer {token}"})
+        assert (answer.status_code, answer.json()["store"]) == (200, "sqlite:perdure.db")
+        assert answer.json()["counts"]["sessions"] == 1
+        [console] = [one for one in psutil.Process(served.pid).children() if "run_console" in " ".join(one.cmdline())]
+        await served.kill()
+        await until(lambda: not console.is_running() or console.status() == psutil.STATUS_ZOMBIE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -210,6 +227,7 @@ async def test_a_worker_that_dies_while_the_code_is_broken_is_started_when_it_is
         (("flour.py", "--store", "memory:"), "perdure dev needs a store that processes share, and memory: is not one"),
         (("flour.py", "--reload-dir", "none"), "--reload-dir: 'none' is not a folder"),
         (("flour.py", "--reload-include", "a,b"), "--reload-include: 'a,b' is not one name"),
+        (("flour.py", "--open", "--no-console"), "--open opens the console, and --no-console leaves it out"),
     ],
 )
 async def test_what_cannot_be_served_is_one_line_and_leaves_nothing_behind(

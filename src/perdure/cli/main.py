@@ -105,7 +105,14 @@ class ServeCommand(click.Command):
 
 
 def serve_command(
-    target: str, store: str, path: str, tokens: Path | None, log_level: str, watch: Watch | None = None, **given: Any
+    target: str,
+    store: str,
+    path: str,
+    tokens: Path | None,
+    log_level: str,
+    watch: Watch | None = None,
+    on_served: Callable[[], None] = lambda: None,
+    **given: Any,
 ) -> int:
     # Before the target is imported: the SDK would set up its own logging, with a record for each request.
     shown = logging.StreamHandler(sys.stderr)
@@ -145,6 +152,7 @@ def serve_command(
         def on_ready() -> None:
             name = f"[{given['host']}]" if ":" in given["host"] else given["host"]
             print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{path}", flush=True)
+            on_served()
 
         if not several:
             return serve(listener, on_ready)
