@@ -157,6 +157,8 @@ async def test_code_that_cannot_be_imported_is_shown_and_the_old_code_serves_unt
         save(tmp_path, "import no_such_flour\n")
         await saw(served, "the old code goes on serving", 2)
         assert "No module named 'no_such_flour' (bakery.py:1)" in served.output[-1]
+        save(tmp_path, "import pathlib, time\npathlib.Path('hangs').touch()\ntime.sleep(3600)\n")
+        await until((tmp_path / "hangs").exists)
         assert await taste(client) == "of the first recipe"
         save(tmp_path, SECOND)
         await saw(served, "the new code serves")

@@ -345,6 +345,24 @@ class WorkerPool:
     # Starting and restarting
 
     async def _start(self) -> Worker:
+        """Start a worker and wait until it is ready. If the code changes meanwhile, its newest state is started: what
+        was begun may hang, or fail for a reason that is no longer there."""
+        while True:
+            change = asyncio.create_task(self._change.wait())
+            worker = await self._start_one()
+            ready = asyncio.create_task(worker.get_ready())
+            try:
+                await asyncio.wait({ready, change}, return_when=asyncio.FIRST_COMPLETED)
+                if ready.done():
+                    ready.result()
+                    return worker
+                worker.end(AT_ONCE)
+                asyncio.get_running_loop().call_later(KILL_SECONDS, worker.end, KILL)
+            finally:
+                change.cancel()
+                ready.cancel()
+
+    async def _start_one(self) -> Worker:
         try:
             worker = await self._start_process()
         except OSError as error:  # too many processes, or too little memory, at the moment
@@ -359,7 +377,6 @@ class WorkerPool:
         worker.ended.add_done_callback(on_ended)
         if self._ending.is_set():  # it was not there yet when the others were told to end
             worker.end(DRAIN)
-        await worker.get_ready()
         return worker
 
     async def _start_with_retries(self) -> Worker:
@@ -419,8 +436,9 @@ class WorkerPool:
     def _ask_replacement(self) -> None:
         self._asked = time.monotonic()
         self._hangup.set()
-        self._change.set()
-        self._change = asyncio.Event()
+        if self._watch is not None:
+            self._change.set()
+            self._change = asyncio.Event()
 
     async def _replace_at_hangups(self) -> None:
         """At SIGHUP or a change: replace the workers one by one, each by one that is ready before the old leaves."""
