@@ -54,10 +54,9 @@ clean: ## Remove what was made here
 
 # Made again when what it is made from changes; what is installed already stays.
 .venv/ready: pyproject.toml requirements-dev.txt requirements-fastmcp.txt constraints.txt scripts/setup
-	@echo "setting up .venv; the first time this takes a few minutes"
 	@$(PYTHON) scripts/setup
 	@touch $@
 
 # The demo's first part needs no page, so a machine that cannot build it goes on without.
 $(PAGE): .venv/ready scripts/browser $(wildcard clients/browser/*.json clients/browser/*.mjs clients/browser/src/* examples/page/*.ts)
-	@scripts/browser build || echo "the page could not be built; the rest of the demo goes on" >&2
+	@scripts/browser build || echo "browser: the page could not be built, for the reason above; the rest goes on without it" >&2

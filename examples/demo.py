@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx2
 from examples.desktop import restart_the_bridge
-from examples.front import Front
+from examples.front import Front, has_page
 from examples.nodes import Nodes, NoServer, is_postgres, postgres
 from examples.task import run_a_task
 
@@ -299,7 +299,10 @@ def invite(front: Front, terminal: Terminal) -> None:
     """Print how to try it yourself."""
     url = front.mcp
     terminal.step("Try it yourself; the server stays up until you press Ctrl-C")
-    terminal.block("a page that you can reload in the middle of a call", f"{front.url}\n")
+    if has_page():
+        terminal.block("a page that you can reload in the middle of a call", f"{front.url}\n")
+    else:
+        terminal.line("there is also a page, which is not built here; make page builds it, or says why it cannot")
     terminal.block("curl", CURL.format(url=url))
     again = "stop the last command with Ctrl-C before it ends, and continue after the last `id:` that you saw"
     terminal.block(again, CURL_RESUME.format(position="…"))
@@ -425,6 +428,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.store != "sqlite" and not is_postgres(given.store):
         print("demo: STORE is sqlite, postgres or postgresql://USER@HOST/DATABASE", file=sys.stderr)
+        return 2
+    if given.page and not has_page():
+        print("demo: the page is not built; make page builds it, or says why it cannot", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

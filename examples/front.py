@@ -35,6 +35,11 @@ STOP_SECONDS = 3
 HOP = {b"host", b"connection", b"transfer-encoding", b"content-length", b"keep-alive"}
 
 
+def has_page() -> bool:
+    """Whether the page was built, so that it can be served."""
+    return SCRIPT.exists()
+
+
 class Broken(Exception):
     """The connection is closed here, in the middle of the answer."""
 

@@ -4,6 +4,7 @@
     ├── Misuse                    the program that uses Perdure asked for something impossible
     │   ├── BadSetting            a setting's value is out of its range
     │   └── BadTarget             the object to serve is not an MCP server, or cannot be found
+    │       └── TargetFailed      its own code raised an error, when it was imported or started
     ├── StoreError                the store refuses or fails
     │   ├── StoreUnavailable      it fails or does not answer; trying again may help
     │   │   └── HeldElsewhere     another node holds what is not written yet; trying again helps
@@ -57,6 +58,15 @@ class BadSetting(Misuse, ValueError):
 
 class BadTarget(Misuse):
     """The object to serve is not an MCP server."""
+
+
+class TargetFailed(BadTarget):
+    """The code to serve raised an error."""
+
+    def __init__(self, message: str | None = None, *, traceback: str) -> None:
+        super().__init__(message)
+        self.traceback = traceback
+        """The frames of the user's own code, as Python prints them."""
 
 
 class StoreError(PerdureError):

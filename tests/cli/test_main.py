@@ -249,8 +249,8 @@ def test_names_are_repeated_as_options_and_separated_by_commas_in_the_environmen
             "--allowed-host: 'a,b' is not one name; repeat the option to give several",
         ),
         (
-            ("serve", "a"),
-            "'a' does not name an object; write package.module:name or path/file.py:name",
+            ("serve", "no_such"),
+            "no module named 'no_such' in this directory or among the installed packages",
         ),
         (("serve", "no_such:a"), "no module named 'no_such' in this directory or among the installed packages"),
         (("serve", "no.py:a"), "no file 'no.py'"),
@@ -286,8 +286,20 @@ def test_a_bad_variable_is_named(
 
 def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "talkative.py").write_text("raise ValueError('first\\nsecond\\x1b[31m')\n")
-    line = refusal(capsys, "serve", "talkative.py:server", "--port", "0")
-    assert line == "talkative.py cannot be imported: ValueError: first second�[31m (talkative.py:1)"
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "talkative.py:server", "--port", "0"])
+    *frames, line = capsys.readouterr().err.splitlines()
+    assert (end.value.code, line) == (
+        2,
+        "perdure: talkative.py cannot be imported: ValueError: first second�[31m (talkative.py:1)",
+    )
+    assert frames == [
+        "Traceback (most recent call last):",
+        f'  File "{tmp_path}/talkative.py", line 1, in <module>',
+        "    raise ValueError('first\\nsecond\\x1b[31m')",
+        "ValueError: first",
+        "second�[31m",
+    ]
 
 
 def test_a_busy_port_is_told_before_anything_is_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

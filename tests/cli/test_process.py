@@ -165,8 +165,15 @@ def test_a_server_whose_own_start_fails_is_refused(hello: Path) -> None:
         "    yield\n"
         "server = MCPServer('broken', lifespan=lifespan)\n"
     )
-    line = refused(start(hello, "--store", "memory:", target="broken.py:server"))
-    assert line == "the server did not start: KeyError: 'DATABASE' (broken.py:5)"
+    status, said, errors = ended(start(hello, "--store", "memory:", target="broken.py:server"))
+    assert (status, said) == (2, "")
+    assert errors.splitlines() == [
+        "Traceback (most recent call last):",
+        f'  File "{hello}/broken.py", line 5, in lifespan',
+        "    raise KeyError('DATABASE')",
+        "KeyError: 'DATABASE'",
+        "perdure: the server did not start: KeyError: 'DATABASE' (broken.py:5)",
+    ]
 
 
 def test_tokens_decide_who_comes_in(hello: Path) -> None:

@@ -18,6 +18,7 @@ from starlette.routing import Mount
 
 import perdure
 from perdure import BadTarget
+from perdure.runtime.server import is_server
 from perdure.store import MemoryStore
 from tests.support.site import serve, under_uvicorn
 from tests.support.wire import JSON, Peer, Web, answer_of, progress_of, text_of
@@ -182,3 +183,18 @@ async def test_settings_reach_the_handler_of_the_other_era() -> None:
         response = await site.modern("tools/call", {"name": "count", "arguments": {"n": 1}})
         assert response.headers["content-type"].startswith(JSON)
         assert text_of(answer_of(response)) == "1 in the lifespan"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (MCPServer("a"), True),
+        (Server("a"), True),
+        (FastMCP("a"), True),
+        (FastMCP, False),
+        (MCPServer, False),
+        (1, False),
+    ],
+)
+def test_servers_are_known_among_other_objects(found: object, expected: bool) -> None:
+    assert is_server(found) is expected

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from perdure.errors import BadTarget
-from perdure.serve.target import load_target
+import perdure.runtime.server  # noqa: F401 - here, because what a test imports is forgotten after it
+from perdure.errors import BadTarget, TargetFailed
+from perdure.serve.target import MAX_SEEN, load_target
 
 
 @pytest.fixture(autouse=True)
@@ -56,19 +57,13 @@ def test_a_file_may_define_dataclasses_with_postponed_annotations(folder: Path) 
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        (
-            "shop",
-            "'shop' does not name an object; write package.module:name or path/file.py:name",
-        ),
-        (
-            "shop.py",
-            "'shop.py' does not name an object; write package.module:name or path/file.py:name",
-        ),
+        ("no_such_shop", "no module named 'no_such_shop' in this directory or among the installed packages"),
+        ("no_such_shop.py", "no file 'no_such_shop.py'"),
         ("shop:", "'shop:' has nothing after the colon; write package.module:name or path/file.py:name"),
         (":server", "':server' has nothing before the colon; write package.module:name or path/file.py:name"),
         (
             "",
-            "'' does not name an object; write package.module:name or path/file.py:name",
+            "'' is not the name of a module; write package.module:name or path/file.py:name",
         ),
         ("shop..till:x", "'shop..till' is not the name of a module; write package.module:name or path/file.py:name"),
         ("no_such_shop:x", "no module named 'no_such_shop' in this directory or among the installed packages"),
@@ -115,10 +110,76 @@ def test_an_import_that_fails_says_what_and_where(folder: Path, form: str, sourc
     assert "shop" not in sys.modules
 
 
+SERVER = "from mcp.server.mcpserver import MCPServer\n"
+
+
+@pytest.mark.parametrize("form", ["shop", "shop.py"])
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("mcp = MCPServer('a')\nserver = MCPServer('b')\n", "server"),
+        ("app = object()\nserver = 1\nmcp = MCPServer('a')\nother = MCPServer('b')\n", "mcp"),
+        ("bakery = MCPServer('a')\nsame = bakery\n_hidden = MCPServer('b')\n", "bakery"),
+        ("from mcp.server.lowlevel import Server\nbakery = Server('a')\n", "bakery"),
+    ],
+)
+def test_without_a_name_the_usual_ones_are_tried_and_then_the_only_server(
+    folder: Path, form: str, source: str, name: str
+) -> None:
+    (folder / "shop.py").write_text(SERVER + source)
+    assert load_target(form) is getattr(sys.modules["shop"], name)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            SERVER + "left = MCPServer('a')\nright = MCPServer('b')\n",
+            "shop.py has 2 MCP servers (left, right) and none is called server, mcp or app; choose one: shop.py:left",
+        ),
+        (
+            "import os\nserver = 1\ndef bake(): ...\n_oven = 2\n",
+            "shop.py has no MCP server; it has server (int), bake (function); call one server, mcp or app, or write"
+            " shop.py:name",
+        ),
+        ("", "shop.py has no MCP server; it has no public names; call one server, mcp or app, or write shop.py:name"),
+        (
+            "".join(f"a{number} = 0\n" for number in range(MAX_SEEN)),
+            "shop.py has no MCP server; it has a0 (int), a1 (int), a2 (int), a3 (int), a4 (int), a5 (int), a6 (int),"
+            " a7 (int); call one server, mcp or app, or write shop.py:name",
+        ),
+        (
+            "".join(f"a{number} = 0\n" for number in range(MAX_SEEN + 1)),
+            "shop.py has no MCP server; it has a0 (int), a1 (int), a2 (int), a3 (int), a4 (int), a5 (int), a6 (int),"
+            " a7 (int) and 1 more; call one server, mcp or app, or write shop.py:name",
+        ),
+    ],
+)
+def test_a_module_with_several_servers_or_none_is_told_with_what_it_has(
+    folder: Path, source: str, sentence: str
+) -> None:
+    (folder / "shop.py").write_text(source)
+    assert refusal("shop.py") == sentence
+
+
 def test_a_fault_in_another_file_is_placed_there(folder: Path) -> None:
     (folder / "store_room.py").write_text("def count():\n    return 1 / 0\n")
     (folder / "shop.py").write_text("import store_room\nstore_room.count()\n")
     assert refusal("shop:server") == "shop cannot be imported: ZeroDivisionError: division by zero (store_room.py:2)"
+
+
+def test_a_fault_inside_a_library_is_placed_where_the_users_code_called_it(folder: Path) -> None:
+    (folder / "shop.py").write_text("import json\n\nprices = json.loads('{')\n")
+    with pytest.raises(TargetFailed) as told:
+        load_target("shop.py")
+    assert str(told.value).startswith("shop.py cannot be imported: JSONDecodeError: Expecting property name")
+    assert str(told.value).endswith(" (shop.py:3)")
+    assert [line for line in told.value.traceback.splitlines() if line.strip(" ~^")] == [
+        "Traceback (most recent call last):",
+        f'  File "{folder}/shop.py", line 3, in <module>',
+        "    prices = json.loads('{')",
+        "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+    ]
 
 
 def test_a_file_may_not_hide_a_module_in_use(folder: Path) -> None:

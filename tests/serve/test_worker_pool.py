@@ -487,8 +487,10 @@ async def test_a_target_that_is_broken_is_told_once(folder: Path) -> None:
     (folder / "broken").touch()
     status, said = await refused(folder, "--workers", "4", "--store", f"sqlite:{folder}/log.db")
     assert status == 2
-    assert said.startswith("perdure: tests.support.stubborn cannot be imported: RuntimeError: broken on purpose")
-    assert said.count("\n") == 1
+    *frames, line = said.splitlines()
+    assert line.startswith("perdure: tests.support.stubborn cannot be imported: RuntimeError: broken on purpose")
+    assert (frames[0], frames[-1]) == ("Traceback (most recent call last):", "RuntimeError: broken on purpose")
+    assert said.count("broken on purpose") == 3  # the line of the source, the error, and the line that tells it
 
 
 async def test_a_store_that_cannot_be_opened_is_told_once(folder: Path) -> None:

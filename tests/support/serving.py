@@ -86,16 +86,18 @@ async def serving(
     port: int = 0,
     cwd: Path | None = None,
     forks: bool = True,
+    command: str = "serve",
 ) -> AsyncIterator[Served]:
     """A running server. It stops when the block ends; a test may stop or kill it before. `forks=False` starts its
     workers as the product does, each in an interpreter of its own, which takes more than a second."""
     arguments = (target, "--port", str(port), *options)
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    has_workers = "--workers" in options or command == "dev"
     process: Program
     if argv == PERDURE:
-        pool = "--workers" in options and forks and can_fork()
+        pool = has_workers and forks and can_fork()
         module = "tests.support.forking_pool" if pool else "perdure"
-        process = await start(module, "serve", *arguments, cwd=cwd, env=env, errors=STDOUT)
+        process = await start(module, command, *arguments, cwd=cwd, env=env, errors=STDOUT)
     else:
         process = await start_other(*argv, *arguments, cwd=cwd, env=env, errors=STDOUT)
     assert process.stdout is not None
@@ -109,7 +111,7 @@ async def serving(
     finally:
         # Workers would outlive their parent, a store in the current directory would keep the traces of the death, and
         # what was covered is written at the end.
-        gently = "--workers" in options or "--store" not in options or "COVERAGE_PROCESS_START" in os.environ
+        gently = has_workers or "--store" not in options or "COVERAGE_PROCESS_START" in os.environ
         await (served.end() if gently else served.kill())
         if drain is not None:
             await drain

@@ -29,7 +29,7 @@ def work(folder: Path, channel: WorkerChannel) -> int:
         channel.send_failed(REASON, is_transient=True)
         return 2
     channel.send_ready()
-    while not channel.receive():
+    while not channel.receive()[0]:
         select.select([channel], [], [])
     return 0
 

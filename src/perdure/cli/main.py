@@ -15,17 +15,19 @@ import click
 import perdure
 from perdure._core.text import parse_count, printable
 from perdure._files.locks import HAS_FLOCK, NO_FLOCK
+from perdure.cli.console import console
+from perdure.cli.dev import make_dev
 from perdure.cli.hosts import install, uninstall
 from perdure.cli.options import DEFAULT_STORE, LEVELS, ServeOption, parsed, setting_options, settings_from, spelling
 from perdure.cli.sessions import sessions, tail
 from perdure.cli.stdio import stdio
 from perdure.cli.store import store as store_commands
 from perdure.cli.upkeep import backup, check, vacuum
-from perdure.errors import Misuse, PerdureError, StoreUnavailable
+from perdure.errors import Misuse, PerdureError, StoreUnavailable, TargetFailed
 from perdure.http.paths import BESIDE
-from perdure.serve.worker_pool import WorkerChannel, run_workers
+from perdure.serve.worker_pool import Watch, WorkerChannel, run_workers
 from perdure.settings import SECURITY, Rule
-from perdure.telemetry.events import LogLines, log_event
+from perdure.telemetry.events import MAX_LINE, MAX_LINES, LogLines, log_event
 
 # The serving side is imported where it is used: the SDK takes most of a second, and not every command serves.
 
@@ -42,7 +44,8 @@ _PORT = Rule(kind="count", group=_WHERE, why="port to listen on; 0 picks a free 
 _ABOUT = """\
 Serve TARGET, a Python MCP server, over Streamable HTTP. Its sessions outlive dropped connections and restarts.
 
-TARGET is package.module:name or path/file.py:name; the object is an MCPServer or a low-level Server (package mcp),
+TARGET is path/file.py or package.module; its object server, mcp or app is served, or the only server that it has.
+path/file.py:name and package.module:name name another. The object is an MCPServer or a low-level Server (package mcp),
 or a FastMCP server.
 """
 _VALUES = """\
@@ -62,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         status = perdure_command.main(arguments, prog_name="perdure", standalone_mode=False, obj=again)
     except PerdureError as error:
+        _show_frames(error)
         _complain(str(error))
         status = REFUSED
     except click.ClickException as error:
@@ -102,7 +106,16 @@ class ServeCommand(click.Command):
                 formatter.write_dl(records, col_max=34)
 
 
-def serve_command(target: str, store: str, path: str, tokens: Path | None, log_level: str, **given: Any) -> int:
+def serve_command(
+    target: str,
+    store: str,
+    path: str,
+    tokens: Path | None,
+    log_level: str,
+    watch: Watch | None = None,
+    on_served: Callable[[], None] = lambda: None,
+    **given: Any,
+) -> int:
     # Before the target is imported: the SDK would set up its own logging, with a record for each request.
     shown = logging.StreamHandler(sys.stderr)
     shown.setFormatter(LogLines("perdure: %(levelname)s: %(message)s"))
@@ -126,20 +139,24 @@ def serve_command(target: str, store: str, path: str, tokens: Path | None, log_l
         try:
             return serve(channel.listener, channel.send_ready, channel)
         except PerdureError as error:  # the parent reports it, once for all workers
-            channel.send_failed(str(error), is_transient=isinstance(error, StoreUnavailable))
+            _show_frames(error)
+            is_transient, is_code = isinstance(error, StoreUnavailable), isinstance(error, TargetFailed)
+            channel.send_failed(str(error), is_transient=is_transient, is_code=is_code)
             return REFUSED
     workers: int = given["workers"]
-    if workers > 1 and store.startswith("memory:"):
-        raise Misuse(f"--workers {workers} needs a store that processes share, and {store} is not one; use sqlite:PATH")
-    if workers > 1 and not HAS_FLOCK:
-        raise Misuse(f"--workers {workers} cannot work here: {NO_FLOCK}; serve with one process")
+    several = "perdure dev" if watch else f"--workers {workers}" if workers > 1 else None
+    if several and store.startswith("memory:"):
+        raise Misuse(f"{several} needs a store that processes share, and {store} is not one; use sqlite:PATH")
+    if several and not HAS_FLOCK:
+        raise Misuse(f"{several} cannot work here: {NO_FLOCK}; serve with one process")
     with _listen(given["host"], given["port"], is_open=auth is None) as listener:
 
         def on_ready() -> None:
             name = f"[{given['host']}]" if ":" in given["host"] else given["host"]
             print(f"perdure: serving on http://{name}:{listener.getsockname()[1]}{path}", flush=True)
+            on_served()
 
-        if workers == 1:
+        if not several:
             return serve(listener, on_ready)
         again = click.get_current_context().find_root().obj
         return run_workers(
@@ -149,6 +166,7 @@ def serve_command(target: str, store: str, path: str, tokens: Path | None, log_l
             count=workers,
             longest_drain=settings.longest_drain,
             on_ready=on_ready,
+            watch=watch,
         )
 
 
@@ -206,8 +224,27 @@ perdure_command.add_command(
         short_help="Serve an MCP server.",
     )
 )
-for _command in (sessions, tail, store_commands, backup, check, vacuum, stdio, install, uninstall):
+for _command in (
+    make_dev(perdure_command.commands["serve"]),
+    sessions,
+    tail,
+    store_commands,
+    backup,
+    check,
+    vacuum,
+    console,
+    stdio,
+    install,
+    uninstall,
+):
     perdure_command.add_command(_command)
+
+
+def _show_frames(error: PerdureError) -> None:
+    """Print where the user's own code failed, above the line that says what is wrong."""
+    if isinstance(error, TargetFailed):
+        lines = error.traceback.rstrip().split("\n")
+        print(*(printable(line, MAX_LINE) for line in lines[:MAX_LINES]), sep="\n", file=sys.stderr, flush=True)
 
 
 def _complain(message: str) -> None:

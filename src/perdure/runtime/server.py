@@ -58,7 +58,17 @@ class Hosted:
     """Enters the server's lifespan, once."""
 
 
-def host(server: object, settings: Settings, *, path: str) -> Hosted:
+def is_server(found: object) -> bool:
+    """Whether `host` takes it."""
+    return isinstance(found, Server | MCPServer) or _is_fastmcp(found)
+
+
+def _is_fastmcp(found: object) -> bool:
+    bases = {base.__module__.partition(".")[0] for base in type(found).__mro__}
+    return "fastmcp" in bases and hasattr(found, "http_app")
+
+
+def host(server: Any, settings: Settings, *, path: str) -> Hosted:
     """Find the low-level server behind what a user gives us, or raise `BadTarget`."""
     if isinstance(server, Hosted):
         return server
@@ -67,8 +77,7 @@ def host(server: object, settings: Settings, *, path: str) -> Hosted:
     if isinstance(server, MCPServer):
         web = server.streamable_http_app(streamable_http_path=path)
         return Hosted(web=web, start=lambda: _enter(server.session_manager.app, settings))
-    bases = {base.__module__.partition(".")[0] for base in type(server).__mro__}
-    if "fastmcp" in bases and hasattr(server, "http_app"):
+    if _is_fastmcp(server):
         own: Starlette = server.http_app(path=path)
 
         @asynccontextmanager

@@ -82,6 +82,8 @@ class Connection(HttpToolsProtocol):
     unread_timer: asyncio.TimerHandle | None = None
     #: The end of the last segment, if it may be the beginning of an upgrade header.
     held = b""
+    #: Where this connection goes as soon as it is idle: to the process that has newer code.
+    successor: socket.socket | None = None
     #: Requests that were not answered yet when another one came behind them on the same connection.
     overtaken: tuple[RequestResponseCycle, ...] = ()
 
@@ -95,6 +97,34 @@ class Connection(HttpToolsProtocol):
         connection stays: the head says that the client may use it again, and perhaps it does so in this moment."""
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
+
+    def hand_over(self, successor: socket.socket) -> None:
+        """Give this connection to another process as soon as it is idle. Its peer does not notice.
+
+        Nothing is lost: what the peer sends from now on waits in the system until the other process reads it.
+        """
+        self.successor = successor
+        self._hand_over_if_idle()
+
+    def _hand_over_if_idle(self) -> None:
+        if self.successor is None or not self._is_between_requests:
+            return
+        self.flow.pause_reading()
+        try:
+            socket.send_fds(self.successor, [b"c"], [self.transport.get_extra_info("socket").fileno()])
+        except OSError:  # that process has ended, or has not read what was sent before: it is served here
+            self.flow.resume_reading()
+        else:
+            self.transport.close()  # this process's part of it
+
+    @property
+    def _is_between_requests(self) -> bool:
+        """Whether the last answer was sent, and no byte of another request has come."""
+        has_begun = self.head is not None or self.held or self.pipeline or (self.cycle and self.cycle.more_body)
+        is_sent = (
+            all(cycle.response_complete for cycle in self.overtaken) and not self.transport.get_write_buffer_size()
+        )
+        return self.is_idle and not has_begun and is_sent and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -147,6 +177,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.successor is not None:
+            self.loop.call_soon(self._hand_over_if_idle)
         # Closing, now or when the connection has been idle, waits until all is sent: for ever, if it is not read.
         if self.unread_timer is None and (unread := self.transport.get_write_buffer_size()):
             self.unread_timer = self.loop.call_later(self.unread_seconds, self._check_unread, unread)

@@ -1,4 +1,4 @@
-"""Finds the object to serve: `package.module:name` or `path/file.py:name`.
+"""Finds the object to serve: `package.module:name` or `path/file.py:name`, or either without the name.
 
 `perdure.runtime` decides whether the object is an MCP server.
 """
@@ -8,20 +8,25 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 
-from perdure.errors import BadTarget
+from perdure.errors import BadTarget, TargetFailed
+from perdure.serve.own_frames import blame, own_traceback
 
 _FORMS = "write package.module:name or path/file.py:name"
+
+USUAL_NAMES = ("server", "mcp", "app")
+"""What servers are called: the names that the commands of the SDK and of FastMCP look for."""
+MAX_SEEN = 8
+"""Names that a refusal lists: enough to see what is in a module, and still one line."""
 
 
 def load_target(target: str) -> object:
     """The object that a target names. Raises `BadTarget` with one sentence: what is wrong, and what to do."""
     place, colon, name = target.rpartition(":")
     if not colon:
-        raise BadTarget(f"{target!r} does not name an object; {_FORMS}")
+        return _find_server(_load(target), target)
     if not place or not name:
         raise BadTarget(f"{target!r} has nothing {'before' if not place else 'after'} the colon; {_FORMS}")
     found: object = _load(place)
@@ -35,23 +40,33 @@ def load_target(target: str) -> object:
     return found
 
 
-def blame(error: BaseException) -> str:
-    """An exception in one line: its type, its message, and the file and line that raised it."""
-    message = str(error.msg) if isinstance(error, SyntaxError) else str(error)
-    summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    # The innermost file and line outside of the import machinery.
-    places = [
-        (frame.filename, frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ") and frame.filename != __file__
-    ]
-    if isinstance(error, SyntaxError) and error.filename:
-        places = [(error.filename, error.lineno)]
-    if not places:
-        return summary
-    # Relative to the current directory if the file is inside it, as compilers show it.
-    path, line = Path(places[-1][0]), places[-1][1]
-    return f"{summary} ({path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{line})"
+def _find_server(module: ModuleType, place: str) -> object:
+    """The server of a module: the first of the usual names that is one, else the only one that there is."""
+    from perdure.runtime.server import is_server
+
+    public = {
+        name: found
+        for name, found in vars(module).items()
+        if not name.startswith("_") and not isinstance(found, ModuleType)
+    }
+    servers = {name: found for name, found in public.items() if is_server(found)}
+    for name in USUAL_NAMES:
+        if name in servers:
+            return servers[name]
+    if len({id(found) for found in servers.values()}) == 1:
+        return next(iter(servers.values()))
+    usual = f"{', '.join(USUAL_NAMES[:-1])} or {USUAL_NAMES[-1]}"
+    if servers:
+        seen, first = ", ".join(list(servers)[:MAX_SEEN]), next(iter(servers))
+        raise BadTarget(
+            f"{place} has {len(servers)} MCP servers ({seen}) and none is called {usual}; choose one: {place}:{first}"
+        )
+    seen = ", ".join(f"{name} ({type(found).__name__})" for name, found in list(public.items())[:MAX_SEEN])
+    more = f" and {len(public) - MAX_SEEN} more" if len(public) > MAX_SEEN else ""
+    raise BadTarget(
+        f"{place} has no MCP server; it has {seen + more if seen else 'no public names'}; call one {usual}, or"
+        f" write {place}:name"
+    )
 
 
 def _load(place: str) -> ModuleType:
@@ -91,4 +106,4 @@ def _load(place: str) -> ModuleType:
         if missing and f"{name}.".startswith(f"{missing}."):
             raise BadTarget(f"no module named {missing!r} in this directory or among the installed packages") from error
         what = "ended the program when it was imported" if isinstance(error, SystemExit) else "cannot be imported"
-        raise BadTarget(f"{name} {what}: {blame(error)}") from error
+        raise TargetFailed(f"{name} {what}: {blame(error)}", traceback=own_traceback(error)) from error

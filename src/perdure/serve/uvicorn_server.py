@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced
+from perdure.errors import Misuse, NodeBuried, PerdureError, StoreLost, StoreReplaced, TargetFailed
 from perdure.serve.connection import BACKLOG, Connection
-from perdure.serve.target import blame
-from perdure.serve.worker_pool import AT_ONCE, GONE, LEAVE, WorkerChannel
+from perdure.serve.own_frames import blame, own_traceback
+from perdure.serve.worker_pool import ADOPT, AT_ONCE, GONE, LEAVE, RELOAD, RELOAD_SECONDS, WorkerChannel, own_socket
 from perdure.settings import Settings
 from perdure.telemetry.events import log_event
 
@@ -95,7 +95,9 @@ def serve(
         cause = cause.exceptions[0]
     if isinstance(cause, PerdureError):
         raise cause
-    raise Misuse(f"the server did not start: {blame(cause) if cause else server.message or 'it gave no reason'}")
+    if cause is None:
+        raise Misuse(f"the server did not start: {server.message or 'it gave no reason'}")
+    raise TargetFailed(f"the server did not start: {blame(cause)}", traceback=own_traceback(cause)) from cause
 
 
 class _Server(uvicorn.Server):
@@ -144,6 +146,10 @@ class _Server(uvicorn.Server):
         """What the app said when it did not start."""
         self.draining: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None
+        self.successor: socket.socket | None = None
+        """Leads to the worker that has newer code."""
+        self.taking: set[asyncio.Task[None]] = set()
+        """Connections of a worker with older code that are on their way to this one."""
         self.deadline = _Deadline()
 
     @property
@@ -190,12 +196,17 @@ class _Server(uvicorn.Server):
 
     def on_parent_word(self) -> None:
         assert self.channel is not None
-        words = self.channel.receive()
+        words, sent = self.channel.receive()
         if GONE in words:
             asyncio.get_running_loop().remove_reader(self.channel.fileno())
         if AT_ONCE in words:
             self.deadline.set(CUT_SECONDS, status=1)
             self.stop_at_once()
+        elif RELOAD in words:
+            self.make_way(sent[0])
+            self.channel.send_made_way()
+        elif ADOPT in words:
+            asyncio.get_running_loop().add_reader(sent[0], self.take_connections, sent[0])
         elif LEAVE in words or GONE in words:
             self.leave()
         elif words:
@@ -212,6 +223,48 @@ class _Server(uvicorn.Server):
         if self.leaving is None and self.draining is None:
             self.announce_close()
             self.leaving = asyncio.create_task(self.run_leave())
+
+    def make_way(self, successor: socket.socket) -> None:
+        """Leave for a worker that has newer code: it gets every connection as soon as that is idle."""
+        self.drain_timeout = max(self.drain_timeout, RELOAD_SECONDS)
+        self.longest_drain = max(self.longest_drain, RELOAD_SECONDS)
+        before, self.successor = self.successor, successor
+        self.leave()
+        for connection in self._connections():
+            connection.hand_over(successor)
+        if before is not None:
+            before.close()
+
+    def take_connections(self, older: socket.socket) -> None:
+        """Go on with the connections of a worker that has older code."""
+        try:
+            data, files, _, _ = socket.recv_fds(older, 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, files = b"", []
+        loop = asyncio.get_running_loop()
+        for file in files:
+            task = loop.create_task(self.take_connection(own_socket(file)))
+            self.taking.add(task)
+            task.add_done_callback(self.taking.discard)
+        if not data:
+            loop.remove_reader(older)
+            older.close()
+
+    async def take_connection(self, peer: socket.socket) -> None:
+        def make() -> Connection:
+            return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        try:
+            _, connection = await asyncio.get_running_loop().connect_accepted_socket(make, peer)
+        except OSError:  # the peer has left meanwhile
+            peer.close()
+            return
+        if self.draining is not None:
+            connection.shutdown()
+        elif self.successor is not None:
+            connection.hand_over(self.successor)
 
     def announce_close(self) -> None:
         """From now on answers say that their connection closes, so that clients go elsewhere."""

@@ -4,6 +4,10 @@ The parent does not serve and does not import the target. It holds the socket, s
 that die, tells them when to stop, and replaces all of them one by one at SIGHUP. The first worker starts alone, so that
 what is wrong with the target or the store is found, and shown, once.
 
+Where the code is watched (`perdure dev`), a change of it replaces the workers as well. Code that fails is then waited
+for: its next change may mend it. The worker that was replaced keeps its running calls, and hands each connection on to
+the new one as soon as it is idle (`connection.py`), so that every later request reaches the new code and none is lost.
+
 Each worker and the parent have a channel, a pair of sockets beside the listening socket. The worker says on it that it
 is ready, or why it does not start, so that the parent shows one reason once. The parent says on it how the worker is to
 end. When the channel closes, the worker knows that the parent is gone, however that happened: nothing has to run in the
@@ -21,7 +25,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping, Sequence
 
 from perdure.errors import Misuse
 from perdure.telemetry.events import log_event
@@ -33,12 +37,21 @@ READY = b"ready\n"
 FAILED = b"failed "
 WAITS = b"waits_ "
 """The store fails; another start may go well. As long as `FAILED`."""
+BROKEN = b"broken "
+"""The target's own code failed; another start may go well once it is changed. As long as `FAILED`."""
+MADE_WAY = b"w"
+"""The worker has heard `RELOAD`: from now on it answers no request that comes over an idle connection."""
 
 # What the parent says; each word is one byte, so that words cannot run together.
 DRAIN = b"d"
 """The server stops: drain, and go on listening to answer clients."""
 LEAVE = b"l"
 """Other workers go on: let them have the port, and end once no client uses a connection any more."""
+RELOAD = b"r"
+"""As `LEAVE`, for new code: idle connections go to the newest worker, over the socket that comes with this word, and
+running calls may take `RELOAD_SECONDS`. It comes again with each newer worker."""
+ADOPT = b"a"
+"""Take the connections that come over the socket that comes with this word."""
 AT_ONCE = b"n"
 KILL = b"k"
 """Never sent: the process is killed, as one that does not listen needs it."""
@@ -60,6 +73,14 @@ KILL_SECONDS = 2.0
 #: A worker that was replaced has its drain time and this: the time of an idle connection (65 s), and a minute for the
 #: target's own shutdown.
 RETIRE_SECONDS = 125.0
+#: How long a worker is waited for that was told to make way: its event loop may be blocked by a tool.
+MAKE_WAY_SECONDS = 5.0
+#: How long the calls of old code may go on after a reload. The developer decides how long a call takes and can stop it;
+#: the bound is for one that hangs, whose process would stay as long as the others serve.
+RELOAD_SECONDS = 3600.0
+
+Watch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
+"""Watches the code, and reports each change of it with the words that say what has changed."""
 
 
 class WorkerChannel:
@@ -87,34 +108,49 @@ class WorkerChannel:
     def send_ready(self) -> None:
         self._send(READY)
 
-    def send_failed(self, reason: str, *, is_transient: bool = False) -> None:
-        """The worker does not start. `is_transient`: another start may go well, because the store fails."""
+    def send_made_way(self) -> None:
+        self._send(MADE_WAY)
+
+    def send_failed(self, reason: str, *, is_transient: bool = False, is_code: bool = False) -> None:
+        """The worker does not start. `is_transient`: another start may go well, because the store fails. `is_code`: the
+        target's own code failed."""
         line = " ".join(reason.split()).encode(errors="replace")
-        self._send((WAITS if is_transient else FAILED) + line[:MAX_REASON] + b"\n")
+        self._send((WAITS if is_transient else BROKEN if is_code else FAILED) + line[:MAX_REASON] + b"\n")
 
     def _send(self, word: bytes) -> None:
         with contextlib.suppress(OSError):  # `receive` notices that the parent is gone
             self._parent.sendall(word)
 
-    def receive(self) -> bytes:
-        """The words that the parent has sent since."""
+    def receive(self) -> tuple[bytes, list[socket.socket]]:
+        """The words that the parent has sent since, and the socket that came with one of them."""
         try:
-            return self._parent.recv(64) or GONE
+            words, files, _, _ = socket.recv_fds(self._parent, 64, 1)
         except BlockingIOError:
-            return b""
+            return b"", []
         except OSError:
-            return GONE
+            return GONE, []
+        return words or GONE, [own_socket(file) for file in files]
+
+
+def own_socket(file: int) -> socket.socket:
+    """A socket that another process has sent. Programs that this one starts do not get it."""
+    sent = socket.socket(fileno=file)
+    sent.set_inheritable(False)
+    sent.setblocking(False)
+    return sent
 
 
 class NotReady(Exception):
     """A worker ended, or said why it cannot serve, before it was ready."""
 
-    def __init__(self, reason: str, *, is_explained: bool, is_transient: bool = False) -> None:
+    def __init__(self, reason: str, *, is_explained: bool, is_transient: bool = False, is_code: bool = False) -> None:
         super().__init__(reason)
         self.is_explained = is_explained
         """The worker gave the reason itself, about what it was asked to serve."""
         self.is_transient = is_transient
         """The store fails, so another start may go well. Otherwise the program is broken, or is killed."""
+        self.is_code = is_code
+        """The target's own code failed."""
 
 
 class Worker:
@@ -169,12 +205,25 @@ class Worker:
             word = reading.result() if reading.done() else b""
         finally:
             reading.cancel()
-        if word.startswith((FAILED, WAITS)):
+        if word.startswith((FAILED, WAITS, BROKEN)):
             reason = word[len(FAILED) :].decode(errors="replace").strip()
-            raise NotReady(reason, is_explained=True, is_transient=word.startswith(WAITS))
+            transient, code = word.startswith(WAITS), word.startswith(BROKEN)
+            raise NotReady(reason, is_explained=True, is_transient=transient, is_code=code)
         if word != READY:
             raise NotReady(f"it ended with {format_status(await asyncio.shield(self.ended))}", is_explained=False)
         self.is_ready = True
+
+    async def make_way(self, newer: Worker) -> None:
+        """Tell it to leave, and to give its connections to a newer worker; wait until it has begun with that."""
+        giving, taking = socket.socketpair()
+        with giving, taking, contextlib.suppress(OSError):
+            socket.send_fds(newer._channel, [ADOPT], [taking.fileno()])
+            socket.send_fds(self._channel, [RELOAD], [giving.fileno()])
+        answer = asyncio.create_task(asyncio.get_running_loop().sock_recv(self._channel, len(MADE_WAY)))
+        await asyncio.wait({answer, self.ended}, timeout=MAKE_WAY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        answer.cancel()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await answer
 
     def end(self, word: bytes) -> None:
         """Tell it how to end. Before it is ready it does not listen, and has nothing to lose."""
@@ -213,25 +262,37 @@ def run_workers(
     count: int,
     longest_drain: float,
     on_ready: Callable[[], None],
+    watch: Watch | None = None,
 ) -> int:
-    """Serve with so many workers until a signal; returns the exit status. Raises `Misuse` if they do not start."""
-    patience = longest_drain + RETIRE_SECONDS  # the longest a worker takes that leaves
-    pool = WorkerPool(lambda: Worker.start(command, environment, listener), count=count, patience=patience)
+    """Serve with so many workers until a signal; returns the exit status. Raises `Misuse` if they do not start.
+
+    With `watch` the workers are replaced at each change of the code.
+    """
+    # The longest a worker takes that leaves.
+    patience = max(longest_drain, RELOAD_SECONDS if watch else 0.0) + RETIRE_SECONDS
+    pool = WorkerPool(lambda: Worker.start(command, environment, listener), count=count, patience=patience, watch=watch)
     return asyncio.run(pool.run(listener, on_ready))
 
 
 class WorkerPool:
     """The workers of one listening socket, each at its place."""
 
-    def __init__(self, start: Callable[[], Awaitable[Worker]], *, count: int, patience: float) -> None:
+    def __init__(
+        self, start: Callable[[], Awaitable[Worker]], *, count: int, patience: float, watch: Watch | None
+    ) -> None:
         self._start_process = start
         self._patience = patience
+        self._watch = watch
         self._serving: list[Worker] = []
         self._alive: set[Worker] = set()
         """Also those that are starting, and those that were replaced and have not ended yet."""
         self._places = [asyncio.Lock() for _ in range(count)]
         """Held while the worker at a place is replaced, because it died or because of SIGHUP."""
         self._hangup = asyncio.Event()
+        self._asked = 0.0
+        """When the workers were last to be replaced; those that were started since need not be."""
+        self._change = asyncio.Event()
+        """Set at the next change of the code, and then replaced by another one."""
         self._ending = asyncio.Event()
         self._begun = False
         self._ended_badly = False
@@ -240,7 +301,10 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._on_signal, sig)
-        loop.add_signal_handler(signal.SIGHUP, self._hangup.set)
+        if self._watch is None:
+            loop.add_signal_handler(signal.SIGHUP, self._ask_replacement)
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a developer's terminal was closed
+            loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
         work = asyncio.create_task(self._work(on_ready))
         ending = asyncio.create_task(self._ending.wait())
         await asyncio.wait({work, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -265,13 +329,15 @@ class WorkerPool:
         return 1 if self._ended_badly else 0
 
     async def _work(self, on_ready: Callable[[], None]) -> None:
-        self._serving = [await self._start_with_retries()]
         async with asyncio.TaskGroup() as group:
-            others = [group.create_task(self._start_with_retries()) for _ in self._places[1:]]
-        self._serving += [other.result() for other in others]
-        self._begun = True
-        on_ready()
-        async with asyncio.TaskGroup() as group:
+            if self._watch is not None:
+                group.create_task(self._watch(self._on_change))
+            self._serving = [await self._start_with_retries()]
+            async with asyncio.TaskGroup() as starting:
+                others = [starting.create_task(self._start_with_retries()) for _ in self._places[1:]]
+            self._serving += [other.result() for other in others]
+            self._begun = True
+            on_ready()
             group.create_task(self._replace_at_hangups())
             for place in range(len(self._places)):
                 group.create_task(self._keep(place))
@@ -279,6 +345,24 @@ class WorkerPool:
     # Starting and restarting
 
     async def _start(self) -> Worker:
+        """Start a worker and wait until it is ready. If the code changes meanwhile, its newest state is started: what
+        was begun may hang, or fail for a reason that is no longer there."""
+        while True:
+            change = asyncio.create_task(self._change.wait())
+            worker = await self._start_one()
+            ready = asyncio.create_task(worker.get_ready())
+            try:
+                await asyncio.wait({ready, change}, return_when=asyncio.FIRST_COMPLETED)
+                if ready.done():
+                    ready.result()
+                    return worker
+                worker.end(AT_ONCE)
+                asyncio.get_running_loop().call_later(KILL_SECONDS, worker.end, KILL)
+            finally:
+                change.cancel()
+                ready.cancel()
+
+    async def _start_one(self) -> Worker:
         try:
             worker = await self._start_process()
         except OSError as error:  # too many processes, or too little memory, at the moment
@@ -293,7 +377,6 @@ class WorkerPool:
         worker.ended.add_done_callback(on_ended)
         if self._ending.is_set():  # it was not there yet when the others were told to end
             worker.end(DRAIN)
-        await worker.get_ready()
         return worker
 
     async def _start_with_retries(self) -> Worker:
@@ -309,6 +392,10 @@ class WorkerPool:
             try:
                 return await self._start()
             except NotReady as failure:
+                if failure.is_code and self._watch is not None:
+                    log_event(logging.ERROR, "code.broken", f"the next change of the code is waited for: {failure}")
+                    await self._change.wait()
+                    continue
                 if failure.is_explained and not (self._begun or (failure.is_transient and self._is_serving)):
                     raise
                 broken = 0 if failure.is_transient or (self._begun and self._is_serving) else broken + 1
@@ -340,20 +427,55 @@ class WorkerPool:
                 await asyncio.sleep(pause_after(quick))
                 self._serving[place] = await self._start_with_retries()
 
+    # Being replaced
+
+    def _on_change(self, what: str) -> None:
+        log_event(logging.INFO, "code.changed", f"{what} changed; loading the new code")
+        self._ask_replacement()
+
+    def _ask_replacement(self) -> None:
+        self._asked = time.monotonic()
+        self._hangup.set()
+        if self._watch is not None:
+            self._change.set()
+            self._change = asyncio.Event()
+
     async def _replace_at_hangups(self) -> None:
-        """At SIGHUP: replace the workers one by one, each by one that is ready before the old one leaves."""
+        """At SIGHUP or a change: replace the workers one by one, each by one that is ready before the old leaves."""
         while True:
             await self._hangup.wait()
             self._hangup.clear()
+            asked, began = self._asked, time.monotonic()
             try:
-                for place, lock in enumerate(self._places):
-                    async with lock:
-                        fresh = await self._start()
-                        old, self._serving[place] = self._serving[place], fresh
-                        old.end(LEAVE)
-                        asyncio.get_running_loop().call_later(self._patience, old.end, KILL)
+                replaced = [await self._replace(place, asked) for place in range(len(self._places))]
             except NotReady as failure:
-                log_event(logging.ERROR, "workers.kept", f"the workers were not replaced, the old ones stay: {failure}")
+                self._tell_kept(failure)
+            else:
+                if self._watch is not None and any(replaced):
+                    took = f"{time.monotonic() - began:.1f} s"
+                    sentence = f"the new code serves, after {took}; calls that run go on with the code they began with"
+                    log_event(logging.INFO, "code.loaded", sentence)
+
+    async def _replace(self, place: int, asked: float) -> bool:
+        """Replace the worker of a place, unless another one was started there since that was asked for."""
+        async with self._places[place]:
+            if self._serving[place].began > asked:
+                return False
+            fresh = await self._start()
+            old, self._serving[place] = self._serving[place], fresh
+            if self._watch is None:
+                old.end(LEAVE)
+            else:  # those that were replaced before it may have running calls still
+                replaced = [worker for worker in self._alive.difference(self._serving) if worker.is_ready]
+                await asyncio.gather(*(worker.make_way(fresh) for worker in replaced))
+            asyncio.get_running_loop().call_later(self._patience, old.end, KILL)
+            return True
+
+    def _tell_kept(self, failure: NotReady) -> None:
+        if self._watch is None:
+            log_event(logging.ERROR, "workers.kept", f"the workers were not replaced, the old ones stay: {failure}")
+        else:
+            log_event(logging.ERROR, "code.kept", f"the old code goes on serving: {failure}")
 
     # Ending
 
@@ -361,6 +483,10 @@ class WorkerPool:
         """The first signal lets the workers drain, the second one ends them at once."""
         if not self._ending.is_set():
             self._end_all(DRAIN)
+            if self._watch is not None:
+                log_event(
+                    logging.INFO, "serve.stopping", "running calls may finish; a second Ctrl-C does not wait for them"
+                )
             return
         self._ended_badly = self._ended_badly or sig is signal.SIGINT
         self._end_all(AT_ONCE)

@@ -95,6 +95,9 @@ class Upkeep(Protocol):
         """Give the room of what was forgotten back to the file system. Raises `Misuse` where the store's server does
         that."""
 
+    async def holders(self) -> Sequence[NodeId] | None:
+        """The nodes that live and hold what is not written (15); `None` if only another node can ask them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restored:

@@ -1,0 +1,153 @@
+"""Defines `perdure dev`: `perdure serve` that loads the code again when it changes, with the console beside it.
+
+The console is a process of its own, so that it shows what happens when a server fails. Its input is a pipe of this
+process, and it ends with that pipe: also if this process is killed.
+"""
+
+import contextlib
+import copy
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from perdure.cli.options import Name, ServeOption
+from perdure.errors import Misuse
+from perdure.serve.worker_pool import VARIABLE
+
+_WATCHED = "What is watched"
+_CONSOLE = "What is shown"
+#: The console ends at once; a page that takes its last bytes slowly has a second.
+CONSOLE_STOP_SECONDS = 5.0
+_ABOUT = """\
+Serve TARGET as perdure serve does, and load its code again whenever it changes. Sessions and running calls go on.
+
+A running call finishes with the code that it began with; every later call gets the new code. Code that cannot be
+imported is shown with its traceback, and the old code goes on serving until the next change.
+
+"""
+
+
+def make_dev(serve: click.Command) -> click.Command:
+    """The command, with the options of `perdure serve`."""
+    command = copy.copy(serve)
+    command.name = "dev"
+    command.short_help = "Serve, and load the code again when it changes."
+    command.help = _ABOUT + (serve.help or "").partition("\n\n")[2]
+    params = [_for_developers(param) for param in serve.params]
+    before = 1 + [param.name for param in params].index("log_level")
+    command.params = [*params[:before], *_options(), *params[before:]]
+    command.callback = functools.partial(dev_command, serve.callback)
+    return command
+
+
+def _for_developers(param: click.Parameter) -> click.Parameter:
+    if param.name != "log_level" or not isinstance(param, ServeOption):
+        return param
+    mine = copy.copy(param)
+    mine.default = mine.shown = "info"
+    return mine
+
+
+def _options() -> list[click.Parameter]:
+    def option(name: str, field: str, metavar: str, says: str, **attributes: Any) -> ServeOption:
+        attributes = {"type": Name(), **attributes}
+        return ServeOption([name, field], group=_WATCHED, metavar=metavar, help=says, multiple=True, **attributes)
+
+    folder = "folder to watch, in place of the one that has TARGET"
+    return [
+        option("--reload-dir", "reload_dirs", "DIR", folder, type=click.Path()),
+        option("--reload-include", "reload_includes", "GLOB", "files that are code beside *.py, such as *.sql"),
+        option("--reload-exclude", "reload_excludes", "GLOB", "files and folders that are not watched"),
+        ServeOption(
+            ["--console/--no-console"],
+            group=_CONSOLE,
+            default=True,
+            shown="on",
+            help="serve the console on a free port",
+        ),
+        ServeOption(["--open", "opens"], group=_CONSOLE, is_flag=True, shown="off", help="open it in a browser"),
+    ]
+
+
+def dev_command(
+    serve: Any,
+    *,
+    target: str,
+    store: str,
+    reload_dirs: tuple[str, ...],
+    reload_includes: tuple[str, ...],
+    reload_excludes: tuple[str, ...],
+    console: bool,
+    opens: bool,
+    **given: Any,
+) -> int:
+    from perdure.serve.code_watch import WatchedCode, code_folder, need_watchfiles, watch_code
+
+    # It tells at every start and end of a part of the SDK that serves no session here.
+    logging.getLogger("mcp.server.streamable_http_manager").setLevel(logging.WARNING)
+    given = {**given, "target": target, "store": store}
+    if VARIABLE in os.environ:
+        return int(serve(**given))
+    if opens and not console:
+        raise Misuse("--open opens the console, and --no-console leaves it out; give one of them")
+    need_watchfiles()
+    for folder in reload_dirs:
+        if not Path(folder).is_dir():
+            raise Misuse(f"--reload-dir: {folder!r} is not a folder")
+    scheme, _, rest = store.partition(":")
+    code = WatchedCode(
+        folders=tuple(Path(folder).resolve() for folder in reload_dirs) or (code_folder(target),),
+        includes=reload_includes,
+        excludes=reload_excludes,
+        store=Path(rest.partition("?")[0]).resolve() if scheme == "sqlite" else None,
+    )
+    with contextlib.ExitStack() as stack:
+
+        def start_console() -> None:
+            if console:
+                stack.enter_context(_running_console(store, opens=opens))
+
+        return int(serve(**given, watch=functools.partial(watch_code, code), on_served=start_console))
+
+
+@contextlib.contextmanager
+def _running_console(store: str, *, opens: bool) -> Iterator[None]:
+    """The console, which prints its own address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from perdure.cli.dev import run_console; run_console()", *["--open"] * opens],
+        # In the environment, because every user of the machine can read the arguments of a command.
+        env={**os.environ, "PERDURE_STORE": store},
+        stdin=subprocess.PIPE,
+        process_group=0,  # so that Ctrl-C, which a terminal sends to the whole group, is left to this process
+    )
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(CONSOLE_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def run_console() -> None:
+    """Run the console in a process of its own, until its input ends."""
+    from perdure.cli.main import main
+
+    def end_with_input() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_input, daemon=True).start()
+    main(["console", "--port", "0", *sys.argv[1:]])

@@ -1,0 +1,142 @@
+"""Watches the files of the target's code, and reports when they have changed and rest.
+
+Editors write a file in several steps, and one change of a developer's (a rename, a checkout) touches many files. So a
+change is reported once no further one has come for `QUIET_SECONDS`.
+"""
+
+import asyncio
+import contextlib
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.errors import Misuse
+from perdure.telemetry.events import log_event
+
+QUIET_SECONDS = 0.2
+"""Longer than an editor takes to write a file and format it, and too short to be waited for."""
+MAX_QUIET_SECONDS = 3.0
+"""The longest wait for a rest, for a program that writes code all the time."""
+STEP_MS = 50
+"""How often the watcher looks for further changes; `QUIET_SECONDS` is several of these."""
+ALWAYS = ("*.py",)
+"""Which files are code, whatever else is included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedCode:
+    """Decides which files are code."""
+
+    folders: tuple[Path, ...]
+    includes: tuple[str, ...] = ()
+    """Further files: patterns of their names."""
+    excludes: tuple[str, ...] = ()
+    """Files and folders that are not code: patterns of their names, or paths of folders."""
+    store: Path | None = None
+    """The file of the log, which changes with every event. What is kept beside it begins with its name."""
+
+    def is_code(self, path: Path, is_ignored: Callable[[str], bool]) -> bool:
+        """`is_ignored` knows the caches and lock files of common tools, by paths below the watched folder."""
+        below = next((path.relative_to(folder) for folder in self.folders if path.is_relative_to(folder)), None)
+        if below is None or is_ignored(str(below)) or self._is_of_store(path):
+            return False
+        if any(entry.match(pattern) for pattern in self.excludes for entry in (below, *below.parents)):
+            return False
+        if any(path.is_relative_to(Path(pattern).resolve()) for pattern in self.excludes if os.sep in pattern):
+            return False
+        return any(below.match(pattern) for pattern in (*ALWAYS, *self.includes))
+
+    def _is_of_store(self, path: Path) -> bool:
+        return self.store is not None and (path == self.store or str(path).startswith(f"{self.store}-"))
+
+
+def code_folder(target: str) -> Path:
+    """The folder from which a target's code is imported. The target itself is not imported, and need not be there."""
+    place = target.rpartition(":")[0] or target
+    here = Path.cwd()
+    if place.endswith(".py") or os.sep in place:
+        folder = Path(place).resolve().parent
+        return folder if folder.is_dir() else here
+    package = place.partition(".")[0]
+    if importlib.machinery.PathFinder.find_spec(package, [str(here)]) is not None:
+        return here
+    spec = importlib.machinery.PathFinder.find_spec(package, sys.path)
+    inside = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(inside[0]).resolve() if inside else here
+
+
+def need_watchfiles() -> None:
+    """It is an extra."""
+    try:
+        import watchfiles  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise Misuse("perdure dev needs watchfiles: pip install 'perdure[dev]'") from error
+
+
+async def watch_code(
+    code: WatchedCode,
+    on_change: Callable[[str], None],
+    *,
+    quiet: float = QUIET_SECONDS,
+    longest: float = MAX_QUIET_SECONDS,
+) -> None:
+    """Report each change of the code, with the names of the files, until this task is cancelled."""
+    from watchfiles import Change, DefaultFilter, awatch
+
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes, also those that are no code
+    names = ", ".join(map(str, code.folders))
+    log_event(logging.INFO, "code.watched", f"the code in {names} is watched, and loaded again when it changes")
+    common = DefaultFilter()
+    changed: set[Path] = set()
+    news = asyncio.Event()
+
+    def is_wanted(change: Change, path: str) -> bool:
+        return code.is_code(Path(path), lambda below: not common(change, below))
+
+    async def collect() -> None:
+        # A store in a watched folder changes all the time, so the watcher's own wait for a rest would not end.
+        async for batch in awatch(*code.folders, watch_filter=is_wanted, step=STEP_MS, debounce=2 * STEP_MS):
+            changed.update(Path(path) for _, path in batch)
+            news.set()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(collect())
+            while True:
+                await news.wait()
+                await _rest(news, quiet, longest)
+                forget_bytecode(changed)
+                on_change(describe(changed))
+                changed.clear()
+    except* (OSError, RuntimeError) as failed:
+        reason = failed.exceptions[0]
+        raise Misuse(f"the code cannot be watched: {reason}; choose what is watched with --reload-dir") from reason
+
+
+async def _rest(news: asyncio.Event, quiet: float, longest: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest):
+            while news.is_set():
+                news.clear()
+                await asyncio.sleep(quiet)
+    news.clear()
+
+
+def describe(changed: Iterable[Path]) -> str:
+    first, *others = sorted(changed)
+    more = f" and {len(others)} other file{'s'[: len(others) > 1]}" if others else ""
+    return first.name + more
+
+
+def forget_bytecode(changed: Iterable[Path]) -> None:
+    """Remove the compiled form of changed files. Python compares whole seconds and sizes, so after two quick changes of
+    one length it would take the first for the second."""
+    for path in changed:
+        if path.suffix == ".py":
+            with contextlib.suppress(OSError, NotImplementedError):
+                Path(importlib.util.cache_from_source(str(path))).unlink()
