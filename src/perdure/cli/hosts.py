@@ -77,8 +77,8 @@ def _bridge_arguments(ctx: click.Context) -> list[str]:
 
 
 def _check(url: str, name: str, given: dict[str, Any]) -> None:
+    from perdure.remote.credentials import check_address
     from perdure.remote.endpoint import Refused
-    from perdure.stdio.program import check_address
 
     check_token_options(given)
     if not is_name(name):
