@@ -50,7 +50,7 @@ LENGTHS = (1, 3, 16)
 INTERVAL = 0.02
 ASIDE = 3
 """Rounds that a client leaves unanswered while it begins others, so that most are answered at another process."""
-CAN_ELICIT = {"elicitation": {"form": {}}}
+CAN_ELICIT: Message = {"elicitation": {"form": {}}}
 OPTIONS = ("--task-after", "100ms", "--drain-timeout", "50ms", "--retry", "100ms")
 
 
