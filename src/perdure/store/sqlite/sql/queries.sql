@@ -396,10 +396,13 @@ SELECT name, value FROM secret;
 -- write_ballast: bytes without a use, under the name of no node
 INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
--- stale_streams: streams, from a key on, that hold something expired, as far as their oldest events tell (what was
+-- last_of_streams: the last key of so many streams, from a key on
+SELECT max(key) FROM (SELECT key FROM stream WHERE key > :after ORDER BY key LIMIT :look);
+
+-- stale_streams: streams between two keys that hold something expired, as far as their oldest events tell (what was
 -- sealed with its first event, as most single calls are, has an answer and nothing else)
 SELECT s.key FROM stream AS s
-WHERE s.key > :after AND (
+WHERE s.key > :after AND s.key <= :through AND (
     (s.sealed = 0 OR s.last > 1)
         AND (SELECT time FROM event WHERE stream = s.key AND final = 0 ORDER BY seq LIMIT 1) < :events
     OR s.opened < :answers AND (
