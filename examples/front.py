@@ -3,6 +3,9 @@
 The page must be there while the server is down, so it comes from here. While the server is down, `/mcp` answers 503: no
 server has taken the request, so it may be sent again. If the server dies in the middle of an answer, the connection to
 the page is closed as well.
+
+`/stock` is the same for the SDK's own transport, which the page uses beside ours. A browser has six connections for
+each name of a host, so the page asks for it under the machine's other name, `localhost` or `127.0.0.1`.
 """
 
 from __future__ import annotations
@@ -30,6 +33,13 @@ NOT_BUILT = "The page is not built: make page"
 
 #: Seconds. It stops at once, unless a connection holds it up, and the demo need not wait for that.
 STOP_SECONDS = 3
+
+#: What a script under the other name of this host may send and see.
+CROSSING = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"*, content-type, last-event-id, mcp-session-id, mcp-protocol-version"),
+    (b"access-control-expose-headers", b"mcp-session-id"),
+]
 
 #: Of one connection, not of the message.
 HOP = {b"host", b"connection", b"transfer-encoding", b"content-length", b"keep-alive"}
@@ -114,8 +124,29 @@ class Front:
     # The way to the server
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] != "/mcp":
-            return await self._own(scope, receive, send)
+        serve = {"/mcp": self._serve_mcp, "/stock": self._serve_stock}.get(scope["path"], self._own)
+        await serve(scope, receive, send)
+
+    async def _serve_stock(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin", b"")
+        names = [f"http://{name}:{self.port}".encode() for name in ("127.0.0.1", "localhost")]
+        allowed = [(b"access-control-allow-origin", origin), *CROSSING] if origin in names else []
+
+        async def crossing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *allowed]}
+            await send(message)
+
+        if scope["method"] == "OPTIONS":
+            await _say(crossing, 200, b"")
+        elif scope["method"] == "GET" and b"last-event-id" not in headers:
+            # Nothing comes on its standalone stream here, and it would take a connection from the calls.
+            await _say(crossing, 405, b"no standalone stream", (b"allow", b"POST, DELETE"))
+        else:
+            await self._serve_mcp(scope, receive, crossing)
+
+    async def _serve_mcp(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive)
         cut = asyncio.Event()
         self._cuts.add(cut)

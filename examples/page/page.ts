@@ -6,6 +6,7 @@
 import { Client } from '@modelcontextprotocol/client';
 import { PerdureTransport, type RecoveredCall, type Trace } from 'perdure';
 import { board, type Card, cards, newCard, note, sums } from './board.ts';
+import { bakeStock } from './stock.ts';
 
 const transport = new PerdureTransport('/mcp', {
   onstatus: board.status,
@@ -26,6 +27,7 @@ const keyOf = (params: unknown): number => (params as { _meta?: { key?: number }
 /** A call as one makes it with any transport. */
 async function bake(loaves: number): Promise<void> {
   const card = newCard(loaves);
+  void bakeStock(card, loaves);
   const call = { name: 'bake', arguments: { loaves }, _meta: { key: card.key } };
   try {
     const result = await client.callTool(call, {
@@ -57,16 +59,22 @@ const textOf = (result: unknown): string => (result as { content: { text: string
 /** Just connected: what comes this soon was waiting in the log. */
 const AT_ONCE = 60;
 const opened = new Map<Card | undefined, number>();
+let isListening = false;
 
 function trace({ what, call, position, cause }: Trace): void {
   const card = call && cards.get(keyOf(call.params));
   const whose = card ? `call ${card.key}` : 'the standalone stream';
   if (what === 'open' || what === 'turn') opened.set(card, performance.now());
   if (what === 'open') {
+    if (card) card.connected();
+    else isListening = true;
     if (position) sums.add('reconnects');
     note('good', `${position ? 'back on' : 'listening to'} ${whose}`, position);
-  } else if (what === 'broken') note('loss', `${whose} lost its connection`, String(cause));
-  else if (what === 'event' && card && position) {
+  } else if (what === 'broken') {
+    if (card) card.broken(cause);
+    else if (isListening) note('loss', `${whose} lost its connection`, String(cause));
+    if (!card) isListening = false;
+  } else if (what === 'event' && card && position) {
     const missed = performance.now() - (opened.get(card) ?? Number.NEGATIVE_INFINITY) < AT_ONCE;
     card.at(position, missed);
   }
@@ -79,12 +87,13 @@ function trouble(id: string, words: string): void {
   button(id).addEventListener('click', async () => {
     button(id).disabled = true;
     note('loss', words);
+    if (id === 'restart') for (const card of cards.values()) card.killed();
     await fetch(`/demo/${id}`, { method: 'POST', headers: { 'x-demo': 'yes' } }).catch(() => {});
     button(id).disabled = false;
   });
 }
 
-trouble('cut', 'you drop the connections');
+trouble('cut', 'you cut the connections');
 trouble('restart', 'you kill the server');
 button('reload').addEventListener('click', () => location.reload());
 document.getElementById('bake')?.addEventListener('submit', (event) => {

@@ -195,7 +195,8 @@ class Settings:
     max_principal_tasks: int = _limit(
         1_000,
         "tasks, and calls with a key, kept at once for one principal, or for one address without a principal; beyond,"
-        " the one that ended first goes, and 429 if all of them run",
+        " the one that ended first goes, and 429 if all of them run. Kept nearly: each process may go beyond it by a"
+        " hundredth",
     )
     max_listeners: int = _limit(10_000, "subscriptions of 2026-07-28 open at once in one process; 503 beyond")
     max_principal_listeners: int = _limit(

@@ -112,10 +112,11 @@ const commands = {
     await lifecycle.send('Page.setWebLifecycleState', { state: on ? 'frozen' : 'active' });
   },
   responses: () => responses,
-  async shoot({ tab, path, width, height, dark }) {
+  resize: ({ tab, width, height }) => tabs[tab].setViewportSize({ width, height }),
+  async shoot({ tab, path, width, height, dark, fullPage = true }) {
     await tabs[tab].setViewportSize({ width, height });
     await tabs[tab].emulateMedia({ colorScheme: dark ? 'dark' : 'light' });
-    await tabs[tab].screenshot({ path, fullPage: true });
+    await tabs[tab].screenshot({ path, fullPage });
   },
 };
 

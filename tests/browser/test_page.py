@@ -47,23 +47,69 @@ async def page(built: None) -> AsyncIterator[str]:
         await process.communicate()
 
 
+SEEN = "[...document.querySelectorAll('.ours .bar')].every((bar) => bar.ariaValueNow >= {})"
+SAYS = "[...document.querySelectorAll('{} .said')].every((lane) => lane.textContent.startsWith('{}'))"
+
+
 async def test_calls_go_on_whatever_the_visitor_does(browser: Browser, page: str) -> None:
+    """And the same calls over the stock transport end with the page that made them."""
     tab = await browser.visit(page)
     await tab.until("document.querySelector('#status').textContent === 'connected'")
     await tab.eval("document.querySelector('#loaves').value = 20; document.querySelector('[value=five]').click()")
-    seen = "[...document.querySelectorAll('.bar')].every((bar) => bar.ariaValueNow >= {})"
-    await tab.until(seen.format(2))
+    await tab.until(SEEN.format(2) + " && " + SEEN.format(1).replace("ours", "stock"))
     await tab.reload()
-    await tab.until("document.querySelectorAll('.call').length === 5 && " + seen.format(5))
+    await tab.until("document.querySelectorAll('.call').length === 5 && " + SEEN.format(5))
+    assert await tab.eval(SAYS.format(".stock[data-is=failed]", "gone with the page"))
     await tab.eval("document.querySelector('#cut').click()")
-    await tab.until(seen.format(9))
+    await tab.until(SEEN.format(9))
     await tab.eval("document.querySelector('#restart').click()")
-    finished = "document.querySelectorAll('.call[data-is=done]').length === 5"
+    await tab.until("document.querySelector('[data-held=down] .said')?.textContent.startsWith('no connection')")
+    again = SAYS.format(".ours[data-held=again]", "running again from the start")
+    await tab.until(f"document.querySelector('[data-held=again]') && {again}", seconds=PATIENCE)
+    finished = "document.querySelectorAll('.ours[data-is=done]').length === 5"
     await tab.until(finished, seconds=PATIENCE)
     sums = await tab.eval(
         "['events', 'loads', 'gaps', 'lost', 'twice'].map((id) => document.getElementById(id).textContent)"
     )
     assert sums == ["105", "2", "0", "0", "0"]
+    chips = "[...document.querySelectorAll('.chips')].map((all) => [...all.children].map((one) => one.textContent))"
+    for told in await tab.eval(chips):
+        told = [one for one in told if one != "1 cut"]  # five calls take turns, and one may have had no connection then
+        assert told[:3] == ["1 reload", "1 kill", "1 re-run"]
+        assert told[3].endswith(" from the log")
+    assert "1 cut" in await tab.eval("document.querySelector('#calls').textContent")
+
+
+async def test_positions_are_folded(browser: Browser, page: str) -> None:
+    tab = await browser.visit(page)
+    await tab.until("document.querySelector('#status').textContent === 'connected'")
+    await tab.eval("document.querySelector('#loaves').value = 5; document.querySelector('[value=one]').click()")
+    await tab.until("document.querySelector('.position').textContent && document.querySelector('.where')")
+    shown = "['.position', '#timeline .where'].map((one) => document.querySelector(one).checkVisibility())"
+    assert await tab.eval(shown) == [False, False]
+    await tab.eval("document.querySelector('.place summary').click(); document.querySelector('#details').click()")
+    assert await tab.eval(shown) == [True, True]
+
+
+async def test_on_a_phone_a_button_shows_what_it_does(browser: Browser, page: str) -> None:
+    """The buttons, and the newest call, are on the screen together."""
+    tab = await browser.visit(page)
+    await tab.resize(360, 640)
+    await tab.until("document.querySelector('#status').textContent === 'connected'")
+    await tab.eval("document.querySelector('#loaves').value = 8; document.querySelector('[value=one]').click()")
+    await tab.until(SEEN.format(1))
+    await tab.eval("document.querySelector('#cut').click()")
+    await tab.until("document.querySelector('#latest').textContent.endsWith('lost its connection')")
+    places = await tab.eval(
+        "['.ours .said', '#latest', '[value=one]', '#reload', '#cut', '#restart'].map((one) => {"
+        " const { top, bottom, left, right } = document.querySelector(one).getBoundingClientRect();"
+        " return [Math.round(top), Math.round(bottom), Math.round(left), Math.round(right)]; })"
+    )
+    for top, bottom, left, right in places:
+        assert 0 <= top < bottom <= 640, places
+        assert 0 <= left < right <= 360, places
+    assert places[0][1] <= places[1][0], "the call is not below the buttons"
+    assert await tab.eval("document.documentElement.scrollWidth") == 360
 
 
 async def test_other_sites_cannot_make_trouble(browser: Browser, page: str) -> None:
@@ -71,5 +117,7 @@ async def test_other_sites_cannot_make_trouble(browser: Browser, page: str) -> N
     other = await browser.visit(browser.origin + "/blank")
     answer = f"fetch('{page}demo/cut', {{method: 'POST', mode: 'no-cors'}}).then((response) => response.type)"
     assert await other.eval(answer) == "opaque"
+    stock = f"fetch('{page}stock', {{method: 'POST', headers: {{'content-type': 'application/json'}}, body: '{{}}'}})"
+    assert await other.eval(stock + ".then(() => 'read', () => 'refused')") == "refused"
     tab = await browser.visit(page)
     assert await tab.eval("fetch('/demo/cut', {method: 'POST'}).then((response) => response.status)") == 403

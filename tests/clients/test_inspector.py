@@ -1,4 +1,7 @@
-"""The MCP Inspector's command line, as a user types it: `mcp-inspector --cli URL --method …` (H7, P1)."""
+"""The MCP Inspector's command line, as a user types it: `mcp-inspector --cli URL --method …` (H7, P1).
+
+It speaks both eras: 2025-11-25 unless it is told otherwise, and 2026-07-28 with `--protocol-era modern`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,12 @@ from typing import Any
 import pytest
 
 from tests.clients.node_clients import HERE
+from tests.support.cluster import cluster
+from tests.support.crashbox import diary, open_gate
+from tests.support.modern import TASKS
 from tests.support.node import node_modules, program
 from tests.support.serving import TOOLBOX, Served, serving
+from tests.support.site import until
 
 pytestmark = pytest.mark.anyio
 
@@ -48,9 +55,15 @@ async def inspect(inspector: Path, home: Path, url: str, *options: str) -> Any:
     return json.loads(output)["result"]
 
 
-async def test_it_lists_the_tools(server: Served, inspector: Path, tmp_path: Path) -> None:
-    listed = await inspect(inspector, tmp_path, server.url, "--method", "tools/list")
+@pytest.mark.parametrize(("era", "revision"), [("legacy", "2025-11-25"), ("modern", "2026-07-28")])
+async def test_it_lists_the_tools(server: Served, inspector: Path, tmp_path: Path, era: str, revision: str) -> None:
+    listed, told = await asyncio.gather(
+        inspect(inspector, tmp_path, server.url, "--method", "tools/list", "--protocol-era", era),
+        inspect(inspector, tmp_path, server.url, "--method", "initialize", "--protocol-era", era),
+    )
     assert {"count", "ask", "announce"} <= {tool["name"] for tool in listed["tools"]}
+    assert told["protocolVersion"] == revision
+    assert (TASKS in told["capabilities"].get("extensions", {})) == (era == "modern")
 
 
 @pytest.mark.parametrize("era", ["legacy", "modern"])
@@ -58,3 +71,19 @@ async def test_it_calls_a_tool(server: Served, inspector: Path, tmp_path: Path, 
     call = ("--method", "tools/call", "--tool-name", "count", "--tool-arg", "n=3", "--protocol-era", era)
     result = await inspect(inspector, tmp_path, server.url, *call)
     assert result["content"] == [{"type": "text", "text": "counted to 3"}]
+
+
+async def test_its_long_call_is_a_task_that_outlives_its_server(inspector: Path, tmp_path: Path) -> None:
+    """It declares tasks, gets a handle and polls; the tool says that it may run again, and does."""
+    log, gate = tmp_path / "diary", tmp_path / "gate"
+    async with cluster(tmp_path / "log.db", "--task-after", "50ms", "--task-hold", "100ms") as nodes:
+        arguments = {"n": 2, "pauses": [1], "gate": str(gate), "log": str(log)}
+        call = ("--method", "tools/call", "--tool-name", "count", "--tool-args-json", json.dumps(arguments))
+        polled = nodes.proxy.passing(rb'"status":"working"', times=2)
+        asked = asyncio.create_task(inspect(inspector, tmp_path, nodes.proxy.url, *call, "--protocol-era", "modern"))
+        await polled.passed()
+        await nodes.crash()
+        await until(lambda: len(diary(log)) == 2)
+        open_gate(f"{gate}.1")
+        assert (await asked)["content"] == [{"type": "text", "text": "counted to 2"}]
+    assert len({process for _, process in diary(log)}) == 2

@@ -118,6 +118,9 @@ class Tab:
     async def back(self) -> None:
         await self.browser.do("back", tab=self.number)
 
+    async def resize(self, width: int, height: int) -> None:
+        await self.browser.do("resize", tab=self.number, width=width, height=height)
+
     async def freeze(self, on: bool) -> None:
         """Stop the page as a browser stops one that nobody looks at, or let it go on."""
         await self.browser.do("freeze", tab=self.number, on=on)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.serving import Served, serving
+from tests.support.serving import SERVE, Served, serving
 from tests.support.witness import looking
 
 CRASHBOX = "tests.support.crashbox:server"
@@ -28,9 +28,9 @@ class Cluster:
     def server(self) -> Served:
         return self.servers[-1]
 
-    async def start(self, *, port: int = 0) -> Served:
-        """One process more; nobody is sent to it yet."""
-        served = await self._stack.enter_async_context(serving(CRASHBOX, *self._options, port=port))
+    async def start(self, *, port: int = 0, argv: Sequence[str] = SERVE) -> Served:
+        """One process more, of another release if its command is given; nobody is sent to it yet."""
+        served = await self._stack.enter_async_context(serving(CRASHBOX, *self._options, port=port, argv=argv))
         self.servers.append(served)
         return served
 

@@ -13,9 +13,11 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.resolve import Elicit, Resolve
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel
 
@@ -114,6 +116,16 @@ async def ask(question: str, ctx: Context, log: str = "", key: str = "-") -> str
     note(log, key)
     result = await ctx.elicit(question, Answer)
     return result.data.answer if result.action == "accept" else result.action
+
+
+async def _which_answer(key: str) -> Elicit[Answer]:
+    return Elicit(f"What about {key}?", Answer)
+
+
+@server.tool()
+async def decide(key: str, chosen: Annotated[Answer, Resolve(_which_answer)]) -> str:
+    """Ask by rounds, in the way of 2026-07-28: the question is answered before it runs."""
+    return f"{key}: {chosen.answer}"
 
 
 @server.tool(annotations=READ_ONLY)

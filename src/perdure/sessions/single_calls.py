@@ -18,6 +18,7 @@ from perdure._core.states import CallState, LogState, SessionState
 from perdure._core.tasks import TaskFacts
 from perdure.errors import StaleFence, StoreError, StoreUnavailable, TooManySessions
 from perdure.log.journal import Steps
+from perdure.sessions.caller_checks import CallerChecks
 from perdure.sessions.context import ServerContext
 from perdure.sessions.ledger import Call, Intake
 from perdure.sessions.messages import encode, encode_ask
@@ -74,6 +75,7 @@ class SingleCalls:
         """Calls with a key whose rows are being written."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = TaskCount(context.store, context.settings.max_tasks, context.clock)
+        self._checks = CallerChecks(context.settings.max_principal_tasks)
 
     async def begin(self, asked: Asked) -> tuple[Session, Call] | None:
         """Accept a call. `None` if there is one with the same key already, at whatever node. Raises `TooManySessions`
@@ -122,7 +124,8 @@ class SingleCalls:
         )
         session = Session(context, record, None, self._sessions.streams, stamp=context.stamp())
         self._sessions.hold(session)
-        limits = SessionLimits(total=None, caller=context.settings.max_principal_tasks)
+        due = self._checks.is_due(caller)
+        limits = SessionLimits(total=None, caller=context.settings.max_principal_tasks) if due else None
         try:
             with Intake(session, (asked.request,), size=asked.size) as intake:
                 put = PutSession(record=record, limits=limits)
@@ -131,6 +134,8 @@ class SingleCalls:
         except BaseException:
             self._sessions.let_go(session)
             raise
+        if due:
+            self._checks.found_room(caller)
         self._count.begun()
         return session, call
 

@@ -14,6 +14,7 @@ from perdure._core.retention import Cutoffs
 from perdure.errors import StoreUnavailable
 from perdure.store.base import DropStream, EndSession, Event, OpenStream, PutSession, Release, Trim
 from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite import sweep as sweep_module
 from perdure.store.sqlite import writing_connection as _sqlite_checkpoints
 from perdure.testing._values import (
     NODE,
@@ -116,6 +117,25 @@ async def test_a_long_sweep_lets_commits_in_between(tmp_path: Path) -> None:
         assert await numbers(store) == []
         assert committed >= 10
         assert len(await all_events(store, "live")) == committed
+
+
+async def test_a_sweep_finds_what_has_expired_among_many_streams_and_looks_at_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million streams in one query would take longer than a query may: nothing would ever be forgotten."""
+    monkeypatch.setattr(sweep_module, "LOOK", 4)
+    monkeypatch.setattr(sweep_module, "PAGE", 2)
+    old = {0, 1, 2, 3, 4, 9, 10}  # a whole look, both sides of its end, and the last one
+    async with SqliteStore(str(tmp_path / "log.db")) as store:
+        fence = await store.join(NODE)
+        await put(store, PutSession(record=a_session()))
+        for number in range(11):
+            time = 1.0 if number in old else 50.0
+            await put(store, OpenStream(record=a_stream(fence, f"stream-{number}", opened=time)))
+            await put(store, an_append(fence, some_events(1, 3, time=time), stream=f"stream-{number}"))
+        assert await store.sweep(Cutoffs(events=10.0, answers=0.0)) == 3 * len(old)
+        kept = {number for number in range(11) if await numbers(store, f"stream-{number}") == [1, 2, 3]}
+        assert kept == set(range(11)) - old
 
 
 async def test_a_large_session_is_swept_whole(tmp_path: Path) -> None:

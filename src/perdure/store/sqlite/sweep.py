@@ -20,6 +20,10 @@ CHUNK = 1_000
 PAGE = 200
 """Streams or sessions looked up at a time."""
 
+LOOK = 10_000
+"""Streams that one query looks at, whether something in them has expired or not: 0.1 s at the most. A million at once
+would take longer than a query may, and keep the log from being written back meanwhile."""
+
 _WRITES = 256 << 10
 """About what one chunk adds to the log, in bytes."""
 
@@ -29,14 +33,15 @@ async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
 
     Events of several streams go in one transaction, as many as fit; a stream that needs more gets more.
     """
-    rows = 0
-    values = {"after": 0, "events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
-    while keys := await readers.run(partial(_column, _SQL["stale_streams"], values)):
-        values["after"] = keys[-1]
-        while keys:
-            done, gone = await writer.run(partial(_expire, keys=keys, cutoffs=cutoffs), size=_WRITES)
-            rows += gone
-            del keys[:done]
+    rows, after = 0, 0
+    while (through := (await readers.run(partial(_last_looked_at, after)))) is not None:
+        while keys := await readers.run(partial(_stale_streams, after, through, cutoffs)):
+            after = keys[-1]
+            while keys:
+                done, gone = await writer.run(partial(_expire, keys=keys, cutoffs=cutoffs), size=_WRITES)
+                rows += gone
+                del keys[:done]
+        after = through
     over = {"calls": cutoffs.calls, "answers": cutoffs.answers, "limit": PAGE}
     while sessions := await readers.run(partial(_column, _SQL["stale_sessions"], over)):
         for session in sessions:
@@ -45,6 +50,18 @@ async def sweep(writer: Writer, readers: ReaderPool, cutoffs: Cutoffs) -> int:
                 gone, done = await writer.run(partial(_forget, session=session, cutoffs=cutoffs), size=_WRITES)
                 rows += gone
     return rows
+
+
+def _last_looked_at(after: int, connection: sqlite3.Connection) -> int | None:
+    """Up to which key the next query looks; `None` behind the last stream."""
+    found: int | None
+    (found,) = connection.execute(_SQL["last_of_streams"], {"after": after, "look": LOOK}).fetchone()
+    return found
+
+
+def _stale_streams(after: int, through: int, cutoffs: Cutoffs, connection: sqlite3.Connection) -> list[int]:
+    values = {"events": cutoffs.events, "answers": cutoffs.answers, "limit": PAGE}
+    return _column(_SQL["stale_streams"], {"after": after, "through": through, **values}, connection)
 
 
 def _column(query: str, values: Any, connection: sqlite3.Connection) -> list[Any]:

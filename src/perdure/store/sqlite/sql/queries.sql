@@ -205,10 +205,11 @@ FROM session WHERE id > ? ORDER BY id LIMIT ?;
 SELECT open FROM tally WHERE only = 1;
 
 -- count_sessions_at: how many of a kind that one caller has opened have not ended
-SELECT count(*) FROM session WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended';
+SELECT count(*) FROM session INDEXED BY session_of_caller
+WHERE owner = ? AND address = ? AND kind = ? AND state <> 'ended';
 
 -- count_states: how many records of a kind are in each state
-SELECT state, count(*) FROM session WHERE kind = ? GROUP BY state;
+SELECT state, count(*) FROM session INDEXED BY session_state WHERE kind = ? GROUP BY state;
 
 -- longest_dormant: the session that has been dormant for longest, of those that no node uses
 SELECT record, id, owner, state, version, client_params, result, initialized, sticky, incarnation, standalone, created,
@@ -421,10 +422,15 @@ SELECT name, value FROM secret;
 -- write_ballast: bytes without a use, under the name of no node
 INSERT INTO mail (node, message) VALUES ('', zeroblob(?));
 
--- stale_streams: streams, from a key on, that hold something expired, as far as their oldest events tell
+-- last_of_streams: the last key of so many streams, from a key on
+SELECT max(key) FROM (SELECT key FROM stream WHERE key > :after ORDER BY key LIMIT :look);
+
+-- stale_streams: streams between two keys that hold something expired, as far as their oldest events tell (what was
+-- sealed with its first event, as most single calls are, has an answer and nothing else)
 SELECT s.key FROM stream AS s
-WHERE s.key > :after AND (
-    (SELECT time FROM event WHERE stream = s.key AND final = 0 ORDER BY seq LIMIT 1) < :events
+WHERE s.key > :after AND s.key <= :through AND (
+    (s.sealed = 0 OR s.last > 1)
+        AND (SELECT time FROM event WHERE stream = s.key AND final = 0 ORDER BY seq LIMIT 1) < :events
     OR s.opened < :answers AND (
         (SELECT time FROM event WHERE stream = s.key AND final = 1 ORDER BY seq LIMIT 1) < :answers
         OR (s.sealed = 1 OR NOT EXISTS (SELECT 1 FROM session WHERE id = s.session))
@@ -447,10 +453,22 @@ WHERE key = :stream AND opened < :answers
 SELECT 1 FROM session
 WHERE id = ? AND active <= ? AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id);
 
--- stale_sessions: sessions and single calls that were not used for long, and are not in use
-SELECT id FROM session
-WHERE active < CASE kind WHEN 'call' THEN :calls ELSE :answers END
-  AND NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = session.id) LIMIT :limit;
+-- stale_sessions: sessions and single calls that were not used for long, and are not in use. Those that rest or have
+-- ended, which are the most, are found by their time
+SELECT id FROM (
+    SELECT id FROM session INDEXED BY session_dormant WHERE state = 'dormant' AND kind = 'call' AND active < :calls
+    UNION ALL
+    SELECT id FROM session INDEXED BY session_dormant WHERE state = 'dormant' AND kind = 'session' AND active < :answers
+    UNION ALL
+    SELECT id FROM session INDEXED BY session_ended
+    WHERE state = 'ended' AND active < max(:calls, :answers)
+      AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END
+    UNION ALL
+    SELECT id FROM session INDEXED BY session_state
+    WHERE kind IN ('call', 'session') AND state IN ('opening', 'active')
+      AND active < CASE kind WHEN 'call' THEN :calls ELSE :answers END
+) AS over
+WHERE NOT EXISTS (SELECT 1 FROM in_use WHERE in_use.session = over.id) LIMIT :limit;
 
 -- expire_session: forget a session's record, if it is still not used
 DELETE FROM session

@@ -25,13 +25,13 @@ CREATE TABLE session (
 );
 
 -- A caller is an owner or, where there is none, an address.
-CREATE INDEX session_of_caller ON session (owner, address) WHERE state <> 'ended';
+CREATE INDEX session_of_caller ON session (owner, address, kind, state, active) WHERE state <> 'ended';
 
 CREATE INDEX session_ended_of_caller ON session (owner, address, active) WHERE state = 'ended';
 
 CREATE INDEX session_ended ON session (active) WHERE state = 'ended';
 
-CREATE INDEX session_state ON session (state);
+CREATE INDEX session_state ON session (kind, state);
 
 CREATE INDEX session_dormant ON session (kind, active) WHERE state = 'dormant';
 
